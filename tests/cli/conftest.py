@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from tests.cli.running import Running, StartLock, start_lock
-from tests.http.conftest import demo_database, gateway_url, http, settings, start_gateway, times
+from tests.http.conftest import demo_database, gateway_url, http, shared, start_gateway
 from tests.support.processes import all_gone
 
 from fencepost.testing.servers.processes import descendants
 
-__all__ = ["demo_database", "gateway_url", "http", "settings", "start_gateway", "times"]
+__all__ = ["demo_database", "gateway_url", "http", "shared", "start_gateway"]
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.running import StartLock, locks, release, variables_in, waiters, written
-from tests.client.gateways import gateway_process
-from tests.http.conftest import StartGateway
 from tests.support.processes import all_gone
 
 from fencepost.testing import Link, partitioned
@@ -19,7 +17,6 @@ from fencepost.testing.servers.waiting import eventually
 
 pytestmark = [
     pytest.mark.realtime,
-    pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),
     pytest.mark.long("holders, leaders and gateways that are paused or killed"),
 ]
 
@@ -58,16 +55,6 @@ async def test_a_grandchild_that_ignores_term_is_killed_though_the_command_has_g
     assert await written(tmp_path / "signals") == ["TERM"], "it was asked first"
 
 
-async def test_what_a_command_has_left_is_ended_when_the_lock_is_lost(
-    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    running = lock("a", "--ttl", "3", "sh", "-c", f"{IGNORES} & {ENV}")
-    left = await pids(tmp_path, 1)
-    await release(http, await variables_in(tmp_path / "env"))
-    assert await running.ended() == 79
-    assert not any(alive(pid) for pid in left)
-
-
 async def test_the_exit_code_can_be_chosen_and_the_successor_is_named(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -100,29 +87,6 @@ async def test_the_command_is_dead_before_another_gets_the_lock(
         assert "could not be renewed in time" in old.printed
         assert len(old.lines) == 1
         assert successor.process.poll() is None
-
-
-async def test_a_gateway_that_restarts_within_the_ttl_goes_unnoticed(
-    lock: StartLock, demo_database: str, tmp_path: Path
-) -> None:
-    async with gateway_process(demo_database, tmp_path) as gateway:
-        script = f"{ENV}; until [ -e go ]; do sleep 0.05; done; $MINT"
-        running = lock("a", "--ttl", "30", "--grace", "1", "sh", "-c", script, url=gateway.url)
-        lease = (await variables_in(tmp_path / "env"))["FENCEPOST_LEASE"]
-        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as http:
-            first = (await http.get(f"/v1/leases/{lease}")).json()["expires_at"]
-        await gateway.kill()
-        await gateway.start()
-        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as http:
-
-            async def renewed() -> bool:
-                return bool((await http.get(f"/v1/leases/{lease}")).json()["expires_at"] != first)
-
-            await eventually(renewed, what="a renewal")
-            (tmp_path / "go").touch()
-            assert await running.ended() == 0
-            assert running.printed == ""
-            assert await locks(http) == []
 
 
 async def test_a_release_that_fails_is_a_warning_and_the_exit_code_stays(
@@ -230,23 +194,3 @@ async def test_a_stopped_command_is_asked_to_end_too(lock: StartLock, http: http
     await release(http, seen)
     assert await running.ended() == 79
     assert await written(tmp_path / "signals") == ["TERM"]
-
-
-async def test_mint_fails_once_the_lock_is_lost(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
-    running = lock("a", "--ttl", "60", "sh", "-c", f"{ENV}; until [ -e go ]; do sleep 0.05; done; exec $MINT")
-    await release(http, await variables_in(tmp_path / "env"))
-    (tmp_path / "go").touch()
-    assert await running.ended() == 79, "the exit code of fencepost mint"
-    assert await running.output() == ""
-
-
-async def test_a_gateway_that_stops_for_good_is_a_lost_lock(
-    lock: StartLock, demo_database: str, start_gateway: StartGateway, tmp_path: Path
-) -> None:
-    await start_gateway(demo_database)
-    async with gateway_process(demo_database, tmp_path) as gateway:
-        running = lock("a", "--ttl", "2", "sh", "-c", f"echo $$ >> pids; {FOR_EVER}", url=gateway.url)
-        group = await pids(tmp_path, 1)
-        await gateway.kill()
-        assert await running.ended() == 79
-        await all_gone(group)

@@ -1,28 +1,39 @@
 """`fencepost lock`, `elect` and `mint` at a gateway that wants API keys; and what the command gets of them."""
 
 import subprocess
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 from tests.cli.running import FENCEPOST, StartLock, environment, variables_in, written
-from tests.http.conftest import StartGateway
-from tests.support.interleave import Connect
+from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.interleave import Connection
 
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
+from fencepost.testing.servers.databases import Databases
 
 SHOW = ("sh", "-c", "env > env.new; mv env.new env")
 
 
-@pytest.fixture
-async def gateway_url(demo_database: str, start_gateway: StartGateway) -> str:
+@pytest.fixture(scope="module")
+def shared(databases: Databases) -> Iterator[DemoGateway]:
     """Give a gateway that wants API keys."""
-    return await start_gateway(demo_database, api_keys=True)
+    with demo_gateway(databases, api_keys=True) as gateway:
+        yield gateway
 
 
 @pytest.fixture
-async def key(connect: Connect, demo_database: str) -> str:  # noqa: ARG001 - the database has to be there
-    _, key = await api_keys.create(await connect(), NewKey(None, ("read", "write", "lock"), None, None, ""))
+async def owner(shared: DemoGateway) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(shared.dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def key(owner: Connection) -> str:
+    _, key = await api_keys.create(owner, NewKey(None, ("read", "write", "lock"), None, None, ""))
     return key
 
 
@@ -37,10 +48,9 @@ async def test_a_key_comes_from_a_file_which_the_command_knows_of(lock: StartLoc
     assert key not in (tmp_path / "env").read_text()
 
 
-@pytest.mark.parametrize("verb", ["lock", "elect"])
-async def test_a_key_of_the_environment_is_not_handed_on(lock: StartLock, key: str, tmp_path: Path, verb: str) -> None:
+async def test_a_key_of_the_environment_is_not_handed_on(lock: StartLock, key: str, tmp_path: Path) -> None:
     given = ("env", f"FENCEPOST_API_TOKEN={key}")
-    running = lock("nightly", "--", "sh", "-c", f"{SHOW[2]}; $MINT", prefix=given, verb=verb)
+    running = lock("nightly", "--", "sh", "-c", f"{SHOW[2]}; $MINT", prefix=given, verb="elect")
     assert await running.ended() == 2, "as `mint` exits"
     assert key not in (tmp_path / "env").read_text()
     assert "hands on FENCEPOST_API_TOKEN_FILE, and not FENCEPOST_API_TOKEN" in running.errors.read_text()
@@ -67,12 +77,12 @@ async def test_without_a_key_or_with_a_bad_one_it_is_refused_and_the_key_not_sho
 
 
 async def test_a_key_that_is_revoked_ends_the_command_with_its_reason(
-    lock: StartLock, key: str, tmp_path: Path, connect: Connect
+    lock: StartLock, key: str, tmp_path: Path, owner: Connection
 ) -> None:
     (tmp_path / "key").write_text(key)
     running = lock("--api-token-file", "key", "--ttl", "3", "nightly", "--", "sh", "-c", "echo > begun; sleep 60")
     await written(tmp_path / "begun")
-    await api_keys.revoke(await connect(), key.split("_")[1])
+    await api_keys.revoke(owner, key.split("_")[1])
     assert await running.ended() == 79
     said = running.errors.read_text()
     assert "unless the gateway renews it: Authorization: the API key" in said

@@ -20,13 +20,6 @@ def test_the_help_shows_the_exit_codes_and_the_environment() -> None:
         assert f"  {variable}  " in answer.output, variable
 
 
-def test_every_command_is_listed() -> None:
-    listed = CliRunner().invoke(main, ["--help"]).output
-    for name in ("serve", "migrate", "protect", "unprotect", "status", "doctor", "lock", "elect", "mint"):
-        assert f"\n  {name} " in listed, name
-        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0, name
-
-
 def test_lock_and_mint_load_no_server() -> None:
     code = (
         "import sys; from fencepost.cli.main import main\n"

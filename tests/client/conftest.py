@@ -5,12 +5,12 @@ from contextlib import ExitStack
 
 import pytest
 from tests.client.counting import Counting
-from tests.http.conftest import demo_database, gateway_url, settings, start_gateway, times
+from tests.http.conftest import demo_database, gateway_url, shared, start_gateway
 
 from fencepost import Client
 from fencepost.testing import Link
 
-__all__ = ["client", "counting", "demo_database", "gateway_url", "settings", "start_gateway", "times"]
+__all__ = ["client", "counting", "demo_database", "gateway_url", "shared", "start_gateway"]
 
 
 @pytest.fixture

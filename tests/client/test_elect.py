@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.client.gateways import gateway_process
 
-from fencepost import Client, Leader, LeaseLost, LockHeld, Retry, StaleToken, SyncClient, SyncTerm, Term, Unavailable
+from fencepost import Client, Leader, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
 from fencepost.client import BadRequest
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.waiting import PATIENCE, eventually
@@ -23,12 +22,6 @@ async def seen(leaders: AsyncIterator[Leader | None]) -> str | None:
     """Return the owner of the next leader."""
     leader = await asyncio.wait_for(anext(leaders), PATIENCE)
     return None if leader is None else leader.owner
-
-
-async def depose(url: str, term: Term) -> None:
-    """End a lease behind its holder's back."""
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        await http.delete(f"/v1/leases/{term.id}", headers={"X-Lease-Secret": term.secret})
 
 
 async def test_a_leader_writes_under_its_term_and_its_successors_is_higher(gateway_url: str) -> None:
@@ -56,16 +49,6 @@ async def test_a_leader_writes_under_its_term_and_its_successors_is_higher(gatew
         await b.patch("orders", "order-123", {"note": "by b"}, lease=second)
         await campaign.__aexit__(None, None, None)
         assert await a.leader("jobs/nightly") is None
-
-
-async def test_a_leader_is_elected_with_other_locks_and_claims(client: Client) -> None:
-    async with client.elect("orders/order-123", also="b", claim=["orders/order-123", "orders/order-124"]) as term:
-        assert term.locks == ("b", "election/orders/order-123")
-        assert term.election == "orders/order-123"
-        assert [claim.row and claim.row["order_id"] for claim in term.claims] == ["order-123", "order-124"]
-    async with client.elect("orders/order-123", claim=True) as term:
-        assert term.row is not None
-        assert term.row["order_id"] == "order-123"
 
 
 async def test_observers_see_who_leads_and_each_change(client: Client, gateway_url: str) -> None:
@@ -126,30 +109,6 @@ async def test_observing_what_cannot_be_asked_is_an_error(gateway_url: str) -> N
             c.elect("")
     with pytest.raises(Unavailable):
         await anext(c.leaders("scheduler"))
-
-
-async def test_lost_leadership_is_a_lost_lease_and_can_cancel_the_body(gateway_url: str) -> None:
-    async with Client(gateway_url) as c:
-        terms: list[Term] = []
-
-        async def lead() -> None:
-            async with c.elect("scheduler", ttl=1, cancel_on_loss=True) as term:
-                terms.append(term)
-                await depose(gateway_url, term)
-                await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
-
-        with pytest.raises(LeaseLost):
-            await lead()
-        with pytest.raises(LeaseLost):
-            await c.patch("orders", "order-123", {"note": "late"}, lease=terms[0])
-
-
-async def test_a_campaign_that_may_not_wait_is_held(client: Client) -> None:
-    async with client.elect("scheduler"):
-        with pytest.raises(LockHeld):
-            await client.elect("scheduler", wait=0).__aenter__()
-        async with client.lock("scheduler"):
-            pass  # a lock of that name is another thing
 
 
 async def test_the_same_without_async(gateway_url: str) -> None:

@@ -3,9 +3,10 @@
 import asyncpg
 import pytest
 from tests.client.counting import Counting
+from tests.support.demo_gateway import DemoGateway
 
-from fencepost import Client, OutcomeUnknown, Retry, StaleToken, StillQueued, SyncClient, WriteFailed
-from fencepost.client import BadRequest, ConstraintViolated, NotFound, RowNotFound, TokenRequired
+from fencepost import Client, StaleToken, StillQueued, SyncClient, WriteFailed
+from fencepost.client import ConstraintViolated, RowNotFound
 from fencepost.testing import Link, cut
 from fencepost.testing.servers.waiting import PATIENCE
 
@@ -26,13 +27,6 @@ async def test_a_queued_write_returns_what_the_same_call_returns_at_once(client:
         await client.get("orders", "q")
 
 
-@pytest.mark.long("second tests of queued writes")
-async def test_under_a_lease_each_submission_has_a_fresh_token(client: Client) -> None:
-    async with client.lock(ORDER) as lease:
-        queued = [await client.submit.patch("orders", "order-123", {"amount": n}, lease=lease) for n in range(5)]
-        assert [(await each.result(WITHIN))["amount"] for each in queued] == list(range(5))
-
-
 async def test_a_refusal_of_the_fence_is_a_stale_token_and_the_rest_is_a_dead_letter(client: Client) -> None:
     await client.claim(ORDER, token=50)
     stale = await client.submit.patch("orders", "order-123", {"status": "paid"}, token=49)
@@ -50,18 +44,8 @@ async def test_a_refusal_of_the_fence_is_a_stale_token_and_the_rest_is_a_dead_le
     assert isinstance(failed.value.reason, RowNotFound)
 
 
-@pytest.mark.long("second tests of queued writes")
-async def test_what_can_be_known_at_once_is_refused_at_once(client: Client) -> None:
-    with pytest.raises(TokenRequired):
-        await client.submit.patch("orders", "order-123", {"status": "paid"})
-    with pytest.raises(BadRequest):
-        await client.submit.patch("orders", "order-123", {"colour": "red"}, token=60)
-    with pytest.raises(NotFound):
-        await client.submit.queued("postgres:default.0.999999").result(WITHIN)
-
-
-async def test_a_result_that_is_not_there_in_time_may_be_asked_for_again(client: Client, demo_database: str) -> None:
-    holder = await asyncpg.connect(demo_database)
+async def test_a_result_that_is_not_there_in_time_may_be_asked_for_again(client: Client, shared: DemoGateway) -> None:
+    holder = await asyncpg.connect(shared.dsn)
     try:
         async with holder.transaction():
             await holder.execute("SELECT 1 FROM orders WHERE order_id = 'order-123' FOR UPDATE")
@@ -75,28 +59,17 @@ async def test_a_result_that_is_not_there_in_time_may_be_asked_for_again(client:
 
 
 async def test_a_submission_whose_answer_is_lost_is_repeated_and_done_once(
-    link: Link, counting: Counting, demo_database: str
+    link: Link, counting: Counting, shared: DemoGateway
 ) -> None:
     async with Client(link.url, transport=counting) as c:
         with cut(link, matching="PATCH /"):
             queued = await c.submit.patch("orders", "order-123", {"status": "paid"}, token=80)
         assert (await queued.result(WITHIN))["status"] == "paid"
     assert counting.count("PATCH") > 1
-    connection = await asyncpg.connect(demo_database)
+    connection = await asyncpg.connect(shared.dsn)
     done = "SELECT count(*) FROM fencepost.idempotency WHERE caller = ''"
     assert await connection.fetchval(done) == 1
     await connection.close()
-
-
-@pytest.mark.long("second tests of queued writes")
-async def test_a_submission_without_an_answer_is_repeated_by_its_key(link: Link, client: Client) -> None:
-    async with Client(link.url, retry=Retry(patience=0)) as c:
-        with cut(link, matching="PATCH /"), pytest.raises(OutcomeUnknown) as unknown:
-            await c.submit.patch("orders", "order-123", {"status": "paid"}, token=90)
-        key = unknown.value.idempotency_key
-        again = await c.submit.patch("orders", "order-123", {"status": "paid"}, token=90, idempotency_key=key)
-        assert (await again.result(WITHIN))["status"] == "paid"
-    assert (await client.fence(ORDER)).mark == 90
 
 
 def test_the_synchronous_client_queues_and_waits(gateway_url: str) -> None:

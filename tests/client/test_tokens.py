@@ -2,29 +2,35 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Iterator
 
+import asyncpg
 import pytest
-from tests.http.conftest import StartGateway
-from tests.support.interleave import Connect, Connection
+from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.interleave import Connection
 
-from fencepost import Client, Forbidden, LeaseLost, SyncClient, Unauthenticated
+from fencepost import Client, Forbidden, LeaseLost, Unauthenticated
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
+from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 ORDER = "orders/order-123"
 
 
-@pytest.fixture
-async def gateway_url(demo_database: str, start_gateway: StartGateway) -> str:
+@pytest.fixture(scope="module")
+def shared(databases: Databases) -> Iterator[DemoGateway]:
     """Give a gateway that wants API keys."""
-    return await start_gateway(demo_database, api_keys=True)
+    with demo_gateway(databases, api_keys=True) as gateway:
+        yield gateway
 
 
 @pytest.fixture
-async def owner(connect: Connect) -> Connection:
-    return await connect()
+async def owner(shared: DemoGateway) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(shared.dsn)
+    yield connection
+    await connection.close()
 
 
 async def test_who_has_no_key_is_unauthenticated_and_who_has_one_for_less_is_forbidden(
@@ -43,16 +49,6 @@ async def test_who_has_no_key_is_unauthenticated_and_who_has_one_for_less_is_for
         with pytest.raises(Forbidden):
             async with reader.lock(ORDER):
                 pytest.fail("a key without lock has taken one")
-
-
-async def test_the_synchronous_client_works_with_a_key(gateway_url: str, owner: Connection) -> None:
-    _, key = await api_keys.create(owner, FOR_ALL)
-
-    def work() -> None:
-        with SyncClient(gateway_url, token=lambda: key) as client, client.lock(ORDER) as lease:
-            client.patch("orders", "order-123", {"status": "paid"}, lease=lease)
-
-    await asyncio.to_thread(work)
 
 
 async def test_a_key_that_is_rotated_in_the_middle_is_asked_for_again(gateway_url: str, owner: Connection) -> None:

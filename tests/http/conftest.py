@@ -10,12 +10,14 @@ from pydantic import SecretStr
 from tests.http.raw import RawConnection
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
+from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.live_gateway import serving
 from tests.support.unhurried import UNHURRIED
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
+from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.times import Times
 
@@ -44,24 +46,18 @@ async def demo_database(database: str) -> str:
     return database
 
 
-@pytest.fixture
-def times() -> Times:
-    """Give those of `gateway_url`; a test has others as a parameter of this name."""
-    return UNHURRIED
+@pytest.fixture(scope="module")
+def shared(databases: Databases) -> Iterator[DemoGateway]:
+    """Give a gateway on the demo's database, one for all tests of a file that ask for it or for what is below."""
+    with demo_gateway(databases) as gateway:
+        yield gateway
 
 
 @pytest.fixture
-def settings() -> dict[str, object]:
-    """Give those of `gateway_url`; a test has others as a parameter of this name."""
-    return {}
-
-
-@pytest.fixture
-async def gateway_url(
-    demo_database: str, start_gateway: StartGateway, times: Times, settings: dict[str, object]
-) -> str:
-    """Give the base URL of a gateway on the demo database."""
-    return await start_gateway(demo_database, times, **settings)
+async def gateway_url(shared: DemoGateway) -> str:
+    """Give the base URL of that gateway; the demo is as it was made."""
+    await shared.reset()
+    return shared.url
 
 
 @pytest.fixture

@@ -1,18 +1,24 @@
 """API keys at live gateways: who is let in, and how soon a key that has changed is refused everywhere."""
 
+import functools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
-from tests.http.conftest import StartGateway
-from tests.support.interleave import Connect, Connection
+from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.interleave import Connection
+from tests.support.live_gateway import serving as serving_here
 from tests.support.serving import serving
+from tests.support.tokens import bearer
 
+from fencepost.settings import Settings
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
+from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
@@ -21,24 +27,30 @@ SOON = 10.0
 """Seconds. Far less than a verified key is kept where nothing announces its end."""
 
 
-@pytest.fixture
-async def owner(connect: Connect) -> Connection:
-    return await connect()
+@pytest.fixture(scope="module")
+def served(databases: Databases) -> Iterator[list[DemoGateway]]:
+    """Run two gateways on one database, as two workers are."""
+    keys = {"api_keys": True}
+    with demo_gateway(databases, **keys) as one:
+        both = Settings.model_validate({"database_url": one.dsn, "port": 0, **keys})
+        with serving_here(both) as url:
+            yield [one, DemoGateway(url, one.dsn)]
 
 
 @pytest.fixture
-async def gateways(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[list[httpx.AsyncClient]]:
-    """Give two gateways on one database, as two workers are."""
+async def owner(served: list[DemoGateway]) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(served[0].dsn)
+    yield connection
+    await connection.execute("ALTER TABLE fencepost.api_keys ENABLE TRIGGER announce")
+    await connection.close()
+
+
+@pytest.fixture
+async def gateways(served: list[DemoGateway]) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """Give a client of each of the two."""
     async with AsyncExitStack() as stack:
-        urls = [await start_gateway(demo_database, api_keys=True) for _ in range(2)]
-        yield [
-            await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False))
-            for url in urls
-        ]
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
+        clients = [httpx.AsyncClient(base_url=each.url, timeout=PATIENCE, trust_env=False) for each in served]
+        yield [await stack.enter_async_context(client) for client in clients]
 
 
 async def ask(gateway: httpx.AsyncClient, key: str) -> tuple[int, str]:
@@ -68,22 +80,12 @@ async def test_a_key_lets_in_and_nothing_else_does(gateways: list[httpx.AsyncCli
     unknown = (401, "Authorization: the gateway has no such API key.")
     _, of_another = await api_keys.create(owner, FOR_ALL)
     secret = of_another.split("_")[2]
-    for made_up in (f"fp_{key_id}_{secret}", f"fp_0000_{secret}", f"{key}0", key[:-1], f"fp_{key_id}_{'0' * 48}"):
+    for made_up in (f"fp_{key_id}_{secret}", f"fp_0000_{secret}", key[:-1]):
         assert await ask(gateway, made_up) == unknown, "a wrong secret and an unknown id are one answer"
-    for mangled in (f"fp_{key_id}", f"fp_{key_id}_", f"fp__{secret}", f"fp_{key_id}_{secret}_", "fp_"):
+    for mangled in (f"fp_{key_id}", f"fp__{secret}", f"fp_{key_id}_{secret}_"):
         status, detail = await ask(gateway, mangled)
         assert (status, "an API key is fp_ID_SECRET" in detail) == (401, True), mangled
     assert await ask(gateway, key) == (200, "")
-
-
-async def test_a_key_is_for_what_it_was_made_for(gateways: list[httpx.AsyncClient], owner: Connection) -> None:
-    (gateway, _) = gateways
-    _, reads = await api_keys.create(owner, NewKey(None, ("read",), None, None, ""))
-    assert await ask(gateway, reads) == (200, "")
-    write = await gateway.patch(
-        "/v1/data/orders/order-123", headers={**bearer(reads), "X-Fence-Token": "34"}, json={"status": "paid"}
-    )
-    assert (write.status_code, write.json()["code"]) == (403, "FP038")
 
 
 async def test_a_revoked_key_is_refused_by_all_at_once(gateways: list[httpx.AsyncClient], owner: Connection) -> None:
@@ -105,7 +107,7 @@ async def test_a_rotated_key_has_its_old_secret_for_the_overlap_only(
     third = await api_keys.rotate(owner, key_id, overlap=3600, expires_in=None)
     await refused_by_all(gateways, first)
     assert [(await ask(gateways[0], key))[0] for key in (first, second, third)] == [401, 200, 200]
-    await owner.execute("UPDATE fencepost.api_keys SET old_until = clock_timestamp()")
+    await owner.execute("UPDATE fencepost.api_keys SET old_until = clock_timestamp() WHERE id = $1", key_id)
     assert await refused_by_all(gateways, second) == {
         f"Authorization: the API key {key_id} has a new secret, and this one has ended."
     }
@@ -114,19 +116,12 @@ async def test_a_rotated_key_has_its_old_secret_for_the_overlap_only(
     assert await ask(gateways[1], last) == (200, "")
 
 
-async def test_a_key_ends_when_it_was_to_end(gateways: list[httpx.AsyncClient], owner: Connection) -> None:
-    key_id, key = await api_keys.create(owner, NewKey(None, ("read",), None, 3600, ""))
-    assert [await ask(gateway, key) for gateway in gateways] == [(200, "")] * 2
-    await owner.execute("UPDATE fencepost.api_keys SET expires_at = clock_timestamp()")
-    assert await refused_by_all(gateways, key) == {f"Authorization: the API key {key_id} has expired."}
-
-
 async def test_a_kept_key_ends_by_itself(gateways: list[httpx.AsyncClient], owner: Connection) -> None:
     (gateway, _) = gateways
     await owner.execute("ALTER TABLE fencepost.api_keys DISABLE TRIGGER announce")  # nothing announces it
     _, key = await api_keys.create(owner, NewKey(None, ("read",), None, 2, ""))
     assert await ask(gateway, key) == (200, "")
-    await refused_by_all([gateway], key)
+    assert "has expired." in (await refused_by_all([gateway], key)).pop()
 
 
 async def test_a_key_is_found_out_when_its_announcement_was_lost(
@@ -154,6 +149,10 @@ async def test_a_change_of_keys_loads_no_tables(gateways: list[httpx.AsyncClient
         assert found is not None
         return found[1]
 
+    for _ in range(2):  # what was under way has ended: loads follow one another
+        before = await version()
+        await owner.execute("NOTIFY fencepost, 'reload'")
+        await eventually(functools.partial(_differs, version, before), what="a new catalog")
     _, other = await api_keys.create(owner, FOR_ALL)
     before = await version()
     await api_keys.rotate(owner, key_id, overlap=3600, expires_in=None)
@@ -162,10 +161,16 @@ async def test_a_change_of_keys_loads_no_tables(gateways: list[httpx.AsyncClient
     assert await version() == before
 
 
+async def _differs(version: Callable[[], Awaitable[str]], before: str) -> bool:
+    return await version() != before
+
+
 @pytest.mark.long("tests of several worker processes")
-async def test_all_workers_know_and_no_log_has_the_key(short_dir: Path, owner: Connection, demo_database: str) -> None:
+async def test_all_workers_know_and_no_log_has_the_key(
+    short_dir: Path, owner: Connection, served: list[DemoGateway]
+) -> None:
     key_id, key = await api_keys.create(owner, FOR_ALL)
-    given = ("--database-url", demo_database, "--workers", "3", "--api-keys", "--log-level", "debug", "--access-log")
+    given = ("--database-url", served[0].dsn, "--workers", "3", "--api-keys", "--log-level", "debug", "--access-log")
     async with serving(short_dir, *given) as gateway, AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False))

@@ -8,6 +8,7 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api
+from tests.support.in_process import in_process
 
 from fencepost.storage.statements import reading
 from fencepost.testing.servers.waiting import PATIENCE
@@ -21,12 +22,12 @@ def detail(answer: httpx.Response) -> str:
 
 async def test_values_are_cast_to_types_of_the_list(api: Api, shop: Shop) -> None:
     kinds = (
-        "text", "varchar(255)", "char(3)", "CHARACTER VARYING", "jsonb", "numeric(10,2)", "double precision", "text[]",
-        "timestamp(3) with time zone", "pg_catalog.text", "pg_catalog.timestamptz",
+        "varchar(255)", "CHARACTER VARYING", "jsonb", "numeric(10,2)", "text[]", "timestamp(3) with time zone",
+        "pg_catalog.timestamptz",
     )  # fmt: skip
+    await shop.sql("CREATE TABLE public.castable (id text PRIMARY KEY, v text)")
     for kind in kinds:
         value = "'2026-11-23'" if "time" in kind else "'{1}'" if "[]" in kind else "'1'"
-        await shop.sql("CREATE TABLE IF NOT EXISTS public.castable (id text PRIMARY KEY, v text)")
         await shop.sql(f"INSERT INTO public.castable VALUES ('{kind}', {value})")
         answer = await api.ask(
             "GET", "data/castable?" + str(httpx.QueryParams({"select": f"v::{kind}", "id": f"eq.{kind}"}))
@@ -36,18 +37,13 @@ async def test_values_are_cast_to_types_of_the_list(api: Api, shop: Shop) -> Non
 
 async def test_other_types_are_refused_by_name(api: Api) -> None:
     kinds = (
-        "regclass", "_regclass", "regclass[]", "pg_catalog.regrole", "REGPROC", "_regtype", "unknown", "anyelement",
-        "record", "cstring", "internal", "void", "oid", "xid", "name", "pg_lsn", "tsvector", "xml", "public.nothing",
-        "trigger", "pg_node_tree", "information_schema.sql_identifier",
+        "regclass", "_regclass", "regclass[]", "pg_catalog.regrole", "REGPROC", "anyelement", "oid", "name", "xml",
+        "public.nothing", "information_schema.sql_identifier",
     )  # fmt: skip
     for kind in kinds:
-        for path in ("data/orders", "data/orders/none"):
-            answer = await api.ask("GET", f"{path}?select=order_id::{kind}")
-            assert f"nothing can be cast to {kind} here" in detail(answer), kind
-
-
-async def test_a_value_is_padded_to_no_large_length(api: Api) -> None:
-    for kind in ("char(256)", "char(9999)", "varchar(1000)", "bit(9999)", "numeric(1000,1000)", "numeric(9,256)"):
+        answer = await api.ask("GET", f"data/orders?select=order_id::{kind}")
+        assert f"nothing can be cast to {kind} here" in detail(answer), kind
+    for kind in ("char(256)", "varchar(1000)", "numeric(9,256)"):
         assert "the numbers in brackets are 255 at most" in detail(
             await api.ask("GET", f"data/orders?select=status::{kind}")
         ), kind
@@ -64,64 +60,50 @@ async def test_so_many_patterns_are_looked_for(api: Api) -> None:
 
 
 @pytest.fixture
-async def small(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[httpx.AsyncClient]:
+async def small(shop: Shop, start_gateway: StartGateway) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway whose answers have 1000 bytes at most."""
-    url = await start_gateway(demo_database, max_answer_bytes=1000, serve_unprotected=True)
+    url = await start_gateway(shop.dsn, max_answer_bytes=1000, serve_unprotected=True)
     async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
         yield client
 
 
-async def test_an_answer_has_so_many_bytes(small: httpx.AsyncClient) -> None:
-    def asked(count: int) -> str:
-        return "data/orders?limit=1&select=" + ",".join(f"a{each}:status::char(200)" for each in range(count))
+async def test_an_answer_has_so_many_bytes(small: httpx.AsyncClient, shop: Shop) -> None:
+    """Rows are fetched piece by piece: of what is too much, five thousand would be made for nothing."""
 
+    def asked(count: int) -> str:
+        return f"data/orders?order_id=eq.{key}&select=" + ",".join(
+            f"a{each}:status::char(200)" for each in range(count)
+        )
+
+    key = await shop.order()
     assert (await small.get(asked(4))).status_code == 200
     answer = await small.get(asked(5))
     assert detail(answer) == "The rows have more than 1000 bytes."
     assert "FENCEPOST_MAX_ANSWER_BYTES" in answer.json()["hint"]
-
-
-async def test_what_is_too_much_is_not_computed_to_its_end(small: httpx.AsyncClient, demo_database: str) -> None:
-    """Rows are fetched piece by piece: five thousand would be made for nothing."""
-    owner = await asyncpg.connect(demo_database)
-    await owner.execute(
-        "CREATE SEQUENCE public.made; CREATE TABLE public.many AS SELECT n FROM generate_series(1, 5000) n"
-    )
-    await owner.execute("CREATE VIEW public.counted AS SELECT n, nextval('public.made') AS made FROM public.many")
-
-    async def made() -> int:
-        count: int = await owner.fetchval("SELECT last_value FROM public.made")
-        return count
-
+    await shop.sql("CREATE SEQUENCE public.drawn")
+    await shop.sql("CREATE TABLE public.many AS SELECT n FROM generate_series(1, 5000) n")
+    await shop.sql("CREATE VIEW public.counted AS SELECT n, nextval('public.drawn') AS drawn FROM public.many")
     assert "more than 1000 bytes" in detail(await small.get("data/counted"))
-    assert await made() <= reading.PIECE + 1  # PostgreSQL looks one row ahead
-    assert (await small.get("data/counted?limit=3")).json()[2]["made"] == await made()
-    await owner.close()
+    (row,) = await shop.sql("SELECT last_value FROM public.drawn")
+    assert row[0] <= reading.PIECE + 1  # PostgreSQL looks one row ahead
+    assert (await small.get("data/counted?limit=3")).json()[2]["drawn"] > row[0]
 
 
-async def test_pieces_make_a_whole(demo_database: str, start_gateway: StartGateway) -> None:
-    owner = await asyncpg.connect(demo_database)
-    counts = (499, 500, 501, 1000, 1203)
+async def test_pieces_make_a_whole_and_have_the_time_of_one_statement(database: str) -> None:
+    owner = await asyncpg.connect(database)
+    counts = (499, 500, 501, 1203)
     for count in counts:
         await owner.execute(f"CREATE TABLE public.pieces_{count} AS SELECT n FROM generate_series(1, {count}) n")
-    url = await start_gateway(demo_database, serve_unprotected=True)
-    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
+    slow = "CASE WHEN n % 500 = 1 THEN pg_sleep(0.5)::text END"
+    await owner.execute(f"CREATE VIEW public.slowly AS SELECT n, {slow} AS s FROM generate_series(1, 5000) n")
+    await owner.close()
+    async with in_process(database, serve_unprotected=True, statement_timeout=2) as client:
         for count in counts:
-            answer = await client.get(f"data/pieces_{count}?order=n.desc", headers={"Prefer": "count=exact"})
+            path = f"/v1/data/pieces_{count}"
+            answer = await client.get(f"{path}?order=n.desc", headers={"Prefer": "count=exact"})
             assert [row["n"] for row in answer.json()] == list(range(count, 0, -1))
             assert answer.headers["content-range"] == f"0-{count - 1}/{count}"
-            part = await client.get(f"data/pieces_{count}?order=n&offset=1&limit=700")
+            part = await client.get(f"{path}?order=n&offset=1&limit=700")
             assert [row["n"] for row in part.json()] == list(range(2, min(count, 701) + 1))
-    await owner.close()
-
-
-async def test_all_pieces_have_the_time_of_one_statement(demo_database: str, start_gateway: StartGateway) -> None:
-    owner = await asyncpg.connect(demo_database)
-    await owner.execute("CREATE TABLE public.slow AS SELECT n FROM generate_series(1, 5000) n")
-    slow = "CASE WHEN n % 500 = 1 THEN pg_sleep(0.4)::text END"
-    await owner.execute(f"CREATE VIEW public.slowly AS SELECT n, {slow} AS s FROM public.slow")
-    url = await start_gateway(demo_database, statement_timeout=1, serve_unprotected=True)
-    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
-        late = await client.get("data/slowly")
+        late = await client.get("/v1/data/slowly")
         assert (late.status_code, late.json()["code"]) == (503, "57014")
-    await owner.close()

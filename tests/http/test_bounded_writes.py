@@ -109,29 +109,32 @@ WRITES: dict[str, tuple[str, str, object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("table", "key", "writes"),
-    [
-        ("plain", None, tuple(WRITES)),
-        ("plain", "a-key", ("PATCH", "POST of one", "DELETE", "PATCH by filter")),
-        ("scoped", "a-key", ("PATCH of nothing", "PUT", "POST of an array", "DELETE by filter")),
-        ("triggered", None, ("PATCH, repeated", "PUT of a new row", "PATCH of an array", "DELETE")),
-    ],
+REFUSED: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
+    ("plain", None, tuple(WRITES)),
+    ("plain", "a-key", ("PATCH", "POST of one", "DELETE", "PATCH by filter")),
+    ("scoped", "a-key", ("PATCH of nothing", "PUT", "POST of an array", "DELETE by filter")),
+    ("triggered", None, ("PATCH, repeated", "PUT of a new row", "PATCH of an array", "DELETE")),
 )
-async def test_a_write_is_refused_whole(bounded: Bounded, table: str, writes: tuple[str, ...], key: str | None) -> None:
-    once = {} if key is None else {"Idempotency_Key": key}
-    for write in writes:
-        await bounded.owner.execute(ROWS_OF_EACH)
-        method, rest, body = WRITES[write]
-        path = f"data/{table}{rest}"
-        before = await bounded.standing(table)
-        answer = await bounded.ask(method, path, body, token=50, Prefer="return=representation", **once)
-        refused(answer)
-        assert "return=minimal" in answer.json()["hint"], write
-        assert await bounded.standing(table) == before, write
-        minimal = await bounded.ask(method, path, body, token=50, Prefer="return=minimal", **once)
-        assert minimal.is_success, (write, minimal.text)
-        assert "idempotent-replayed" not in minimal.headers, write
+
+
+async def test_a_write_is_refused_whole(bounded: Bounded) -> None:
+    for table, key, writes in REFUSED:
+        for write in writes:
+            await refused_whole(bounded, table, write, {} if key is None else {"Idempotency_Key": key})
+
+
+async def refused_whole(bounded: Bounded, table: str, write: str, once: dict[str, str]) -> None:
+    await bounded.owner.execute(ROWS_OF_EACH)
+    method, rest, body = WRITES[write]
+    path = f"data/{table}{rest}"
+    before = await bounded.standing(table)
+    answer = await bounded.ask(method, path, body, token=50, Prefer="return=representation", **once)
+    refused(answer)
+    assert "return=minimal" in answer.json()["hint"], write
+    assert await bounded.standing(table) == before, write
+    minimal = await bounded.ask(method, path, body, token=50, Prefer="return=minimal", **once)
+    assert minimal.is_success, (write, minimal.text)
+    assert "idempotent-replayed" not in minimal.headers, write
 
 
 async def test_a_claim_is_refused_and_a_lease_with_such_claims_not_granted(bounded: Bounded) -> None:
@@ -146,7 +149,7 @@ async def test_a_claim_is_refused_and_a_lease_with_such_claims_not_granted(bound
     assert granted.status_code == 201, granted.text
 
 
-@pytest.mark.parametrize("write", ["PATCH", "PUT", "POST", "DELETE"])
+@pytest.mark.parametrize("write", ["PATCH", "POST"])
 async def test_in_a_batch_it_is_alone_with_its_refusal(
     bounded: Bounded, write: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +165,7 @@ async def test_in_a_batch_it_is_alone_with_its_refusal(
 
     def one(key: int, token: int, note: str) -> Any:
         full = {"id": key + 5000, "note": note, "room": 1}
-        body = {"PATCH": {"n": 9}, "PUT": {"note": note, "room": 1}, "POST": full, "DELETE": None}[write]
+        body = {"PATCH": {"n": 9}, "POST": full}[write]
         path = "data/plain" if write == "POST" else f"data/plain/{key}"
         return bounded.ask(write, path, body, token=token, Prefer="return=representation")
 

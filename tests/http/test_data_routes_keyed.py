@@ -1,28 +1,20 @@
-"""/v1/data/{table}/{key}: one row at a time, over real HTTP."""
+"""/v1/data/{table}/{key}, /v1/claims and /v1/fences: one row at a time, over real HTTP (R7)."""
 
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-MAX_TOKEN = 2**62 - 1
-
-
-async def test_a_read_gives_the_row_and_its_mark(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=36)
-    answer = await api.ask("GET", f"data/orders/{key}")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["x-fence-mark"] == "36"
-    row = answer.json()
-    assert (row["order_id"], row["status"], row["amount"], row["twice"]) == (key, "new", 0.00, 2)
-    assert "last_fence_token" not in row
+from fencepost.fencing.ceiling import HIGHEST_TOKEN
 
 
 async def test_the_mark_is_a_string_when_selected_by_name(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=MAX_TOKEN)
+    key = await shop.order(mark=HIGHEST_TOKEN)
+    answer = await api.ask("GET", f"data/orders/{key}")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert (answer.headers["x-fence-mark"], "last_fence_token" in answer.json()) == (str(HIGHEST_TOKEN), False)
     answer = await api.ask("GET", f"data/orders/{key}?select=order_id,last_fence_token")
-    assert answer.json() == {"order_id": key, "last_fence_token": str(MAX_TOKEN)}
+    assert answer.json() == {"order_id": key, "last_fence_token": str(HIGHEST_TOKEN)}
     listed = await api.ask("GET", f"data/orders?order_id=eq.{key}&select=last_fence_token,note:status")
-    assert listed.json() == [{"last_fence_token": str(MAX_TOKEN), "note": "new"}]
+    assert listed.json() == [{"last_fence_token": str(HIGHEST_TOKEN), "note": "new"}]
 
 
 async def test_a_missing_row_is_404(api: Api) -> None:
@@ -34,15 +26,6 @@ async def test_a_missing_row_is_404(api: Api) -> None:
         assert answer.json()["type"] == "/problems/row-not-found", method
 
 
-async def test_a_patch_answers_with_the_row_and_the_new_mark(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=33)
-    answer = await api.ask("PATCH", f"data/orders/{key}", {"status": "paid", "quantity": 3}, token=34)
-    assert (answer.status_code, answer.headers["x-fence-mark"]) == (200, "34")
-    assert "preference-applied" not in answer.headers
-    assert (answer.json()["status"], answer.json()["twice"]) == ("paid", 6)
-    assert answer.json() == (await api.ask("GET", f"data/orders/{key}")).json()
-
-
 async def test_preferences_of_a_keyed_write(api: Api, shop: Shop) -> None:
     for method in ("PATCH", "PUT", "DELETE"):
         for prefer, status, applied in (
@@ -50,7 +33,6 @@ async def test_preferences_of_a_keyed_write(api: Api, shop: Shop) -> None:
             ("return=minimal", 204, "return=minimal"),
             ("return=headers-only", 204, "return=headers-only"),
             ("return=representation", 200, "return=representation"),
-            ("handling=lenient, return=representation", 200, "return=representation"),
             ("max-affected=1", 204 if method == "DELETE" else 200, "max-affected=1"),
         ):
             key = await shop.order(mark=1)
@@ -105,3 +87,55 @@ async def test_a_body_may_repeat_the_key_in_any_spelling_and_not_contradict_it(a
             "FP016",
         ), method
     assert await shop.mark(key) == token
+
+
+async def test_a_claim_raises_the_mark_and_gives_the_row(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=33)
+    before = (await api.ask("GET", f"data/orders/{key}")).json()
+    answer = await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)
+    assert (answer.status_code, answer.headers["x-fence-mark"]) == (200, "34")
+    assert answer.json() == {"resource": f"orders/{key}", "mark": "34", "row": before}
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=33)) == (409, "FP001")
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=34)) == (409, "FP002"), (
+        "a claim spends its token"
+    )
+    assert code(await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=34)) == (409, "FP002")
+    assert code(await api.ask("POST", "claims", {"resource": f"orders/{key}"}, token=33)) == (409, "FP001")
+    assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=35)).status_code == 200
+
+
+async def test_malformed_claims_are_400(api: Api) -> None:
+    bodies: list[object] = [
+        {}, {"resource": None}, {"resource": "orders"}, {"resource": "orders/x", "ttl": 1}, [], None,
+        {"resource": "orders/%"}, {"resource": "items/a"}, {"resource": "orders/\ud800"},
+    ]  # fmt: skip
+    for body in bodies:
+        answer = await api.ask("POST", "claims", body, token=5, headers={"Content-Type": "application/json"})
+        assert code(answer) == (400, "FP016"), body
+    assert code(await api.ask("POST", "claims", {"resource": "keyless/x"}, token=5)) == (403, "FP005")
+
+
+async def test_a_fence_shows_mark_rule_source_and_story(api: Api, shop: Shop) -> None:
+    key = shop.key()
+    never = await api.ask("GET", f"fences?resource=orders/{key}")
+    assert never.json() == {
+        "resource": f"orders/{key}",
+        "mark": "0",
+        "rule": "strict",
+        "source": "external",
+        "sealed": False,
+        "max_token": "4611686018427387903",
+        "max_jump": None,
+        "row_exists": False,
+        "story": [],
+    }
+    await api.ask("PUT", f"data/orders/{key}", {}, token=5)
+    made = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
+    assert (made["mark"], made["row_exists"], [e["event"] for e in made["story"]]) == ("5", True, ["created"])
+    await api.ask("PATCH", f"data/orders/{key}", {}, token=6)
+    written = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
+    assert [(e["event"], e["token"]) for e in written["story"]] == [("created", "5"), ("last written or claimed", "6")]
+    await api.ask("DELETE", f"data/orders/{key}", token=7)
+    gone = (await api.ask("GET", f"fences?resource=orders/{key}")).json()
+    assert (gone["mark"], gone["row_exists"]) == ("7", False)
+    assert (await api.ask("GET", "fences?resource=leased/x")).json()["rule"] == "epoch"

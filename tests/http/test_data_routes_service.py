@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
-from tests.http.conftest import StartGateway
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
@@ -25,16 +24,6 @@ async def test_a_usable_request_id_is_taken_and_another_replaced(api: Api) -> No
         assert re.fullmatch("[0-9a-f]{16}", str(request_id)), given
         made.add(request_id)
     assert len(made) == 4
-
-
-async def test_healthz_and_readyz(api: Api) -> None:
-    assert (await api.http.get("/healthz")).json() == {"status": "ok"}
-    ready = await api.http.get("/readyz")
-    assert ready.status_code == 200
-    state = ready.json()
-    assert (state["status"], state["database"]) == ("ready", "reachable")
-    assert state["schema"] == f"revision {newest()}"
-    assert re.fullmatch(r"version \d+, \d+ tables", state["catalog"])
 
 
 async def test_metrics_count_verdicts_and_requests(api: Api, shop: Shop) -> None:
@@ -88,8 +77,6 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
             ("GET", f"data/orders/{key}", None),
             ("GET", "data/orders", None),
             ("PATCH", f"data/orders/{key}", {}),
-            ("PUT", f"data/orders/{key}", {}),
-            ("DELETE", f"data/orders/{key}", None),
             ("POST", "data/orders", {"order_id": shop.key()}),
             ("POST", "claims", {"resource": f"orders/{key}"}),
             ("GET", f"fences?resource=orders/{key}", None),
@@ -104,17 +91,7 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
         return (await api.http.get("/readyz")).status_code == 200
 
     await eventually(back, what="readyz saying 200")
+    state = (await api.http.get("/readyz")).json()
+    assert (state["status"], state["database"], state["schema"]) == ("ready", "reachable", f"revision {newest()}")
+    assert re.fullmatch(r"version \d+, \d+ tables", state["catalog"])
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).status_code == 200
-
-
-async def test_a_schema_of_another_version_is_not_ready(demo_database: str, start_gateway: StartGateway) -> None:
-    async with Api.open(await start_gateway(demo_database)) as api:
-        connection = await asyncpg.connect(demo_database)
-        await connection.execute(
-            "UPDATE fencepost.alembic_version SET version_num = '9999'; CREATE OR REPLACE FUNCTION"
-            " fencepost.compatible_from() RETURNS text LANGUAGE sql IMMUTABLE RETURN '9999'::text"
-        )
-        answer = await api.http.get("/readyz")
-        assert answer.status_code == 503
-        assert answer.json()["schema"].startswith("revision 9999, on which this version of Fencepost ")
-        await connection.close()

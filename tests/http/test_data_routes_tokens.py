@@ -1,9 +1,12 @@
-"""X-Fence-Token over real HTTP: its grammar (R11), reads, and what is checked before it."""
+"""Over real HTTP: X-Fence-Token, its grammar (R11), and what comes before it; paths that a client would tidy up."""
+
+from urllib.parse import quote
 
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-MALFORMED = [b"", b"0", b"034", b"+34", b"3_4", b"34, 34", b"34.0", b"\xd9\xa3", b"9223372036854775808", b"34\x0b"]
+MALFORMED = [b"", b"0", b"34, 34", b"\xd9\xa3", b"34\x0b"]
+"""The grammar: unit/test_token.py."""
 
 
 async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> None:
@@ -90,3 +93,39 @@ async def test_403_404_and_400_come_before_428_and_409(api: Api, shop: Shop) -> 
             )
             assert code(answer) == expected, (token, answer.text)
         assert await shop.mark(key) == 50, (method, path)
+
+
+TOKEN = (b"X-Fence-Token", b"99")
+
+
+async def test_what_cannot_be_decoded_is_400(api: Api) -> None:
+    for path in (b"%zz", b"%FF", b"a%00b", b"a,b", b".", b"%2e%2E", b""):
+        for method in ("GET", "PUT", "DELETE"):
+            headers, body = [] if method == "GET" else [TOKEN], b"{}" if method == "PUT" else b""
+            answer = await api.raw(method, b"/v1/data/orders/" + path, body, headers=headers)
+            assert (answer.status, answer.json()["code"]) == (400, "FP016"), (method, path)
+
+
+async def test_other_paths_are_no_routes_and_nothing_is_redirected(api: Api, shop: Shop) -> None:
+    survivor = await shop.order(mark=1)
+    for path in (
+        b"/v1/data", b"/v1/data//orders", b"/v1/data/orders//", b"/v1/data/orders/a/", b"/v1/data/orders/a/b",
+        b"//v1/data/orders", b"/v1/data/../data/orders", b"/V1/data/orders", b"/v1/dat%61/orders", b"/v1/data%2Forders",
+        b"/v1/claims/", b"/healthz/", b"/v1/", b"/v2/data/orders",
+    ):  # fmt: skip
+        for method in ("GET", "POST", "PATCH", "PUT", "DELETE"):
+            answer = await api.raw(method, path + b"?order_id=neq.x", b"{}", headers=[TOKEN])
+            assert (answer.status, answer.header("location")) == (404, None), (method, path)
+            assert answer.json()["code"] == "FP019", (method, path)
+    assert await shop.mark(survivor) == 1
+
+
+async def test_table_names_may_hold_anything_too(api: Api) -> None:
+    name = quote("with/slash, and space", safe="")
+    assert (await api.ask("PUT", f"data/{name}/1", {"label": "x"}, token=5)).status_code == 201
+    stale = await api.ask("PATCH", f"data/{name}/1", {}, token=4)
+    assert (code(stale), stale.json()["resource"]) == ((409, "FP001"), "with%2Fslash%2C and space/1")
+    claim = await api.ask("POST", "claims", {"resource": stale.json()["resource"]}, token=6)
+    assert (claim.status_code, claim.json()["row"]) == (200, {"id": 1, "label": "x"})
+    made = await api.ask("POST", f"data/{name}", {"id": 2}, token=5)
+    assert made.headers["location"] == f"/v1/data/{name}/2"

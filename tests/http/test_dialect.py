@@ -1,34 +1,31 @@
 """What the dialect honours, by its effect: limits, counts, schemas, numbers past all floats, tokens on reads."""
 
 import asyncpg
+from tests.http.test_data_routes_collection import of, some_orders
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
 from fencepost.storage.protecting.protect import protect
 
 
-async def some_orders(shop: Shop, count: int) -> tuple[str, list[str]]:
-    """Insert orders that share a code of their own: (a filter for them, their keys)."""
-    sku = shop.key()
-    keys = [await shop.order(10, sku=f"{sku}/{number}") for number in range(count)]
-    return f"sku=like.{sku}/*", keys
-
-
-# max-affected
-
-
-async def test_one_row_more_than_max_affected_refuses_all(api: Api, shop: Shop) -> None:
+async def test_one_row_more_than_max_affected_refuses_all_and_a_write_counts(api: Api, shop: Shop) -> None:
     for method in ("PATCH", "DELETE"):
-        body: object = {"status": "paid"} if method == "PATCH" else None
-        some, keys = await some_orders(shop, 4)
+        some, keys = await some_orders(shop, [10] * 4)
         for prefer in ("max-affected=1", "handling=strict,max-affected=3", "return=representation, max-affected=1"):
-            answer = await api.ask(method, f"data/orders?{some}", body, token=11, prefer=prefer)
+            answer = await api.ask(method, f"data/orders?{some}", of(method), token=11, prefer=prefer)
             assert code(answer) == (400, "FP016"), prefer
             assert "max-affected" in answer.json()["detail"], prefer
         assert [await shop.mark(key) for key in keys] == [10] * 4, method
-        done = await api.ask(method, f"data/orders?{some}", body, token=11, prefer="handling=strict,max-affected=4")
-        assert (done.status_code, done.headers["content-range"]) == (204, "0-3/*"), method
-        assert sorted(done.headers["preference-applied"].split(", ")) == ["handling=strict", "max-affected=4"], method
+        prefer = "handling=strict,max-affected=4,count=exact"
+        done = await api.ask(method, f"data/orders?{some}", of(method), token=11, prefer=prefer)
+        assert (done.status_code, done.headers["content-range"]) == (204, "0-3/4"), method
+        assert sorted(done.headers["preference-applied"].split(", ")) == sorted(prefer.split(",")), method
+    none = await api.ask("DELETE", f"data/orders?{some}", token=13, prefer="count=exact")
+    assert none.headers["content-range"] == "*/0"
+    for prefer in ("count=exact,return=minimal", "count=exact"):
+        rows = [{"order_id": shop.key()} for _ in range(2)]
+        answer = await api.ask("POST", "data/orders", rows, token=5, prefer=prefer)
+        assert (answer.status_code, answer.headers["content-range"]) == (201, "*/2"), prefer
 
 
 async def test_max_affected_holds_for_rows_that_share_a_mark(api: Api, shop: Shop) -> None:
@@ -43,27 +40,6 @@ async def test_max_affected_holds_for_rows_that_share_a_mark(api: Api, shop: Sho
     rows = await shop.sql("SELECT count(*) FROM public.seats WHERE NOT taken")
     assert rows[0][0] == 4
     assert (await api.ask("DELETE", path, token=5, prefer="max-affected=4")).status_code == 204
-
-
-# count
-
-
-async def test_a_write_counts_what_it_wrote(api: Api, shop: Shop) -> None:
-    some, _ = await some_orders(shop, 3)
-    for method, body, token in (("PATCH", {"status": "paid"}, 11), ("DELETE", None, 12)):
-        answer = await api.ask(method, f"data/orders?{some}", body, token=token, prefer="count=exact")
-        assert (answer.status_code, answer.headers["content-range"]) == (204, "0-2/3"), (method, token)
-    none = await api.ask("DELETE", f"data/orders?{some}", token=13, prefer="count=exact")
-    assert none.headers["content-range"] == "*/0"
-    rows = [{"order_id": shop.key()}, {"order_id": shop.key()}]
-    for prefer, size in (("count=exact,return=minimal", 2), ("count=exact", 2)):
-        rows = [{"order_id": shop.key()} for _ in range(size)]
-        answer = await api.ask("POST", "data/orders", rows, token=5, prefer=prefer)
-        assert (answer.status_code, answer.headers["content-range"]) == (201, "*/2"), (prefer, size)
-    assert "content-range" not in (await api.ask("POST", "data/orders", [], token=5)).headers
-
-
-# The preference missing
 
 
 async def test_missing_default_is_done_where_nothing_is_missing(api: Api, shop: Shop) -> None:
@@ -85,9 +61,6 @@ async def test_missing_default_is_done_where_nothing_is_missing(api: Api, shop: 
     assert without.json()[0]["quantity"] == 1
 
 
-# Bodies
-
-
 async def test_a_delete_takes_no_body_but_an_empty_object(api: Api, shop: Shop) -> None:
     for body in (b"", b" ", b"{}", b" { } ", b"[]"):
         key = await shop.order()
@@ -100,11 +73,11 @@ async def test_a_delete_takes_no_body_but_an_empty_object(api: Api, shop: Shop) 
 
 
 async def test_a_number_past_all_floats_is_read_and_sent_back(api: Api, shop: Shop) -> None:
+    await shop.sql("CREATE TABLE public.large (id text PRIMARY KEY, n numeric, j jsonb)")
+    connection = await asyncpg.connect(shop.dsn)
+    await protect(connection, "large")
+    await connection.close()
     for number in ("-1e400", "9" * 2000 + ".5"):
-        await shop.sql("CREATE TABLE IF NOT EXISTS public.large (id text PRIMARY KEY, n numeric, j jsonb)")
-        connection = await asyncpg.connect(shop.dsn)
-        await protect(connection, "large")
-        await connection.close()
         key, json_type = shop.key(), {"Content-Type": "application/json"}
         body = f'{{"id": "{key}", "n": {number}, "j": {{"a": [{number}]}}}}'.encode()
         made = await api.ask("POST", "data/large", content=body, token=1, headers=json_type)

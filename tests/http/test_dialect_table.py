@@ -3,15 +3,17 @@ name, and then nothing has happened.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import asyncpg
 import httpx
 import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
+from tests.support.interleave import Connection
 
 from fencepost.embedded.server import PostgresServer
 from fencepost.http.requests import header_rules, preferences
@@ -38,11 +40,28 @@ HEADERS: Final = table("header")
 PARAMETERS: Final = table("parameter")
 
 
+class OnOneConnection(Shop):
+    """A shop that is asked thousands of times."""
+
+    connection: Connection
+
+    async def sql(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
+        return await self.connection.fetch(statement, *arguments)
+
+
 @pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+def served(postgres: PostgresServer, template: str) -> Iterator[Shop]:
     """Give a shop whose queued writes stay in the queue: applied meanwhile, they would change what is compared."""
     with running_shop(postgres, template, consume_here=False) as shop:
         yield shop
+
+
+@pytest.fixture
+async def shop(served: Shop) -> AsyncIterator[Shop]:
+    shop = OnOneConnection(served.url, served.dsn, served.numbers)
+    shop.connection = await asyncpg.connect(served.dsn)
+    yield shop
+    await shop.connection.close()
 
 
 @dataclass

@@ -1,14 +1,16 @@
 """What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open."""
 
 import asyncio
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
+from tests.support.demo_gateway import DemoGateway, demo_gateway
 
 from fencepost.http.guard import Bounds
+from fencepost.testing.servers.databases import Databases
 from fencepost.times import EdgeTimes, Times
 
 HEAD_BYTES = Bounds().head_bytes
@@ -29,74 +31,29 @@ async def turned_away(http: httpx.AsyncClient, code: str) -> float:
 
 
 async def test_a_trailer_is_no_header(http: httpx.AsyncClient, gateway_url: str) -> None:
-    for number, field in enumerate(("X-Fence-Token: 1301", "Prefer: return=minimal", "X-Lease-Secret: abc"), 1):
-        body = b'15\r\n{"status": "shipped"}\r\n0\r\n'
-        before = await status_of(http)
-        answer = await ask(
-            gateway_url, PATCH + b"Transfer-Encoding: chunked\r\n\r\n" + body + f"{field}\r\n\r\n".encode()
-        )
-        assert (answer.status, answer.body["code"]) == (400, "FP016"), field
-        name = field.partition(":")[0]
-        assert f"{name}: a field after the body (a trailer) is not taken" in answer.body["detail"], field
-        assert await status_of(http) == before, field
-        assert await turned_away(http, "FP016") == number, field
-
-
-async def test_chunks_without_trailers_are_a_body(gateway_url: str) -> None:
-    body = b'15\r\n{"status": "shipped"}\r\n0\r\n\r\n'
-    request = PATCH + b"X-Fence-Token: 1301\r\nTransfer-Encoding: chunked\r\n\r\n" + body
-    assert (await ask(gateway_url, request)).status == 200
-
-
-async def test_blanks_around_a_value_are_no_part_of_it(gateway_url: str) -> None:
-    request = (
-        PATCH.replace(b"localhost", b" \tlocalhost\t ") + b"X-Fence-Token: \t1301 \t\r\nContent-Length: 21\r\n\r\n"
-    )
-    assert (await ask(gateway_url, request + b'{"status": "shipped"}')).status == 200
-
-
-async def test_what_a_proxy_may_frame_otherwise_is_400(http: httpx.AsyncClient, gateway_url: str) -> None:
-    chunks, old = b'15\r\n{"status": "shipped"}\r\n0\r\n\r\n', PATCH.replace(b"HTTP/1.1", b"HTTP/1.0")
-    coded = b"Transfer-Encoding: %b\r\n"
-    before = await status_of(http)
-    for head in (
-        *(PATCH + coded % each for each in (b"gzip, chunked", b", chunked", b"chunked;q=1", b"identity")),
-        PATCH + coded % b"gzip" + coded % b"chunked",
-        PATCH + coded % b"chunked" + coded % b"chunked",
-        old + coded % b"chunked",
-    ):
-        answer = await ask(gateway_url, head + b"X-Fence-Token: 1301\r\n\r\n" + chunks)
-        assert (answer.status, answer.body["code"]) == (400, "FP016"), head
-    for version in (b"HTTP/2.0", b"HTTP/0.9"):
-        assert (await ask(gateway_url, HEALTH.replace(b"HTTP/1.1", version))).status == 400
-    assert await status_of(http) == before
+    head, body = PATCH + b"Transfer-Encoding: chunked\r\n", b'15\r\n{"status": "shipped"}\r\n0\r\n'
+    answer = await ask(gateway_url, head + b"\r\n" + body + b"X-Fence-Token: 1301\r\n\r\n")
+    assert (answer.status, answer.body["code"]) == (400, "FP016")
+    assert "X-Fence-Token: a field after the body (a trailer) is not taken" in answer.body["detail"]
+    assert await status_of(http) == "new"
+    whole = await ask(gateway_url, head + b"X-Fence-Token: 1301\r\n\r\n" + body + b"\r\n")
+    assert whole.status == 200, "without it, chunks are a body"
 
 
 async def test_a_head_that_is_too_large_is_431(http: httpx.AsyncClient, gateway_url: str) -> None:
+    before = await turned_away(http, "FP034")
+    long, many = b"x" * HEAD_BYTES, [b"X-%d: %b\r\n" % (each, b"x" * 1000) for each in range(70)]
     heads = (
-        HOST + b"X-Long: " + b"x" * HEAD_BYTES + b"\r\n\r\n",
-        HOST + b"".join(b"X-%d: %b\r\n" % (each, b"x" * 1000) for each in range(70)) + b"\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"X-Long: " + long + b"\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\n" + HOST + b"".join(many) + b"\r\n",
+        b"GET /v1/data/orders?a=" + long + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     )
     for number, head in enumerate(heads, 1):
-        answer = await ask(gateway_url, b"GET /healthz HTTP/1.1\r\n" + head)
+        answer = await ask(gateway_url, head)
         assert (answer.status, answer.body["code"], answer.headers["connection"]) == (431, "FP034", "close"), number
-        assert await turned_away(http, "FP034") == number
-
-
-async def test_a_target_that_is_too_large_is_431(gateway_url: str) -> None:
-    answer = await ask(gateway_url, b"GET /v1/data/orders?a=" + b"x" * HEAD_BYTES + b" HTTP/1.1\r\n" + HOST + b"\r\n")
-    assert answer.status == 431
-
-
-async def test_a_target_with_a_fragment_is_400_and_not_cut_off(http: httpx.AsyncClient, gateway_url: str) -> None:
-    before = (await http.get("/v1/data/orders")).json()
-    for target in (b"orders?status=neq.x#&order_id=eq.order-123", b"orders/order-123#7", b"orders?order_id=neq.#5"):
-        answer = await ask(
-            gateway_url, b"DELETE /v1/data/" + target + b" HTTP/1.1\r\n" + HOST + b"X-Fence-Token: 50\r\n\r\n"
-        )
-        assert answer.status == 400, target
-        assert (answer.body["code"], answer.body["hint"]) == ("FP016", "In a value it is %23.")
-    assert (await http.get("/v1/data/orders")).json() == before
+        assert await turned_away(http, "FP034") == before + number
+    within = b"GET /healthz HTTP/1.1\r\n" + HOST + b"".join(many[:60]) + b"\r\n"
+    assert (await ask(gateway_url, within)).status == 200
 
 
 async def test_a_head_without_an_end_is_refused_once_it_is_too_large(raw: RawConnection) -> None:
@@ -112,86 +69,62 @@ async def test_a_head_without_an_end_is_refused_once_it_is_too_large(raw: RawCon
     assert await raw.ended()
 
 
-async def test_a_head_within_bounds_is_read(gateway_url: str) -> None:
-    fields = b"".join(b"X-%d: %b\r\n" % (each, b"x" * 1000) for each in range(60))
-    assert (await ask(gateway_url, b"GET /healthz HTTP/1.1\r\n" + HOST + fields + b"\r\n")).status == 200
-
-
-async def test_what_is_no_http_is_a_problem(http: httpx.AsyncClient, gateway_url: str) -> None:
-    no_http = (b"NO HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", b"\x16\x03\x01\x02\x00")
-    for number, bad in enumerate(no_http, 1):
-        answer = await ask(gateway_url, bad)
-        assert (answer.status, answer.body["code"]) == (400, "FP016"), bad
-        assert answer.headers["content-type"] == "application/problem+json", bad
-        assert await turned_away(http, "FP016") == number, bad
-
-
-async def test_nothing_is_answered_in_the_place_of_an_earlier_request(raw: RawConnection) -> None:
-    """An answer to the second part would be taken for that to the write before it."""
-    body = b'{"status": "shipped"}'
-    await raw.send(PATCH + b"X-Fence-Token: 1301\r\nContent-Length: %d\r\n\r\n" % len(body) + body + b"NO HTTP\r\n\r\n")
-    answer = await raw.answer()
-    assert (answer.status, answer.body["status"]) == (200, "shipped")
-    answer = await raw.answer()
-    assert (answer.status, answer.body["code"], answer.headers["connection"]) == (400, "FP016", "close")
-    assert await raw.ended()
-
-
-async def test_a_request_after_the_refused_one_is_not_looked_at(http: httpx.AsyncClient, raw: RawConnection) -> None:
-    body = b'{"status": "shipped"}'
-    before = await status_of(http)
-    await raw.send(b"NO HTTP\r\n\r\n" + PATCH + b"X-Fence-Token: 1301\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-    assert (await raw.answer()).status == 400
-    assert await raw.ended()
-    assert await status_of(http) == before
-
-
 OFTEN = Times(edge=EdgeTimes(look_every=0.05))
-IMPATIENT = {"head_timeout": 0.2, "body_timeout": 0.4}
-with_settings = partial(pytest.mark.parametrize, ("times", "settings"), ids=[""])
-impatient = with_settings([(OFTEN, IMPATIENT)])
 
 
-@impatient
-@pytest.mark.parametrize("begun", [b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nX-Half: a", HEALTH[:-2]])
-async def test_half_a_head_is_408_after_a_while(http: httpx.AsyncClient, raw: RawConnection, begun: bytes) -> None:
-    await raw.send(begun)
-    answer = await raw.answer()
+@pytest.fixture(scope="module")
+def impatient(databases: Databases) -> Iterator[DemoGateway]:
+    """Give a gateway that soon gives up to wait for the rest of a request."""
+    with demo_gateway(databases, OFTEN, head_timeout=0.2, body_timeout=0.4) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def waiting(impatient: DemoGateway) -> AsyncIterator[RawConnection]:
+    """Give a connection to it."""
+    connection = await RawConnection.open(impatient.url)
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize("begun", [b"GET /healthz HT", HEALTH[:-2]])
+async def test_half_a_head_is_408_after_a_while(waiting: RawConnection, begun: bytes) -> None:
+    await waiting.send(begun)
+    answer = await waiting.answer()
     assert (answer.status, answer.body["code"], answer.body["retryable"]) == (408, "FP033", True)
-    assert await raw.ended()
-    assert await turned_away(http, "FP033") == 1
+    assert await waiting.ended()
 
 
-@impatient
-async def test_half_a_body_is_408_after_a_while(http: httpx.AsyncClient, raw: RawConnection) -> None:
-    before = await status_of(http)
-    await raw.send(PATCH + b'X-Fence-Token: 1301\r\nContent-Length: 21\r\n\r\n{"status": ')
-    answer = await raw.answer()
+async def test_half_a_body_is_408_after_a_while(waiting: RawConnection, impatient: DemoGateway) -> None:
+    await waiting.send(PATCH + b'X-Fence-Token: 1301\r\nContent-Length: 21\r\n\r\n{"status": ')
+    answer = await waiting.answer()
     assert (answer.status, answer.body["code"]) == (408, "FP033")
     assert "of the request's body came" in answer.body["detail"]
-    assert await status_of(http) == before
+    async with httpx.AsyncClient(base_url=impatient.url, trust_env=False) as http:
+        assert await status_of(http) == "new"
+        assert await turned_away(http, "FP033") > 0
 
 
-@with_settings([(OFTEN, {**IMPATIENT, "least_rate": 1})])
 async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
-    raw: RawConnection,
+    demo_database: str, start_gateway: StartGateway
 ) -> None:
-    await raw.send(PATCH + b"X-Fence-Token: 1301\r\nContent-Length: 1000000\r\n\r\n")
-    answering = asyncio.create_task(raw.answer())
+    waiting = await RawConnection.open(await start_gateway(demo_database, OFTEN, body_timeout=0.4, least_rate=1))
+    await waiting.send(PATCH + b"X-Fence-Token: 1301\r\nContent-Length: 1000000\r\n\r\n")
+    answering = asyncio.create_task(waiting.answer())
     while not answering.done():
-        await raw.send(b" ")
+        await waiting.send(b" ")
         await asyncio.wait([answering], timeout=0.01)
     assert "the request's body was not there" in (await answering).body["detail"]
+    waiting.close()
 
 
-@impatient
-async def test_a_connection_without_a_request_has_no_clock(raw: RawConnection) -> None:
-    await raw.send(HEALTH)
-    assert (await raw.answer()).status == 200
-    waits = asyncio.create_task(raw.ended())
+async def test_a_connection_without_a_request_has_no_clock(waiting: RawConnection) -> None:
+    await waiting.send(HEALTH)
+    assert (await waiting.answer()).status == 200
+    waits = asyncio.create_task(waiting.ended())
     await asyncio.wait([waits], timeout=0.6)
     assert not waits.done()
-    await raw.send(HEALTH)
+    await waiting.send(HEALTH)
     assert not await waits
 
 
@@ -212,11 +145,11 @@ async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_g
         each.close()
 
 
-@pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
 async def test_more_connections_than_may_be_are_503_while_all_work(
-    demo_database: str, start_gateway: StartGateway, bound: str
+    demo_database: str, start_gateway: StartGateway
 ) -> None:
-    url = await start_gateway(demo_database, **{bound: 2})
+    """Of one address; of all together: test_admin_port.py."""
+    url = await start_gateway(demo_database, max_connections_per_address=2)
     streams = [await RawConnection.open(url) for _ in range(2)]
     for each in streams:  # with what is refused behind it: the stream goes on, and counts
         await each.send(b"GET /v1/elections/events?name=a HTTP/1.1\r\n" + HOST + b"\r\nNO HTTP\r\n\r\n")
@@ -249,21 +182,23 @@ async def test_a_target_names_the_same_host_as_the_header(gateway_url: str) -> N
         assert (await ask(gateway_url, request_)).status == status, (request_, status)
 
 
-async def test_what_cannot_be_parsed_is_logged_with_its_peer_and_not_each_time(
+async def test_what_is_no_http_is_a_problem_and_is_logged_with_its_peer_and_not_each_time(
     http: httpx.AsyncClient, gateway_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Uvicorn logged each of these, and each Upgrade twice."""
-    caplog.clear()
+    before = await turned_away(http, "FP016")
     upgrade = b"GET /healthz HTTP/1.1\r\n" + HOST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-    for _ in range(30):
-        answer = await ask(gateway_url, b"X\r\n\r\n")
+    no_http = (b"NO HTTP\r\n\r\n", b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n", b"\x16\x03\x01\x02\x00")
+    for bad in no_http * 10:
+        answer = await ask(gateway_url, bad)
         assert (answer.status, answer.body["code"], answer.headers["x-content-type-options"]) == (
             400,
             "FP016",
             "nosniff",
         )
+        assert answer.headers["content-type"] == "application/problem+json", bad
         assert (await ask(gateway_url, upgrade)).status == 200
-    assert await turned_away(http, "FP016") == 30
+    assert await turned_away(http, "FP016") == before + 30
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert not [each for each in lines if "Invalid HTTP" in each or "pgrade" in each]
     assert 0 < len([each for each in lines if "turned away" in each]) < 30

@@ -79,6 +79,7 @@ WRITES = {
     "post": ("POST", "data/orders", {"order_id": "{key}-posted"}, None),
     "post many": ("POST", "data/orders", [{"order_id": "{key}-a"}, {"order_id": "{key}-b"}], None),
     "post of made keys": ("POST", "data/made", {"label": "{key}"}, None),
+    "patch of an array": ("PATCH", "data/orders", [{"order_id": "{key}", "status": "x"}], "return=representation"),
     "patch by filter": ("PATCH", "data/orders?order_id=eq.{key}", {"status": "paid"}, "return=representation"),
     "delete by filter": ("DELETE", "data/orders?order_id=eq.{key}", None, None),
     "claim": ("POST", "claims", {"resource": "orders/{key}"}, None),
@@ -102,23 +103,15 @@ async def test_every_write_replays_its_answer_also_under_the_next_holder(api: Ap
         assert first.is_success, first.text
         before = await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1")
         made = await shop.sql("SELECT count(*) FROM public.made")
-        for token in (20, 15, next(_tokens)):  # the same again; a stale holder; the lock's next holder
-            again = await api.ask(method, path, body, token=token, prefer=prefer, headers=under(key))
+        for token in (20, 15, 100):  # the same again; a stale holder; the lock's next holder
+            bare = {"Idempotency-Key": key}
+            again = await api.ask(method, path, body, token=token, prefer=prefer, headers=bare)
             same_answer(first, again)
         assert (
             await shop.sql("SELECT order_id, xmin::text, last_fence_token FROM public.orders ORDER BY 1") == before
         ), write
         assert await shop.sql("SELECT count(*) FROM public.made") == made, write
         assert await records(shop, key) == 1, write
-
-
-async def test_a_replay_after_a_hand_over_is_not_stale(api: Api, shop: Shop) -> None:
-    row, key = await shop.order(mark=10), uuid.uuid4().hex
-    first = await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key))
-    assert (await api.ask("PATCH", f"data/orders/{row}", {"status": "shipped"}, token=30)).is_success
-    same_answer(first, await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key)))
-    assert code(await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20)) == (409, "FP001")
-    assert (await shop.sql("SELECT status FROM public.orders WHERE order_id = $1", row))[0][0] == "shipped"
 
 
 async def test_a_refusal_is_not_stored(api: Api, shop: Shop) -> None:
@@ -190,26 +183,13 @@ async def test_thirty_at_once_with_one_key_write_once(api: Api, shop: Shop) -> N
 
 
 async def test_a_key_that_is_none_is_400(api: Api, shop: Shop) -> None:
-    for sent in ("", '""', "a b", "ä", "x" * 256, '"a', 'a"', '"a\\x"', '"' + "x" * 256 + '"'):
-        row = await shop.order(mark=10)
-        headers = [(b"Idempotency-Key", sent.encode("latin-1")), (b"X-Fence-Token", b"20")]
+    row = await shop.order(mark=10)
+    for sent in (("",), ("a b",), ("ä",), ("x" * 256,), ('"a',), ('"' + "x" * 256 + '"',), ("a", "a")):
+        keys = [(b"Idempotency-Key", each.encode("latin-1")) for each in sent]
+        headers = [*keys, (b"X-Fence-Token", b"20")]
         answer = await api.http.patch(f"/v1/data/orders/{row}", json={"status": "paid"}, headers=headers)
         assert code(answer) == (400, "FP016"), sent
-        assert await shop.mark(row) == 10, sent
-
-
-async def test_two_keys_are_400(api: Api, shop: Shop) -> None:
-    row = await shop.order(mark=10)
-    headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "a"), ("X-Fence-Token", "20")]
-    answer = await api.http.patch(f"/v1/data/orders/{row}", json={"status": "paid"}, headers=headers)
-    assert code(answer) == (400, "FP016")
-
-
-async def test_quoted_and_bare_are_one_key(api: Api, shop: Shop) -> None:
-    row, key = await shop.order(mark=10), uuid.uuid4().hex
-    bare = {"Idempotency-Key": key}
-    first = await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=bare)
-    same_answer(first, await api.ask("PATCH", f"data/orders/{row}", {"status": "paid"}, token=20, headers=under(key)))
+    assert await shop.mark(row) == 10
 
 
 async def test_a_table_may_require_a_key(api: Api, shop: Shop) -> None:
@@ -241,17 +221,3 @@ async def test_a_table_may_require_a_key(api: Api, shop: Shop) -> None:
 
 async def _is_refused(api: Api) -> bool:
     return (await api.ask("DELETE", "data/numbered/9999", token=20)).status_code == 400
-
-
-async def test_old_records_are_forgotten_and_their_keys_free(api: Api, shop: Shop) -> None:
-    row, old, young = await shop.order(mark=10), uuid.uuid4().hex, uuid.uuid4().hex
-    path = f"data/orders/{row}"
-    assert (await api.ask("PATCH", path, {"status": "paid"}, token=20, headers=under(old))).is_success
-    assert (await api.ask("PATCH", path, {"status": "sent"}, token=21, headers=under(young))).is_success
-    aged = "UPDATE fencepost.idempotency SET created_at = created_at - interval '2 days' WHERE key = $1"
-    await shop.sql(aged, old)
-    replay = await api.ask("PATCH", path, {"status": "paid"}, token=20, headers=under(old))
-    assert replay.headers["idempotent-replayed"] == "true", "as long as it is there it counts"
-    assert (await shop.sql("SELECT fencepost.prune_idempotency(86400, 1)"))[0][0] == 1
-    assert [await records(shop, old), await records(shop, young)] == [0, 1]
-    assert code(await api.ask("PATCH", path, {"status": "paid"}, token=20, headers=under(old))) == (409, "FP001")

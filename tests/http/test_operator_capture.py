@@ -6,7 +6,6 @@ need a coercion: `varchar = varchar` is text's.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import product
 
 import httpx
@@ -98,17 +97,11 @@ async def owner(connect: Connect) -> Connection:
     return connection
 
 
-@pytest.fixture
-async def gateway(owner: Connection, database: str) -> AsyncIterator[httpx.AsyncClient]:  # noqa: ARG001 - makes it
-    async with in_process(database) as client:
-        yield client
-
-
 class Asker:
     """Writes with ever newer tokens."""
 
     def __init__(self, gateway: httpx.AsyncClient) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self._token = 10
 
     async def __call__(
@@ -118,7 +111,7 @@ class Asker:
         if method != "GET" and path != "leases":
             self._token += 0 if stale else 1
             headers["X-Fence-Token"] = "1" if stale else str(self._token)
-        answer = await self._gateway.request(method, f"/v1/{path}", json=body, headers=headers)
+        answer = await self.gateway.request(method, f"/v1/{path}", json=body, headers=headers)
         assert answer.status_code == status, answer.text
         assert "captured" not in answer.text
         return answer
@@ -129,25 +122,7 @@ REST = {"v": "abc", "w": "abc", "c": "ab", "z": "q", "j": {"k": [1]}, "k": {"k":
 KEY = "data/things/x,y,ok,1"
 
 
-async def test_the_hostile_operators_are_in_the_way(owner: Connection) -> None:
-    """Else the others would show nothing."""
-    for sql in (
-        "SELECT 'a'::varchar = 'a'::varchar",
-        "SELECT 'a'::varchar LIKE 'a'::text",
-        "SELECT 'a'::varchar IS NOT DISTINCT FROM 'a'::varchar",
-        "SELECT 'ok'::mood < 'ok'::mood",
-        "SELECT ARRAY['a']::varchar[] = ARRAY['a']::varchar[]",
-        "SELECT to_jsonb('a'::varchar)",
-        "SELECT unnest(ARRAY['a'])",
-        "SELECT count('a'::varchar)",
-        "SELECT 'pg_class'::regclass = 'pg_class'::regclass",
-    ):
-        with pytest.raises(Exception, match="captured"):
-            await owner.fetch(sql)
-
-
-async def test_every_verb_on_rows_uses_postgresqls_own_operators(gateway: httpx.AsyncClient, owner: Connection) -> None:
-    ask = Asker(gateway)
+async def every_verb_on_rows(ask: Asker) -> None:
     await ask("POST", "data/things", ROW | REST, status=201)
     await ask("POST", "data/things", [ROW | {"n": n} for n in (2, 3, 4)], status=201)
     await ask("POST", "data/things", ROW, status=409)
@@ -167,15 +142,9 @@ async def test_every_verb_on_rows_uses_postgresqls_own_operators(gateway: httpx.
     await ask("POST", "claims", {"resource": "things/absent and long,y,ok,1"}, status=400)
     await ask("DELETE", KEY, status=204)
     await ask("DELETE", "data/things?a=eq.x&n=gt.3", status=204)
-    await owner.execute(OF_LEASES)
-    for resource in ("things/x,y,ok,1", "things/p,q,sad,1"):
-        await ask("GET", f"fences?resource={resource}")
 
 
-async def test_every_verb_on_scopes_uses_postgresqls_own_operators(
-    gateway: httpx.AsyncClient, owner: Connection
-) -> None:
-    ask = Asker(gateway)
+async def every_verb_on_scopes(ask: Asker) -> None:
     await ask("POST", "data/scoped", [{"id": each, "owner": "o"} for each in "abcd"], status=201)
     await ask("POST", "data/scoped", {"id": "e", "owner": "p"}, status=201)
     await ask("POST", "data/scoped", {"id": "a", "owner": "o"}, status=409)
@@ -189,15 +158,6 @@ async def test_every_verb_on_scopes_uses_postgresqls_own_operators(
     await ask("DELETE", "data/scoped/a", status=204)
     await ask("DELETE", "data/scoped?owner=like.*o*", status=204)
     await ask("GET", "data/scoped/e")
-    await owner.execute(OF_LEASES)
-    for resource in ("owner/o", "scoped/e"):
-        await ask("GET", f"fences?resource={resource}")
-
-
-async def test_claims_of_a_lease_use_postgresqls_own_operators(gateway: httpx.AsyncClient) -> None:
-    ask = Asker(gateway)
-    claims = ["things/x,y,ok,1", "things/x,y,ok,2", "owner/o", "owner/p"]
-    await ask("POST", "leases", {"lock": "l", "ttl_ms": 10_000, "claim": claims}, status=201)
 
 
 COMPARED = (
@@ -222,40 +182,69 @@ QUERIES = [
 ]
 
 
-async def test_every_filter_uses_postgresqls_own_operators(gateway: httpx.AsyncClient) -> None:
-    ask = Asker(gateway)
-    await ask("POST", "data/things", ROW | REST, status=201)
+async def every_filter(ask: Asker) -> None:
+    await ask("POST", "data/things", ROW | REST | {"n": 7}, status=201)
     for query in QUERIES:
-        answer = await gateway.get(f"/v1/data/things?{query}", headers={"Prefer": "count=exact"})
+        answer = await ask.gateway.get(f"/v1/data/things?{query}", headers={"Prefer": "count=exact"})
         assert answer.status_code == 200, (query, answer.text)
 
 
-async def test_what_goes_along_with_requests_uses_postgresqls_own(
-    gateway: httpx.AsyncClient, owner: Connection
-) -> None:
+async def what_goes_along_with_requests(ask: Asker, owner: Connection) -> None:
+    claims = ["things/x,y,ok,1", "things/x,y,ok,2", "owner/o", "owner/p"]
+    await owner.execute("SELECT fencepost.issue_beyond(1000)")
+    await ask("POST", "leases", {"lock": "claims", "ttl_ms": 10_000, "claim": claims}, status=201)
     for hostile in (OF_THE_CATALOG, OF_LEASES, OF_ASYNCPG):
         await owner.execute(hostile)
-    ask = Asker(gateway)
+    for resource in ("things/x,y,ok,1", "things/p,q,sad,1", "owner/o", "scoped/e"):
+        await ask("GET", f"fences?resource={resource}")
     await ask("POST", "data/things", ROW | {"s": "no number"}, status=400)
     given = (await ask("POST", "leases", {"lock": "l", "ttl_ms": 10_000}, status=201)).json()
     queued = asyncio.create_task(ask("POST", "leases", {"lock": "l", "ttl_ms": 10_000, "wait_ms": 9_000}, status=201))
     secret = {"X-Lease-Secret": given["secret"]}
-    answer = await gateway.post(f"/v1/leases/{given['lease_id']}/tokens", json={"count": 2}, headers=secret)
+    answer = await ask.gateway.post(f"/v1/leases/{given['lease_id']}/tokens", json={"count": 2}, headers=secret)
     assert answer.status_code == 200, answer.text
 
     async def a_waiter_is_there() -> bool:
         return bool(await owner.fetchval("SELECT count(*) FROM fencepost.waiters"))
 
     await eventually(a_waiter_is_there)
-    answer = await gateway.delete(f"/v1/leases/{given['lease_id']}", headers=secret)
+    answer = await ask.gateway.delete(f"/v1/leases/{given['lease_id']}", headers=secret)
     assert answer.status_code == 204, answer.text
     await queued
 
 
-async def test_health_uses_postgresqls_own(gateway: httpx.AsyncClient, owner: Connection) -> None:
+async def health(ask: Asker, owner: Connection) -> None:
     name = await owner.fetchval("SELECT current_database()")
     await owner.execute(f"ALTER DATABASE {name} SET work_mem = '5MB'")  # so that there are such settings to look at
     for path in ("/readyz", "/metrics"):
-        answer = await gateway.get(path)
+        answer = await ask.gateway.get(path)
         assert answer.status_code == 200, answer.text
         assert "captured" not in answer.text, path
+
+
+async def are_in_the_way(owner: Connection) -> None:
+    """Else the others would show nothing."""
+    for sql in (
+        "SELECT 'a'::varchar = 'a'::varchar",
+        "SELECT 'a'::varchar LIKE 'a'::text",
+        "SELECT 'a'::varchar IS NOT DISTINCT FROM 'a'::varchar",
+        "SELECT 'ok'::mood < 'ok'::mood",
+        "SELECT ARRAY['a']::varchar[] = ARRAY['a']::varchar[]",
+        "SELECT to_jsonb('a'::varchar)",
+        "SELECT unnest(ARRAY['a'])",
+        "SELECT count('a'::varchar)",
+        "SELECT 'pg_class'::regclass = 'pg_class'::regclass",
+    ):
+        with pytest.raises(Exception, match="captured"):
+            await owner.fetch(sql)
+
+
+async def test_every_request_uses_postgresqls_own_operators(owner: Connection, database: str) -> None:
+    await are_in_the_way(owner)
+    async with in_process(database) as gateway:
+        ask = Asker(gateway)
+        await every_verb_on_rows(ask)
+        await every_verb_on_scopes(ask)
+        await every_filter(ask)
+        await what_goes_along_with_requests(ask, owner)
+        await health(ask, owner)

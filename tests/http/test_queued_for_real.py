@@ -14,9 +14,6 @@ from tests.support.asking import Api, code
 from tests.support.events import Events
 from tests.support.serving import serving as serve
 
-from fencepost.gateway.gateway import DEFAULT_QUEUE
-from fencepost.storage.protecting.protect import protect
-
 OF_EACH_REQUEST = frozenset({"date", "server", "x-request-id", "x-content-type-options", "content-length"})
 
 
@@ -38,11 +35,9 @@ async def test_the_result_is_what_the_same_write_is_answered_at_once(api: Api, s
     for method, body, prefer in (
         ("PATCH", {"note": "new"}, None),
         ("PATCH", {"note": "new"}, "return=minimal"),
-        ("PUT", {"note": "new"}, None),
         ("DELETE", None, None),
         ("DELETE", None, "return=representation"),
         ("PATCH", {"status": "bad"}, None),
-        ("PATCH", {"quantity": "many"}, None),
     ):
         one, other = await shop.order(mark=10), await shop.order(mark=10)
         at_once = await api.ask(method, f"data/orders/{one}?select=note", body, token=11, prefer=prefer)
@@ -57,13 +52,6 @@ async def test_the_result_is_what_the_same_write_is_answered_at_once(api: Api, s
         assert await shop.mark(one) == await shop.mark(other), (method, body)
 
 
-async def test_a_posted_row_has_its_location(api: Api, shop: Shop) -> None:
-    key = shop.key()
-    told = await decided(api, await submit(api, "POST", "orders?select=order_id", {"order_id": key}, token=11))
-    assert (told["answer"]["status"], told["answer"]["body"]) == (201, [{"order_id": key}])
-    assert told["answer"]["headers"]["location"] == f"/v1/data/orders/{key}"
-
-
 async def test_a_key_that_is_submitted_twice_has_one_effect_and_both_have_its_result(api: Api, shop: Shop) -> None:
     key = await shop.order(mark=10)
     once = {"Idempotency-Key": f"k-{key}"}
@@ -76,25 +64,11 @@ async def test_a_key_that_is_submitted_twice_has_one_effect_and_both_have_its_re
     assert first["answer"]["body"] == second["answer"]["body"]
     assert second["answer"]["headers"]["idempotent-replayed"] == "true"
     assert await shop.mark(key) == 11
+    another = await submit(api, "PATCH", f"orders/{key}", {"note": "another"}, token=14, headers=once)
+    told = await decided(api, another)
+    assert (told["state"], told["answer"]["body"]["code"], told["dead_letter"]) == ("failed", "FP014", True)
     at_once = await api.ask("PATCH", f"data/orders/{key}", {"note": "new"}, token=13, headers=once)
     assert at_once.headers["idempotent-replayed"] == "true", "over HTTP too"
-
-
-async def test_a_key_of_another_write_fails_later(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=10)
-    once = {"Idempotency-Key": f"k-{key}"}
-    await decided(api, await submit(api, "PATCH", f"orders/{key}", {"note": "one"}, token=11, headers=once))
-    told = await decided(api, await submit(api, "PATCH", f"orders/{key}", {"note": "two"}, token=12, headers=once))
-    assert (told["state"], told["answer"]["body"]["code"], told["dead_letter"]) == ("failed", "FP014", True)
-
-
-async def test_metrics_count_submissions_apart_from_writes(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=10)
-    await decided(api, await submit(api, "DELETE", f"orders/{key}", token=11))
-    told = (await api.http.get("/metrics")).text
-    labels = '{table="orders",verb="submit"'
-    assert f'fencepost_operations_total{labels},verdict="accepted"}}' in told
-    assert f"fencepost_rows_written_total{labels}}} 0.0" in told, "the consumer counts them, under delete"
 
 
 @asynccontextmanager
@@ -122,44 +96,6 @@ async def test_a_stream_says_queued_at_once_and_applied_when_it_is(api: Api, sho
     assert (last.kind, last.data["answer"]["body"]["note"]) == ("applied", "new")
     await events.ended()
     await stream.__aexit__(None, None, None)
-
-
-async def test_an_id_with_another_last_part_than_the_write_that_waits_there_is_404(api: Api, shop: Shop) -> None:
-    key = await shop.order(mark=10)
-    async with held(shop, "SELECT 1 FROM orders WHERE order_id = $1 FOR UPDATE", key):
-        page = await submit(api, "PATCH", f"orders/{key}", {"note": "new"}, token=11)
-        wrong = f"{page.rpartition('.')[0]}.0123456789abcdef"
-        assert code(await api.http.get(wrong)) == (404, "FP029")
-        assert (await api.http.get(page)).json()["state"] == "queued"
-    assert (await decided(api, page))["state"] == "applied"
-    assert code(await api.http.get(wrong)) == (404, "FP029")
-
-
-async def test_writes_to_a_table_with_a_queue_are_applied_in_their_order(api: Api, shop: Shop) -> None:
-    connection = await asyncpg.connect(shop.dsn)
-    await connection.execute("CREATE TABLE parcels (parcel_id text PRIMARY KEY, steps int[] NOT NULL DEFAULT '{}')")
-    await connection.execute("CREATE TABLE seen (n serial, parcel_id text, steps int[])")
-    await connection.execute(
-        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN INSERT INTO public.seen (parcel_id, steps) VALUES (NEW.parcel_id, NEW.steps); RETURN NULL; END'"
-    )
-    await connection.execute("CREATE TRIGGER see AFTER UPDATE ON parcels FOR EACH ROW EXECUTE FUNCTION see()")
-    await protect(connection, "parcels", queue=DEFAULT_QUEUE)
-    parcels = [f"p-{number}" for number in range(5)]
-
-    async def one_after_the_other(parcel: str) -> str:
-        await submit(api, "POST", "parcels", {"parcel_id": parcel}, prefer=None)
-        for step in range(10):
-            page = await submit(api, "PATCH", f"parcels/{parcel}", {"steps": [step]}, prefer=None)
-        return page
-
-    pages = await asyncio.gather(*map(one_after_the_other, parcels))
-    marks = [int((await decided(api, page))["answer"]["headers"]["x-fence-mark"]) for page in pages]
-    for parcel, mark in zip(parcels, marks, strict=True):
-        seen = await connection.fetch("SELECT steps FROM seen WHERE parcel_id = $1 ORDER BY n", parcel)
-        assert [row["steps"] for row in seen] == [[step] for step in range(10)], parcel
-        assert await connection.fetchval("SELECT last_fence_token FROM parcels WHERE parcel_id = $1", parcel) == mark
-    await connection.close()
 
 
 @pytest.mark.long("holders, leaders and gateways that are paused or killed")

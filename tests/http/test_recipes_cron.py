@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.http.conftest import StartGateway
 from tests.http.lock_machines import Machines
 from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
@@ -19,6 +20,12 @@ pytestmark = pytest.mark.long("recipes that run as processes")
 PAGE = DOCS / "recipes" / "cron-on-two-machines.md"
 PAYS = "SET LOCAL fencepost.token = '5'; UPDATE orders SET status = 'paid' WHERE order_id = 'order-123'"
 OLD, NEW = Decimal("19.90"), Decimal("62.40")
+
+
+@pytest.fixture
+async def gateway_url(demo_database: str, start_gateway: StartGateway) -> str:
+    """Give a gateway on the test's own database, to which the machines write."""
+    return await start_gateway(demo_database)
 
 
 @pytest.fixture

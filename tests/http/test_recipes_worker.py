@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.http.conftest import StartGateway
 from tests.http.lock_machines import Machines
 from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
@@ -16,6 +17,12 @@ from fencepost.testing.servers.waiting import PATIENCE, eventually
 pytestmark = pytest.mark.long("recipes that run as processes")
 
 PAGE = DOCS / "recipes" / "one-active-worker.md"
+
+
+@pytest.fixture
+async def gateway_url(demo_database: str, start_gateway: StartGateway) -> str:
+    """Give a gateway on the test's own database, to which the machines write."""
+    return await start_gateway(demo_database)
 
 
 @pytest.fixture

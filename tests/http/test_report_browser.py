@@ -1,39 +1,27 @@
 """The report of a torture run in a real browser, with the network switched off."""
 
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
-from playwright.async_api import Page, async_playwright, expect
-from tests.http.test_docs_browser import ARGUMENTS, CHROMIUM, Seen
+from playwright.async_api import Page, expect
+from tests.http.browser import Seen, browser_page, in_a_browser
 from tests.support.report_histories import paused_holder
 
 from fencepost.testing.checker import check
 from fencepost.testing.history import read
-from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.torture.report import write_report
 
-pytestmark = [
-    pytest.mark.long("tests in a browser"),
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium: apt-get install chromium"),
-]
-
-
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        context = await browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
-        page = await context.new_page()
-        page.set_default_timeout(PATIENCE * 1000)
-        yield page
-        await browser.close()
+pytestmark = in_a_browser
 
 
 async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_what_is_not_of_it(
-    page: Page, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    async with browser_page(offline=True, viewport={"width": 1280, "height": 900}) as page:
+        await shows_and_stops(page, tmp_path)
+
+
+async def shows_and_stops(page: Page, tmp_path: Path) -> None:
     history = paused_holder(fenced=False).write(tmp_path / "h.jsonl")
     write_report(history, check(read(history)), tmp_path / "report.html")
     report, seen = (tmp_path / "report.html").as_uri(), Seen(page)

@@ -16,7 +16,8 @@ from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch, serving, serving_as_it_is, workers
 
 from fencepost.embedded.server import running_url
-from fencepost.testing.servers.processes import descendants, mentioning
+from fencepost.testing.servers.databases import run_on
+from fencepost.testing.servers.processes import descendants
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ORDER = "/v1/data/orders/order-123"
@@ -80,28 +81,25 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@workers
 async def test_neither_ctrl_c_nor_kill_9_leaves_a_process_or_loses_a_write(
-    short_dir: Path, client: httpx.AsyncClient, workers: str
+    short_dir: Path, client: httpx.AsyncClient
 ) -> None:
-    async with serving(short_dir, "--workers", workers) as gateway:
+    """What PostgreSQL has committed outlives a kill -9: integration/test_embedded.py."""
+    async with serving(short_dir, "--workers", "2") as gateway:
         assert (await patch_order(client, gateway.url, 34, "shipped")).status_code == 200
         left = gateway.processes()
         gateway.interrupt()
         assert await gateway.ended() == 0
         await all_gone(left)
         assert "Traceback" not in gateway.errors.read_text()
-    async with serving(short_dir, "--workers", workers) as gateway:
+    async with serving(short_dir, "--workers", "2") as gateway:
         assert (await client.get(gateway.url + ORDER)).json()["status"] == "shipped"
         assert "not properly shut down" not in (short_dir / "data" / "postgresql.log").read_text()
-        assert (await patch_order(client, gateway.url, 35, "paid")).status_code == 200
         left = gateway.processes()
-        assert len(left) >= 2 + (int(workers) if workers != "1" else 0)
+        assert len(left) >= 4
         gateway.process.kill()
         gateway.process.wait()
         await all_gone(left)
-    async with serving(short_dir) as gateway:
-        assert (await client.get(gateway.url + ORDER)).json()["status"] == "paid"
 
 
 async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done_and_a_first_start_greets(
@@ -159,17 +157,8 @@ async def test_a_write_that_outlasts_the_time_for_stopping_has_an_unknown_outcom
 
 @workers
 async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
-    arguments = (
-        "--workers",
-        workers,
-        "--shutdown-timeout",
-        "600",
-        "--lock-timeout",
-        "600",
-        "--statement-timeout",
-        "600",
-    )
-    async with serving(short_dir, *arguments) as gateway, row_held(short_dir):
+    long = ("--shutdown-timeout", "600", "--lock-timeout", "600", "--statement-timeout", "600")
+    async with serving(short_dir, "--workers", workers, *long) as gateway, row_held(short_dir):
         request = patch_order(client, gateway.url, 34, "shipped")
         await a_request_waits(short_dir)
         gateway.interrupt()
@@ -180,33 +169,30 @@ async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.Asyn
         await asyncio.gather(request, return_exceptions=True)
 
 
-async def test_a_dead_worker_is_replaced(short_dir: Path, client: httpx.AsyncClient) -> None:
-    async with serving(short_dir, "--workers", "2") as gateway:
-        workers = [pid for pid, command in mentioning("spawn_main").items() if pid in gateway.processes()]
-        assert len(workers) == 2
-        os.kill(workers[0], signal.SIGKILL)
-
-        async def replaced() -> bool:
-            now = [pid for pid in mentioning("spawn_main") if pid in gateway.processes()]
-            return len(now) == 2 and workers[0] not in now
-
-        await eventually(replaced, what="a new worker")
-        assert (await client.get(gateway.url + "/healthz")).status_code == 200
-
-
-async def test_the_gateway_ends_when_postgresql_does(short_dir: Path) -> None:
+async def test_sighup_has_the_tables_looked_at_anew(short_dir: Path, client: httpx.AsyncClient) -> None:
     async with serving(short_dir) as gateway:
+
+        async def tables() -> str:
+            """What /readyz shows of the catalog; asking it loads nothing."""
+            return str((await client.get(f"{gateway.url}/readyz")).json()["catalog"]).partition(", ")[2]
+
+        before, url = await tables(), running_url(short_dir / "data")
+        await run_on(str(url), "CREATE TABLE public.fresh (id int PRIMARY KEY)")
+        assert await tables() == before
+        gateway.process.send_signal(signal.SIGHUP)
+
+        async def seen() -> bool:
+            return await tables() != before
+
+        await eventually(seen, what="the new table")
         postmaster = (short_dir / "data" / "pgdata" / "postmaster.pid").read_text().splitlines()[0]
         os.kill(int(postmaster), signal.SIGKILL)
-        assert await gateway.ended() == 1
+        assert await gateway.ended() == 1, "it ends when PostgreSQL does"
         assert "the embedded PostgreSQL ended by itself" in gateway.errors.read_text()
 
 
-@pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:"), ("::1", "http://[::1]:")])
-async def test_other_addresses_are_served_when_asked_for(
-    short_dir: Path, client: httpx.AsyncClient, host: str, url: str
-) -> None:
+async def test_other_addresses_are_served_when_asked_for(short_dir: Path, client: httpx.AsyncClient) -> None:
     variables = {"FENCEPOST_ALLOW_REMOTE": "1", "FENCEPOST_JWT_SECRET": "x" * 32, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""}
-    async with serving(short_dir, "--host", host, **variables) as gateway:
-        assert gateway.url.startswith(url)
+    async with serving(short_dir, "--host", "0.0.0.0", **variables) as gateway:
+        assert gateway.url.startswith("http://127.0.0.1:")
         assert (await client.get(gateway.url + "/healthz")).status_code == 200

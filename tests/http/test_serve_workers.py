@@ -4,13 +4,18 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+from tests.http.raw import RawConnection
 from tests.support.processes import all_gone, established
 from tests.support.serving import Gateway, serving
 
+from fencepost.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.storage.schema.migrate import upgrade
+from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.processes import mentioning
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
@@ -19,11 +24,8 @@ pytestmark = pytest.mark.long("tests of several worker processes")
 _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Connection:
-    """A bare connection to the gateway, kept open."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+class Connection(RawConnection):
+    """A connection to the gateway, kept open."""
 
     @property
     def port(self) -> int:
@@ -31,20 +33,11 @@ class Connection:
         return port
 
     async def ask(self) -> int:
-        self.writer.write(_REQUEST)
-        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE)
-        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-        await self.reader.readexactly(length)
-        return int(head.split()[1])
+        await self.send(_REQUEST)
+        return (await asyncio.wait_for(self.answer(), PATIENCE)).status
 
     async def closed_by_the_other_side(self) -> None:
-        with suppress(ConnectionResetError):
-            assert await asyncio.wait_for(self.reader.read(), PATIENCE) == b""
-
-    async def close(self) -> None:
-        self.writer.close()
-        with suppress(ConnectionError):
-            await self.writer.wait_closed()
+        assert await asyncio.wait_for(self.ended(), PATIENCE)
 
 
 class Clients:
@@ -59,7 +52,7 @@ class Clients:
 
         async def one() -> Connection:
             connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
-            self._stack.push_async_callback(connection.close)
+            self._stack.callback(connection.close)
             return connection
 
         return await asyncio.gather(*(one() for _ in range(count)))
@@ -76,39 +69,11 @@ class Clients:
     def held(self) -> dict[int, set[int]]:
         return established(self.port, self.workers())
 
-    def counts(self) -> list[int]:
-        return sorted(len(ports) for ports in self.held().values())
-
 
 @asynccontextmanager
 async def served(directory: Path, workers: int) -> AsyncIterator[tuple[Gateway, Clients]]:
     async with serving(directory, "--workers", str(workers)) as gateway, AsyncExitStack() as stack:
         yield gateway, Clients(gateway, stack)
-
-
-async def test_connections_are_spread_evenly(short_dir: Path) -> None:
-    async with served(short_dir, 3) as (_, clients):
-        await clients.answered(64)
-        assert clients.counts() == [21, 21, 22]
-
-
-async def test_new_connections_go_where_the_fewest_are(short_dir: Path) -> None:
-    async with served(short_dir, 2) as (_, clients):
-        connections = await clients.answered(16)
-        victim = clients.workers()[0]
-        ended = clients.held()[victim]
-        await asyncio.gather(*(connection.close() for connection in connections if connection.port in ended))
-
-        async def gone() -> bool:
-            return clients.counts() == [0, 8]
-
-        await eventually(gone, what="the end of one worker's connections")
-
-        async def caught_up() -> bool:  # never by turns alone
-            await clients.answered(1)
-            return len(set(clients.counts())) == 1
-
-        await eventually(caught_up, what="as many connections for the idle worker")
 
 
 async def test_a_killed_workers_replacement_gets_connections(short_dir: Path) -> None:
@@ -134,26 +99,6 @@ async def test_a_killed_workers_replacement_gets_connections(short_dir: Path) ->
         assert first[0] not in clients.workers()
 
 
-async def test_a_connection_handed_to_a_worker_that_dies_first_is_closed(short_dir: Path) -> None:
-    async with served(short_dir, 2) as (_, clients):
-        victim = clients.workers()[0]
-        os.kill(victim, signal.SIGSTOP)
-        connections = await clients.connect(4)
-        asked = [asyncio.create_task(connection.ask()) for connection in connections]
-
-        async def half_answered() -> bool:
-            return sum(task.done() for task in asked) >= 2
-
-        await eventually(half_answered, what="the answers of the other worker")
-        os.kill(victim, signal.SIGKILL)
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        assert outcomes.count(200) >= 2
-        assert all(
-            outcome == 200 or isinstance(outcome, ConnectionResetError | asyncio.IncompleteReadError)
-            for outcome in outcomes
-        )
-
-
 async def test_sighup_reloads_in_every_worker_and_ends_no_connection_and_sigterm_ends_them(short_dir: Path) -> None:
     async with served(short_dir, 2) as (gateway, clients):
         connections = await clients.answered(4)
@@ -172,3 +117,43 @@ async def test_sighup_reloads_in_every_worker_and_ends_no_connection_and_sigterm
         await asyncio.gather(*(connection.closed_by_the_other_side() for connection in connections))
         assert await gateway.ended() == 0
         assert "Traceback" not in gateway.errors.read_text()
+
+
+async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(short_dir: Path) -> None:
+    directory = short_dir / "postgres"
+    server = PostgresServer(bin_dir=embedded_bin_dir(), data_dir=directory, port=free_port())
+    server.start()
+    try:
+        url = server.url
+        await upgrade(url)
+        async with (
+            serving(short_dir, "--workers", "2", FENCEPOST_DATABASE_URL=url) as gateway,
+            httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
+            AsyncExitStack() as stack,
+        ):
+            first = set(Clients(gateway, stack).workers())
+            assert len(first) == 2
+            server.stop()
+            victim = min(first)
+            os.kill(victim, signal.SIGKILL)
+
+            async def failed_to_start() -> bool:
+                return "Application startup failed" in gateway.errors.read_text()
+
+            await eventually(failed_to_start, what="a worker that cannot start")
+            assert (await client.get("/healthz")).status_code == 200
+            assert (await client.get("/v1/data/orders")).status_code == 503
+            assert gateway.process.poll() is None
+
+            server.start()
+
+            async def all_back() -> bool:
+                now = set(Clients(gateway, stack).workers())
+                return len(now) == 2 and victim not in now and (await client.get("/readyz")).status_code == 200
+
+            await eventually(all_back, what="two workers again")
+            assert (await client.get("/v1/data/orders/order-123")).status_code == 200
+            gateway.interrupt()
+            assert await gateway.ended() == 0
+    finally:
+        server.stop()

@@ -37,7 +37,7 @@ async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(
     tables: str, start_gateway: StartGateway
 ) -> None:
     async with reading(await start_gateway(tables)) as http:
-        for path in ("plain", "plain/1", "plain?id=eq.1", "shown", "public.plain"):
+        for path in ("plain", "plain/1", "shown", "public.plain"):
             answer = await http.get(f"/v1/data/{path}")
             assert (answer.status_code, answer.json()["code"]) == (403, "FP005"), path
             assert "not for all" not in answer.text, path
@@ -57,18 +57,11 @@ async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(
         assert (await http.get("/v1/data/plain")).status_code == 200
 
 
-async def test_it_is_read_where_the_operator_wants_that(tables: str, start_gateway: StartGateway) -> None:
-    async with reading(await start_gateway(tables, serve_unprotected=True)) as http:
-        assert (await http.get("/v1/data/plain/1")).json() == {"id": 1, "note": "not for all"}
-        assert (await http.get("/v1/data/shown?limit=1")).status_code == 200
-
-
-@pytest.mark.parametrize("listed", ["orders", " public.orders ,"])
-async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway: StartGateway, listed: str) -> None:
-    async with reading(await start_gateway(tables, tables=listed, serve_unprotected=True)) as http:
-        assert (await http.get("/v1/data/orders?limit=1")).status_code == 200
-        assert (await http.get("/v1/data/public.orders?limit=1")).status_code == 200
-        for path in ("sales.leads", "plain", "shown"):
+async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway: StartGateway) -> None:
+    async with reading(await start_gateway(tables, tables=" public.orders ,shown", serve_unprotected=True)) as http:
+        for path in ("orders?limit=1", "public.orders?limit=1", "shown?limit=1"):
+            assert (await http.get(f"/v1/data/{path}")).status_code == 200, path
+        for path in ("sales.leads", "plain"):
             answer = await http.get(f"/v1/data/{path}")
             assert (answer.status_code, answer.json()["code"]) == (404, "FP007"), path
         write = await http.patch("/v1/data/sales.leads/1", headers={"X-Fence-Token": "9"}, json={"note": "mine"})
@@ -78,8 +71,7 @@ async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway:
         assert paths & {"/v1/data/sales.leads", "/v1/data/plain"} == set()
         # Requests for other tables do not have the catalog loaded.
         before = loads(await http.get("/metrics"))
-        for _ in range(5):
-            assert (await http.get("/v1/data/sales.leads")).status_code == 404
+        assert (await http.get("/v1/data/sales.leads")).status_code == 404
         assert loads(await http.get("/metrics")) == before
 
 

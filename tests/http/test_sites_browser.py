@@ -6,15 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page
+from tests.http.browser import browser_page, in_a_browser
 from tests.http.conftest import StartGateway
-from tests.http.test_docs_browser import ARGUMENTS, CHROMIUM
 
-pytestmark = [
-    pytest.mark.long("tests in a browser"),
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium: apt-get install chromium"),
-    pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True),
-]
+pytestmark = [*in_a_browser, pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)]
 
 LEASE = '{"lock": "nightly", "owner": "a page", "ttl_ms": 3600000}'
 ATTACKS = """async ([url, body]) => {
@@ -56,10 +52,8 @@ def another_site() -> Iterator[str]:
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield await browser.new_page()
-        await browser.close()
+    async with browser_page() as page:
+        yield page
 
 
 async def locks(url: str) -> list[str]:

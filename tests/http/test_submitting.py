@@ -41,7 +41,6 @@ async def test_a_write_of_one_row_is_queued_and_answered_with_the_place_of_its_r
         ("DELETE", "data/items/a%2Cb,+3", None, "items/a%2Cb,3", None),
         ("POST", "data/orders", {"order_id": "n", "note": "ü"}, "orders/n", b'{"order_id": "n", "note": "\\u00fc"}'),
         ("POST", "data/numbered", [{"id": "007"}], "numbered/7", b'{"id": "007"}'),
-        ("PATCH", "data/sales.orders/1", {"label": "x"}, "sales.orders/1", b'{"label": "x"}'),
     ):
         forget(queued)
         answer = await queued.api.ask(method, path, body, token=11, prefer=ASYNC)
@@ -80,10 +79,8 @@ async def test_the_message_has_what_the_request_asked_for_and_not_what_it_asked_
 async def test_what_cannot_be_done_is_answered_at_once_and_not_queued(queued: Queued) -> None:
     for method, path, body, token, expected, named in (
         ("PATCH", "data/nowhere/1", {}, 1, (404, "FP007"), "nowhere"),
-        ("PATCH", "data/diary/1", {}, 1, (403, "FP005"), "diary"),
         ("PATCH", "data/orders/a", {"colour": "red"}, 1, (400, "FP016"), "colour"),
         ("PATCH", "data/numbered/seven", {}, 1, (400, "22P02"), "seven"),
-        ("PATCH", "data/orders/a", [], 1, (400, "FP016"), "array"),
         ("PATCH", "data/orders/a", {"status": "paid"}, None, (428, "FP003"), "orders"),
         ("PATCH", "data/orders/a", {"status": "paid"}, "x", (400, "FP004"), "X-Fence-Token"),
         ("POST", "data/orders", {"status": "paid"}, 1, (400, "FP016"), "order_id"),
@@ -91,7 +88,6 @@ async def test_what_cannot_be_done_is_answered_at_once_and_not_queued(queued: Qu
         ("POST", "data/made", {"label": "x"}, 1, (400, "FP016"), "id"),
         ("POST", "data/orders", [{"order_id": "a"}, {"order_id": "b"}], 1, (400, "FP016"), "one row"),
         ("PATCH", "data/orders?order_id=eq.a", {"status": "paid"}, 1, (400, "FP016"), "respond-async"),
-        ("DELETE", "data/orders?order_id=eq.a", None, 1, (400, "FP016"), "respond-async"),
         ("POST", "claims", {"resource": "orders/a"}, 1, (400, "FP016"), "respond-async"),
         ("POST", "leases", {"lock": "a"}, None, (400, "FP016"), "respond-async"),
     ):
@@ -112,10 +108,10 @@ async def test_a_log_that_does_not_take_it_is_told_apart_by_whether_it_may_be_th
             "DELETE", "data/orders/a", token=1, prefer=ASYNC, headers={"Idempotency-Key": "k"}
         )
         told = answer.json()
-        assert code(answer) == expected, (error, expected, hint)
-        assert (str(error) in told["detail"], told["queue"]) == (True, "postgres:default"), (error, expected, hint)
-        assert told["retryable"] == (expected[0] == 503) == ("retry-after" in answer.headers), (error, expected, hint)
-        assert hint is None or hint in told["hint"], (error, expected, hint)
+        assert code(answer) == expected
+        assert (str(error) in told["detail"], told["queue"]) == (True, "postgres:default")
+        assert told["retryable"] == (expected[0] == 503) == ("retry-after" in answer.headers)
+        assert hint is None or hint in told["hint"]
 
 
 async def test_a_queue_that_the_gateway_has_not_is_named(queued: Queued) -> None:

@@ -77,28 +77,6 @@ async def test_no_number_that_is_shown_can_write(api: Api, shop: Shop, rule: str
     assert (await api.ask("PATCH", f"data/{table}/{key}", {}, token=held["tokens"][2])).status_code == 200
 
 
-async def test_under_the_rule_epoch_a_refused_client_learns_that_it_is_stale_and_who_came_after(
-    api: Api, shop: Shop
-) -> None:
-    await shop.sql("SELECT 1")
-    key = shop.key()
-    late = await lease(api, shop.key(), owner="worker-a")
-    newer = await lease(api, key, owner="worker-b")
-    assert (await api.ask("PUT", f"data/leased/{key}", {}, token=newer["token"])).status_code == 201
-    answer = await api.ask("PATCH", f"data/leased/{key}", {}, token=late["token"])
-    assert code(answer) == (409, "FP001")
-    problem = answer.json()
-    assert (problem["presented_token"], problem["current_token"]) == (late["token"], None)
-    assert problem["detail"].startswith(
-        f"Token {late['token']} is stale for leased/{key}: a newer one has been accepted since. The newer token was"
-        " issued to worker-b, who was granted the lock"
-    )
-    assert problem["superseded_by"]["lease_id"] == newer["lease_id"]
-    fence = (await api.ask("GET", f"fences?resource=leased/{key}")).json()
-    assert (fence["mark"], fence["rule"]) == (None, "epoch")
-    assert [(each["token"], each["by"]["holder"]) for each in fence["story"]] == [(None, "worker-b")]
-
-
 async def test_marks_under_the_rule_epoch_are_not_asked_for_by_filters(api: Api) -> None:
     for query in ("last_fence_token=gt.5", "order=last_fence_token", "or=(id.eq.a,last_fence_token.lt.9)"):
         held = await lease(api, f"asked for by {query}")

@@ -45,6 +45,8 @@ ALIKE = [
     PUT + b"Content-Length:5\r\n\r\n12345",
     PUT + b"Content-Length: 5 \r\n\r\n12345",
     PUT + H2C + b"Content-Length: 5\r\n\r\n12345",
+    PUT + b"Upgrade: any/1\r\nConnection: keep-alive, UPGRADE\r\nContent-Length: 5\r\n\r\n12345",
+    PUT + b"Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
     PUT + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n12345",
     PUT + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
     PUT + H2C + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
@@ -101,6 +103,9 @@ REFUSED = [
     PUT + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
     PUT + b"Transfer-Encoding: identity\r\n\r\n",
     PUT + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    PUT + b"Transfer-Encoding: , chunked\r\n\r\n0\r\n\r\n",
+    PUT + b"Transfer-Encoding: chunked;q=1\r\n\r\n0\r\n\r\n",
+    PUT + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     PUT + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
     b"PUT /a HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     CHUNKED + b"\r\n5 \r\n12345\r\n0\r\n\r\n",
@@ -192,7 +197,7 @@ async def by_gateway(recorded: tuple[Recorded, str], data: bytes, size: int) -> 
     return list(one.requests), [int(status) for status in STATUS.findall(answers)]
 
 
-@pytest.mark.parametrize("size", [100_000, 7])
+@pytest.mark.parametrize("size", [100_000, 7, 1])
 async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, str], size: int) -> None:
     differ = {}
     for data in ALIKE:

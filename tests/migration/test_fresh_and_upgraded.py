@@ -93,45 +93,34 @@ async def test_the_next_versions_schema_is_the_same_upgraded_and_new(empty: Empt
 NOTE = "COMMENT ON COLUMN fencepost.marks.future IS 'To come'"
 DIFFERENT: list[tuple[str, tuple[str, ...], Mapping[str, tuple[str, str]]]] = [
     ("the files lack the change", CHANGE, {}),
-    ("the revision lacks the change", (), FILES),
-    ("another default", ("ALTER TABLE fencepost.marks ADD COLUMN future integer DEFAULT 1",), FILES),
     ("only one has a comment", (*CHANGE, NOTE), FILES),
 ]
 
 
-@pytest.mark.parametrize(("change", "files"), [pytest.param(*case[1:], id=case[0]) for case in DIFFERENT])
-async def test_a_revision_and_the_files_that_differ_are_seen(
-    empty: Empty, tmp_path: Path, change: tuple[str, ...], files: Mapping[str, tuple[str, str]]
-) -> None:
+async def test_a_revision_and_the_files_that_differ_are_seen(empty: Empty, tmp_path: Path) -> None:
     ours = upgrade_sql()
-    with next_version(tmp_path, newest(), change, files):
-        assert await upgraded(await empty(), ours) != await new(await empty())
+    for number, (name, change, files) in enumerate(DIFFERENT):
+        where = tmp_path / str(number)
+        where.mkdir()
+        with next_version(where, newest(), change, files):
+            assert await upgraded(await empty(), ours) != await new(await empty()), name
 
 
 CHANGES = [
     "ALTER TABLE fencepost.marks ADD COLUMN by_hand int",
-    "ALTER TABLE fencepost.marks DROP COLUMN changed_at",
     "ALTER TABLE fencepost.floors ALTER COLUMN floor DROP NOT NULL",
-    "ALTER TABLE fencepost.floors ALTER COLUMN floor SET DEFAULT 1",
     "ALTER TABLE fencepost.protected DROP CONSTRAINT protected_name_key",
-    "ALTER TABLE fencepost.protected ALTER COLUMN rule TYPE varchar(10)",
     "ALTER TABLE fencepost.marks RESET (fillfactor)",
     "ALTER TABLE fencepost.marks ENABLE ROW LEVEL SECURITY",
     "ALTER TABLE fencepost.marks DISABLE TRIGGER never_lower",
-    "DROP TRIGGER never_lower ON fencepost.floors",
     "ALTER SEQUENCE fencepost.tokens CACHE 2",
     "ALTER TYPE fencepost.acquired ADD ATTRIBUTE by_hand int",
     "DROP INDEX fencepost.waiters_visit_idx",
-    "CREATE TABLE fencepost.by_hand (id int)",
     "CREATE OR REPLACE FUNCTION fencepost.may_break_glass() RETURNS boolean LANGUAGE sql IMMUTABLE RETURN false",
     "ALTER FUNCTION fencepost.wake VOLATILE SECURITY DEFINER",
-    "ALTER FUNCTION fencepost.sweep RESET search_path",
     "ALTER FUNCTION fencepost.sweep OWNER TO pg_monitor",
     "GRANT EXECUTE ON FUNCTION fencepost.sweep TO PUBLIC",
-    "REVOKE EXECUTE ON FUNCTION fencepost.enc FROM PUBLIC",
     "GRANT SELECT ON fencepost.marks TO PUBLIC",
-    "REVOKE SELECT ON SEQUENCE fencepost.tokens FROM PUBLIC",
-    "REVOKE USAGE ON SCHEMA fencepost FROM PUBLIC",
     "COMMENT ON TABLE fencepost.marks IS NULL",
     "CREATE OR REPLACE VIEW fencepost.live_waiters AS SELECT * FROM fencepost.waiters",
     "ALTER EVENT TRIGGER fencepost_dropped DISABLE",

@@ -86,12 +86,13 @@ class SealedShop:
             await connection.close()
 
     async def reset(self) -> None:
-        """Have the rows of ROWS, unwritten, and no marks."""
+        """Have the rows of ROWS, unwritten, no marks, and nothing held."""
         tables = ", ".join(f"public.{table}" for table in (*SEALED, "transfers", "plain"))
         connection = await asyncpg.connect(self.dsn)
         try:
             await connection.execute("SET session_replication_role = replica")  # no trigger judges this
             await connection.execute(f"TRUNCATE {tables}; DELETE FROM fencepost.marks; {ROWS}")
+            await connection.execute("DELETE FROM fencepost.locks; DELETE FROM fencepost.leases")
         finally:
             await connection.close()
 

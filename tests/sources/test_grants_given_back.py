@@ -71,17 +71,6 @@ async def test_a_client_that_goes_leaves_no_hold(make: Callable[..., Any]) -> No
         assert not stage.service.held
 
 
-async def test_a_database_that_cannot_record_it_means_no_grant(make: Callable[..., Any]) -> None:
-    async with make(slow={"a"}) as stage:
-        asking = asyncio.create_task(stage.acquire("a"))
-        await stage.service.asked.wait()
-        await stage.observer.execute("ALTER TABLE fencepost.source_leases RENAME TO gone")
-        stage.service.gate.set()
-        with pytest.raises(Exception, match="source_leases"):
-            await asking
-        assert stage.service.released == ["a#1"]
-
-
 async def test_a_hold_that_cannot_be_given_back_is_reported(make: Callable[..., Any]) -> None:
     async with make(slow={"a"}, release_fails=True) as stage:
         asking = asyncio.create_task(stage.acquire("a"))

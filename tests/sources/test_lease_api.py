@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 from tests.conformance.bench import Bench
-from tests.sources.conftest import Api, every_source, secret
+from tests.sources.conftest import Api, one_source, secret
 
 from fencepost.cli.main import main
 from fencepost.testing.servers.waiting import eventually
@@ -23,34 +23,6 @@ def lock() -> str:
     return f"orders/{next(_numbers)}"
 
 
-@every_source
-async def test_a_lease_lives_from_its_grant_to_its_release(api: Api, lock: str) -> None:
-    granted = await api.grant(lock, owner="worker-a", tokens=3)
-    assert granted["source"] == api.source
-    assert granted["lease_id"].startswith(f"{api.source}-")
-    tokens = [int(token) for token in granted["tokens"]]
-    assert len(tokens) == 3
-    held = await api.post(lock, owner="worker-b")
-    assert (held.status_code, held.json()["code"]) == (423, "FP011")
-    assert held.json()["holder"] == "worker-a"
-    renewed = await api.on(granted, "renew", ttl_ms=25_000)
-    assert renewed.status_code == 200
-    assert 20_000 < renewed.json()["remaining_ms"] <= 25_000
-    minted = await api.on(granted, "tokens", count=2)
-    tokens += [int(token) for token in minted.json()["tokens"]]
-    assert tokens == sorted(set(tokens))
-    listed = (await api.client.get("/v1/locks", params={"source": api.source})).json()
-    assert [(each["name"], each["owner"], "token" in each) for each in listed] == [(lock, "worker-a", False)]
-    state = (await api.client.get(f"/v1/leases/{granted['lease_id']}")).json()
-    assert (state["source"], "token" in state) == (api.source, False)
-    assert (await api.on(granted, "delete")).status_code == 204
-    assert (await api.on(granted, "delete")).status_code == 204
-    for gone in (await api.on(granted, "renew"), await api.on(granted, "tokens")):
-        assert (gone.status_code, gone.json()["code"]) == (410, "FP012")
-    successor = await api.grant(lock, owner="worker-b")
-    assert int(successor["token"]) > tokens[-1]
-
-
 async def test_an_operator_ends_a_lease_and_the_lock_is_free_at_the_service(api: Api, bench: Bench, lock: str) -> None:
     granted = await api.grant(lock, owner="gone")
     given = ("--database-url", api.database, "--sources", f"{api.source}={bench.url}", "--source", api.source)
@@ -61,9 +33,7 @@ async def test_an_operator_ends_a_lease_and_the_lock_is_free_at_the_service(api:
     assert "gone" in done.output
     assert (await api.on(granted, "renew")).status_code == 410
 
-    async def next_grant() -> (
-        bool
-    ):  # a hold that lives by the gateway's session is ended by the gateway, a little later
+    async def next_grant() -> bool:  # a hold that lives by a session is ended by the gateway, a little later
         return (await api.post(lock, owner="next")).status_code == 201
 
     await eventually(next_grant, what="a grant to the next")
@@ -105,6 +75,7 @@ async def test_the_leases_tokens_write_and_older_ones_are_stale(api: Api, lock: 
     assert (foreign.status_code, foreign.json()["code"]) == (409, "FP008")
 
 
+@one_source
 async def test_the_same_secret_again_is_the_same_lease(api: Api, lock: str) -> None:
     mine = secret()
     first = await api.post(lock, owner="a", tokens=2, secret=mine)
@@ -119,6 +90,7 @@ async def test_the_same_secret_again_is_the_same_lease(api: Api, lock: str) -> N
     assert (await api.on(first.json(), "renew")).status_code == 200
 
 
+@one_source
 async def test_a_claim_fences_the_older_holder_off_before_the_new_one_writes(api: Api, lock: str) -> None:
     old = await api.grant(lock, owner="old", tokens=2)
     assert (await api.write(old["tokens"][0])).status_code == 200
@@ -133,6 +105,7 @@ async def test_a_claim_fences_the_older_holder_off_before_the_new_one_writes(api
     assert (await api.write(new["token"])).status_code == 200
 
 
+@one_source
 async def test_a_claim_that_is_refused_gives_the_lock_back(api: Api, lock: str) -> None:
     refused = await api.post(lock, claim=["nowhere/1"])
     assert (refused.status_code, refused.json()["code"]) == (404, "FP007")
@@ -159,15 +132,7 @@ async def test_who_waits_gets_the_lock_when_it_is_released(api: Api, lock: str) 
     assert (await api.on(second, "renew")).status_code == 200
 
 
-async def test_a_lease_that_is_not_renewed_is_over_and_the_lock_becomes_free(api: Api, lock: str) -> None:
-    first = await api.grant(lock, ttl_ms=1000, owner="late")
-    second = await api.grant(lock, wait_ms=60_000, owner="next")
-    lost = await api.on(first, "renew")
-    assert lost.status_code == 410
-    assert lost.json()["superseded_by"]["holder"] == "next"
-    assert int(second["token"]) > int(first["token"])
-
-
+@one_source
 async def test_what_makes_no_sense_is_refused(api: Api) -> None:
     several = await api.client.post("/v1/leases", json={"locks": ["a", "b"], "source": api.source})
     assert (several.status_code, "one name at a time" in several.text) == (400, True)

@@ -2,21 +2,22 @@
 
 import asyncio
 
-import pytest
 from click.testing import CliRunner
 from tests.conformance.redis_bench import RedisBench, command
-from tests.sources.conftest import Api
+from tests.sources.conftest import Api, one_source
 from tests.support.in_process import in_process
 
 from fencepost.cli.main import main
 from fencepost.locks.source import MOST_NATIVE
 
 
-@pytest.mark.parametrize("bench", ["redis"], indirect=True)
-@pytest.mark.parametrize("content", ["many", "", "+5", "-5", f"{MOST_NATIVE}"])
-async def test_a_lock_service_that_will_not_do_it_is_502_and_doctor_says_so(
-    bench: RedisBench, api: Api, content: str
-) -> None:
+@one_source
+async def test_a_lock_service_that_will_not_do_it_is_502_and_doctor_says_so(bench: RedisBench, api: Api) -> None:
+    for content in ("many", "", "+5", "-5", f"{MOST_NATIVE}"):
+        await refused_by_the_counter(bench, api, content)
+
+
+async def refused_by_the_counter(bench: RedisBench, api: Api, content: str) -> None:
     await command(bench.ports[0], "SET", "fencepost:tokens", content)
     try:
         refused = await api.post("of-a-counter")

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
@@ -18,8 +17,7 @@ from tests.support.lease_http import running
 
 from fencepost import Client, StaleToken
 from fencepost.cli.main import main
-from fencepost.storage.protecting.protect import plan_protect, protect
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.storage.protecting.protect import protect
 
 NAME = "redis"
 
@@ -102,21 +100,6 @@ async def test_a_source_that_is_in_use_is_not_moved_by_another_table(
     moved = await api.grant("jobs/1")
     assert int(moved["token"]) > 1764000000000000
     assert (await api.write(moved["token"])).status_code == 200
-
-
-async def test_protecting_a_table_in_a_long_transaction_delays_no_lock(
-    bench: Bench, database: str, stack: AsyncExitStack
-) -> None:
-    client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
-    connection = await asyncpg.connect(database)
-    stack.push_async_callback(connection.close)
-    await connection.execute("CREATE TABLE public.orders (order_id text PRIMARY KEY)")
-    async with connection.transaction():
-        plan = await plan_protect(connection, "orders", None, NAME)
-        for statement in plan.statements:
-            await connection.execute(statement)
-        api = Api(client, NAME, database)
-        assert (await asyncio.wait_for(api.post("orders/unrelated"), PATIENCE)).status_code == 201
 
 
 async def test_verify_is_refused_where_there_is_nothing_to_ask(database: str) -> None:
@@ -209,15 +192,3 @@ async def test_the_client_takes_a_source(bench: Bench, database: str) -> None:
                 await two.patch("orders", "k", {"status": "fifth"}, lease=later)
                 assert [state.name for state in await two.locks(source=NAME)] == ["orders/sdk"]
                 assert await two.locks() == []
-
-
-async def test_fencepost_lock_takes_a_source(bench: Bench, database: str) -> None:
-    async with running(database, sources=f"{NAME}={bench.url}") as http:
-        command = ("lock", "nightly", "--source", NAME, "--url", str(http.base_url), "--", "sh", "-c")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "fencepost", *command, "echo $FENCE_TOKEN $FENCEPOST_LEASE"),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        message, _ = await process.communicate()
-        token, lease = message.decode().split()
-        assert (process.returncode, int(token) > 0, lease) == (0, True, f"redis-{2**47 + 1}")

@@ -39,6 +39,11 @@ def token(**changes: Any) -> str:
     return sign(claims(**changes))
 
 
+def bearer(credential: str) -> dict[str, str]:
+    """Give the header that presents a token or a key."""
+    return {"Authorization": f"Bearer {credential}"}
+
+
 def encode(part: bytes | dict[str, Any]) -> str:
     """Encode a part of a token."""
     raw = part if isinstance(part, bytes) else json.dumps(part).encode()

@@ -11,7 +11,6 @@ import pytest
 
 from fencepost.testing.servers import directories
 from fencepost.testing.servers.directories import new_directory, owned_directory, remove_directory, server_directory
-from fencepost.testing.servers.launcher import Launcher
 
 OWNED = "from fencepost.testing.servers.directories import owned_directory; from pathlib import Path"
 
@@ -41,16 +40,6 @@ def test_a_directory_stays_for_as_long_as_its_owner_lives(tmp_path: Path) -> Non
     assert set(tmp_path.iterdir()) == {mine, other}
     for each in (mine, other):
         remove_directory(each)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_launcher_removes_what_killed_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with another_run("import fencepost.testing.servers.launcher as l; kept = l.Launcher()", tmp_path):
-        (left,) = tmp_path.iterdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    launcher = Launcher()
-    assert not left.exists()
-    launcher.stop()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -40,10 +40,3 @@ def test_with_the_fix_the_same_test_passes_each_time(orders: Path) -> None:
     subprocess.run(["git", "apply", "-p0", "fix.diff"], cwd=orders, check=True)
     output = run_pytest(orders)
     assert re.search(rf"^{TIMES} passed in ", output, re.MULTILINE), output
-
-
-def test_the_fix_is_a_few_lines() -> None:
-    changed = re.findall(r"^[+-](?![+-])", (ORDERS / "fix.diff").read_text(), re.MULTILINE)
-    assert len(changed) <= 8
-    body = (ORDERS / "test_orders.py").read_text().partition("def test")[2]
-    assert len(body.splitlines()) <= 11

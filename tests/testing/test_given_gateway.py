@@ -1,5 +1,6 @@
 """--fencepost-url: a gateway that runs elsewhere; and what is no gateway."""
 
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,25 +33,21 @@ def test_it(fencepost_gateway):
 
 
 @LONG
-def test_tables_are_made_there_and_dropped(gateway: GatewayServer, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(TABLES)
-    output = run_pytest(tmp_path, "--fencepost-url", gateway.url, "--fencepost-database", gateway.database)
-    assert passed(output) == 2
-    with psycopg.connect(gateway.database) as connection:
-        assert connection.execute("SELECT to_regclass('parcels')").fetchone() == (None,)
-        assert connection.execute("SELECT count(*) FROM fencepost.protected").fetchone() == (1,)
-
-
-@LONG
-def test_a_table_that_was_there_is_left_alone(gateway: GatewayServer, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(
+def test_tables_are_made_there_and_dropped_and_one_that_was_there_is_left_alone(
+    gateway: GatewayServer, tmp_path: Path
+) -> None:
+    (tmp_path / "test_tables.py").write_text(TABLES)
+    (tmp_path / "test_there.py").write_text(
         "import sqlalchemy as sa\n"
         "ORDERS = sa.Table('orders', sa.MetaData(), sa.Column('order_id', sa.Text, primary_key=True))\n"
         "def test_it(fenced_table): fenced_table(ORDERS)\n"
     )
     output = run_pytest(tmp_path, "--fencepost-url", gateway.url, "--fencepost-database", gateway.database)
     assert "the table orders was there before: fenced_table protects only what it has made" in output
+    assert re.search(r"^1 failed, 2 passed in ", output, re.MULTILINE), output
     with psycopg.connect(gateway.database) as connection:
+        assert connection.execute("SELECT to_regclass('parcels')").fetchone() == (None,)
+        assert connection.execute("SELECT count(*) FROM fencepost.protected").fetchone() == (1,)
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)
 
 
@@ -66,19 +63,36 @@ def test_a_gateway_that_wants_keys_gets_one(gateway: GatewayServer, tmp_path: Pa
         assert "Unauthenticated" in run_pytest(tmp_path, "--fencepost-url", wants.url)
         given = ("--fencepost-url", wants.url, "--fencepost-api-token-file", "key")
         assert passed(run_pytest(tmp_path, *given)) == 1
-    assert "give that too" in run_pytest(tmp_path, "--fencepost-api-token-file", "key")
 
 
 @LONG
 def test_a_client_needs_no_database_and_a_table_does(gateway: GatewayServer, tmp_path: Path) -> None:
-    file = tmp_path / "test_it.py"
-    file.write_text(CLIENT)
-    assert passed(run_pytest(tmp_path, "--fencepost-url", gateway.url)) == 1
-    file.write_text(TABLES)
+    for name, text in (("client", CLIENT), ("tables", TABLES), ("fault", FAULT)):
+        (tmp_path / f"test_{name}.py").write_text(text)
     output = run_pytest(tmp_path, "--fencepost-url", gateway.url)
+    assert re.search(r"\b1 passed\b", output), output
     assert "give its URL as well, --fencepost-database postgresql://USER" in output
-    file.write_text(FAULT)
-    assert "runs elsewhere" in run_pytest(tmp_path, "--fencepost-url", gateway.url)
+    assert "runs elsewhere" in output
+
+
+def test_a_url_where_nothing_answers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(CLIENT)
+    output = run_pytest(tmp_path, "--fencepost-url", "http://127.0.0.1:9")
+    assert "no gateway answers at http://127.0.0.1:9" in output
+    assert "start it (fencepost serve)" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fencepost-url", "127.0.0.1:port"], "--fencepost-url must be like http://127.0.0.1:8080"),
+        pytest.param(["--fencepost-database", "postgresql://x/y"], "give its --fencepost-url too", marks=LONG),
+        pytest.param(["--fencepost-api-token-file", "key"], "give that too", marks=LONG),
+    ],
+)
+def test_options_that_make_no_sense_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "test_it.py").write_text(CLIENT)
+    assert message in run_pytest(tmp_path, *arguments)
 
 
 @LONG
@@ -114,28 +128,3 @@ def test_a_server_that_is_not_fencepost_is_named(other_server: str, tmp_path: Pa
     (tmp_path / "test_it.py").write_text(CLIENT)
     output = run_pytest(tmp_path, "--fencepost-url", other_server)
     assert f"the server at {other_server} is not Fencepost" in output
-
-
-def test_a_url_where_nothing_answers_is_named(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(CLIENT)
-    output = run_pytest(tmp_path, "--fencepost-url", "http://127.0.0.1:9")
-    assert "no gateway answers at http://127.0.0.1:9" in output
-    assert "start it (fencepost serve)" in output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--fencepost-url", "127.0.0.1:9"], "--fencepost-url must be like http://127.0.0.1:8080"),
-        pytest.param(
-            ["--fencepost-url", "http://127.0.0.1:port"],
-            "--fencepost-url must be like http://127.0.0.1:8080",
-            marks=LONG,
-        ),
-        pytest.param(["-n", "1", "--fencepost-url", "127.0.0.1:9"], "Failed: --fencepost-url must be like", marks=LONG),
-        pytest.param(["--fencepost-database", "postgresql://x/y"], "give its --fencepost-url too", marks=LONG),
-    ],
-)
-def test_options_that_make_no_sense_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
-    (tmp_path / "test_it.py").write_text(CLIENT)
-    assert message in run_pytest(tmp_path, *arguments)

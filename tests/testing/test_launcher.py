@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fencepost import __version__
 from fencepost.testing.servers.gateway import gateway_environment, is_ready
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.processes import alive, kill_tree
+from fencepost.testing.servers.processes import alive
 from fencepost.testing.servers.server import ServerError
 from fencepost.testing.servers.waiting import wait_until
 
@@ -21,23 +20,10 @@ def launcher() -> Iterator[Launcher]:
         yield launcher
 
 
-def test_a_command_prints_what_it_prints(launcher: Launcher) -> None:
-    assert __version__ in launcher.run(["--version"], {})
-
-
 def test_a_command_that_fails_gives_its_message(launcher: Launcher) -> None:
     environment = gateway_environment("postgresql://nobody:secret@127.0.0.1:9/none")
     with pytest.raises(ServerError, match=r"fencepost status failed: Error: .*127\.0\.0\.1"):
         launcher.run(["status"], environment)
-
-
-def test_a_gateway_is_killed_with_its_code(launcher: Launcher, database: str, tmp_path: Path) -> None:
-    port = free_port()
-    process = launcher.launch(["serve", "--port", str(port)], gateway_environment(database), tmp_path / "log")
-    wait_until(lambda: is_ready(port))
-    assert process.poll() is None
-    kill_tree(process.pid)
-    assert process.wait(10) == -signal.SIGKILL
 
 
 def test_what_it_started_ends_with_it(database: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_project_that_installed_the_wheel(tmp_path: Path) -> None:
     run(UV, "pip", "install", "--quiet", "--python", python, "-c", constraints, f"{wheel}[testing]", "pytest-asyncio")
     (tmp_path / "project").mkdir()
     files = [project(tmp_path / "project", name) for name in ("threads", "with_asyncio", "with_anyio")]
-    assert passed(run_pytest(tmp_path / "project", *files, python=python)) == 9
+    assert passed(run_pytest(tmp_path / "project", *files, python=python)) == 6
 
 
 def _versions(*locks: Path) -> set[str]:

@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fencepost import SyncClient, Unavailable
-from fencepost.client import Retry
-from fencepost.testing import Link, killed, partitioned, paused
+from fencepost.testing import killed
 from fencepost.testing.fixtures.gateway import OwnGateway
 from fencepost.testing.fixtures.tables import FencedTables
 
@@ -49,23 +48,3 @@ def test_a_thread_kills_the_database(
     with ThreadPoolExecutor() as pool:
         pool.submit(kill).result()
     assert fencepost_client.patch("orders", "7", {"status": "paid"}, token=1)["status"] == "paid"
-
-
-def test_a_gateway_behind_a_link(fenced_table: FencedTables) -> None:
-    orders = fenced_table(ORDERS, rows=[{"order_id": "7", "status": "new"}])
-    with (
-        Link.to(orders.url, between=("service", "gateway")) as link,
-        SyncClient(link.url, timeout=0.3, retry=Retry(patience=0)) as client,
-    ):
-        assert client.get("orders", "7")["status"] == "new"
-        with partitioned("service", "gateway"), pytest.raises(Unavailable):
-            client.get("orders", "7")
-        assert client.get("orders", "7")["status"] == "new"
-
-
-def test_a_paused_gateway(fenced_table: FencedTables, fencepost_gateway: OwnGateway) -> None:
-    orders = fenced_table(ORDERS, rows=[{"order_id": "7", "status": "new"}])
-    with SyncClient(orders.url, timeout=0.3, retry=Retry(patience=0)) as client:
-        with paused(fencepost_gateway), pytest.raises(Unavailable):
-            client.get("orders", "7")
-        assert client.get("orders", "7")["status"] == "new"

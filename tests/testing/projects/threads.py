@@ -3,11 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from psycopg.types.json import Json
 
 from fencepost import StaleToken, SyncClient
 from fencepost.testing import lease_expired
-from fencepost.testing.fixtures.gateway import OwnGateway
 from fencepost.testing.fixtures.tables import FencedTables
 
 ORDERS = "CREATE TABLE orders (order_id text PRIMARY KEY, status text)"
@@ -30,11 +28,6 @@ def test_nothing_of_the_former_test_is_left(fenced_table: FencedTables, fencepos
     assert fencepost_client.locks() == []
 
 
-def test_the_url_stays_the_same(fenced_table: FencedTables, fencepost_gateway: OwnGateway) -> None:
-    before = fencepost_gateway.url
-    assert fenced_table(ORDERS).url == before == fencepost_gateway.url
-
-
 def test_options_are_those_of_protect(fenced_table: FencedTables, fencepost_client: SyncClient) -> None:
     fenced_table(ORDERS, rows=NEW, rule="epoch", require_idempotency_key=True)
     items = "CREATE TABLE items (item_id int PRIMARY KEY, order_id text NOT NULL)"
@@ -42,14 +35,6 @@ def test_options_are_those_of_protect(fenced_table: FencedTables, fencepost_clie
     fencepost_client.patch("orders", "7", {"status": "paid"}, token=5)
     fencepost_client.patch("orders", "7", {"status": "packed"}, token=5)
     fencepost_client.patch("items", 1, {"order_id": "7"}, token=3)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_rows_that_look_alike_are_not_mixed_up(fenced_table: FencedTables, count: int) -> None:
-    document = {"customer": "a name so long that repr() cuts it off", "count": count}
-    rows = [{"order_id": "7", "document": Json(document)}]
-    orders = fenced_table("CREATE TABLE orders (order_id text PRIMARY KEY, document jsonb)", rows=rows)
-    assert orders.rows()[0]["document"] == document
 
 
 def test_threads_share_the_client(fenced_table: FencedTables, fencepost_client: SyncClient) -> None:

@@ -1,5 +1,7 @@
-"""A real PostgREST client (`postgrest`, of Supabase's Python SDK) against the gateway."""
+"""Clients of others: of PostgREST (`postgrest`, of Supabase's Python SDK), and curl, which offers HTTP/2."""
 
+import asyncio
+import subprocess
 from typing import Any
 
 import pytest
@@ -40,3 +42,21 @@ async def test_it_writes_under_a_token_and_is_refused_under_a_stale_one(gateway_
     async with client(gateway_url, 41) as holder:
         deleted = await rows(holder.from_("orders").delete().eq("order_id", "b"))
         assert [row["order_id"] for row in deleted] == ["b"]
+
+
+async def test_curl_that_would_rather_speak_http_2(gateway_url: str) -> None:
+    url, large = f"{gateway_url}/v1/data/orders/from-curl", '{"status": "new", "note": "' + 300_000 * "x" + '"}'
+    command = ["curl", "--http2", "-sS", "-o", "/dev/null", "-w", "%{http_code} %{http_version}"]
+    body = ["-H", "Content-Type: application/json", "-d", "@-"]
+    for token, (verb, status) in enumerate((("PUT", 201), ("PATCH", 200), ("DELETE", 204), ("POST", 201)), 1400):
+        to = url.removesuffix("/from-curl") if verb == "POST" else url
+        more = [to, "-X", verb, "-H", f"X-Fence-Token: {token}", *(body if verb != "DELETE" else [])]
+        sent = large.replace("{", '{"order_id": "of-curl", ', 1) if verb == "POST" else large
+        assert await run([*command, *more], sent) == f"{status} 1.1", verb
+    assert await run([*command, f"{url.removesuffix('from-curl')}of-curl"]) == "200 1.1"
+    assert await run([*command, "--head", f"{url.removesuffix('from-curl')}of-curl"]) == "200 1.1"
+
+
+async def run(command: list[str], sent: str = "") -> str:
+    done = await asyncio.to_thread(subprocess.run, command, input=sent, capture_output=True, text=True, check=True)
+    return done.stdout

@@ -1,37 +1,14 @@
 """Sealed tokens: a seal for one resource writes no other, on every way to write; and what it is bound to, it writes."""
 
-from collections.abc import AsyncIterator, Iterator
-
-import pytest
 from tests.http.conftest import StartGateway
 from tests.scenarios.sealed import (
     REFUSED,
     WAYS,
     SealedShop,
-    key_line,
     lease,
     refused_elsewhere,
-    release,
-    sealed_shop,
 )
 from tests.support.asking import Api, code
-
-from fencepost.embedded.server import PostgresServer
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(key_line("one"))
-    with sealed_shop(postgres, template, keys) as shop:
-        yield shop
-
-
-@pytest.fixture
-async def api(shop: SealedShop) -> AsyncIterator[Api]:
-    await shop.reset()
-    async with Api.open(shop.url) as api:
-        yield api
 
 
 async def test_a_seal_for_one_resource_writes_no_other(shop: SealedShop, api: Api) -> None:
@@ -51,29 +28,24 @@ async def test_a_seal_for_one_resource_writes_no_other(shop: SealedShop, api: Ap
         assert await shop.state() != before, way.name
 
 
-async def test_a_lock_that_is_called_like_the_row_covers_it_and_so_does_a_claim(api: Api) -> None:
-    by_name = await lease(api, "orders/a%20b")
-    answer = await api.ask("PATCH", "data/orders/a%20b", {"status": "x"}, token=by_name["sealed_token"])
-    assert answer.status_code == 200, answer.text
-    await release(api, by_name)
-    by_claim = await lease(api, "a job", claim=["numbered/007", "account/041"])
-    for path, body in (("data/numbered/7", {"label": "x"}), ("data/transfers/1", {"amount": 5})):
-        answer = await api.ask("PATCH", path, body, token=by_claim["sealed_token"])
-        assert answer.status_code == 200, answer.text
-
-
 async def test_tokens_that_are_minted_are_bound_like_those_of_the_grant(api: Api) -> None:
-    held = await lease(api, "minting", claim=["numbered/0007"], writes=["orders/a*", "plain/b"])
+    """A claim binds by the name of the row, and so does a lock that is called like it: orders/a%20b."""
+    held = await lease(api, "orders/a%20b", claim=["numbered/0007", "account/041"], writes=["plain/b"])
     minted = await api.http.post(
-        f"/v1/leases/{held['lease_id']}/tokens", json={"count": 4}, headers={"X-Lease-Secret": held["secret"]}
+        f"/v1/leases/{held['lease_id']}/tokens", json={"count": 5}, headers={"X-Lease-Secret": held["secret"]}
     )
     body = minted.json()
     assert [text.partition(".")[0] for text in body["sealed_tokens"]] == body["tokens"]
     assert body["sealed_token"] == body["sealed_tokens"][0]
     seals = iter(body["sealed_tokens"])
-    assert (await api.ask("PATCH", "data/orders/a", {"status": "m"}, token=next(seals))).status_code == 200
-    assert (await api.ask("PATCH", "data/numbered/7", {"label": "m"}, token=next(seals))).status_code == 200
-    assert (await api.ask("PATCH", "data/plain/b", {"label": "m"}, token=next(seals))).status_code == 200
+    for path, change in (
+        ("orders/a%20b", {"status": "m"}),
+        ("numbered/7", {"label": "m"}),
+        ("transfers/1", {"amount": 5}),
+        ("plain/b", {"label": "m"}),
+    ):
+        written = await api.ask("PATCH", f"data/{path}", change, token=next(seals))
+        assert written.status_code == 200, (path, written.text)
     assert code(await api.ask("POST", "data/orders", {"order_id": "zz"}, token=next(seals))) == REFUSED
 
 
@@ -93,25 +65,22 @@ async def test_the_same_secret_gets_the_same_tokens_sealed_and_other_writes_are_
 async def test_what_writes_cannot_have_is_400_by_name(api: Api) -> None:
     for writes, said in (
         ("orders/*", "array"),
-        ([1], "strings"),
         (["orders/*", "orders/*"], "twice"),
         (["*"], "stand before the *"),
-        (["/x*"], "stand before the *"),
         (["orders"], "named table/key"),
         (["orders/%zz"], "hexadecimal"),
-        (["orders/%z*"], "hexadecimal"),
         (["numbered/1,2"], "the key of numbered has 1 value"),
         (["transfers/1"], "account/{account}"),
-        (["transfers/*"], "account/{account}"),
         (["orders/" + "x" * 1100 + "*"], "1024 bytes"),
         (["priced/1e2000"], "1024 bytes as the database spells them"),
         ([f"orders/{n}" for n in range(33)], "at most 32"),
-        (["orders/\n*"], "strings"),
     ):
         answer = await api.http.post("/v1/leases", json={"lock": "w", "writes": writes})
         assert code(answer) == (400, "FP016"), (writes, said)
         assert said in answer.json()["detail"], (writes, said)
         assert "writes" in answer.json()["detail"], (writes, said)
+    no_number = await api.http.post("/v1/leases", json={"lock": "w", "writes": ["numbered/x"]})
+    assert code(no_number) == (400, "22P02")
 
 
 async def test_writes_of_tables_that_are_not_there_or_not_protected_are_refused(shop: SealedShop, api: Api) -> None:
@@ -119,21 +88,6 @@ async def test_writes_of_tables_that_are_not_there_or_not_protected_are_refused(
     await shop.sql("CREATE TABLE IF NOT EXISTS public.diary (id int PRIMARY KEY)")
     assert code(await api.http.post("/v1/leases", json={"lock": "w", "writes": ["diary/*"]})) == (403, "FP005")
     assert (await api.http.get("/v1/locks", params={"name": "w"})).json() == []
-
-
-async def test_a_key_that_is_no_value_of_its_type_is_400(api: Api) -> None:
-    answer = await api.http.post("/v1/leases", json={"lock": "w", "writes": ["numbered/x"]})
-    assert answer.status_code == 400
-
-
-async def test_long_claims_are_bound_by_their_digests(api: Api) -> None:
-    claims = [f"orders/{number:090}" for number in range(100)]
-    held = await lease(api, "many", claim=claims)
-    assert len(held["sealed_token"]) < 4096
-    answer = await api.ask("PUT", f"data/{claims[57]}", {"status": "x"}, token=held["sealed_token"])
-    assert answer.status_code == 201, answer.text
-    other = await api.ask("PUT", f"data/orders/{100:090}", {"status": "x"}, token=held["sealed_tokens"][1])
-    assert code(other) == REFUSED
 
 
 async def test_a_repeated_write_is_answered_again_under_the_next_holders_seal(api: Api) -> None:
@@ -180,11 +134,3 @@ async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, star
         writes = await keyless.http.post("/v1/leases", json={"lock": "kl", "writes": ["plain/*"]})
         assert code(writes) == (400, "FP016")
         assert "sealed_token" not in (await keyless.http.post("/v1/leases", json={"lock": "kl"})).json()
-
-
-async def test_a_refused_seal_is_counted_like_other_refusals(api: Api) -> None:
-    held = await lease(api, "counted", writes=["orders/b"])
-    answer = await api.ask("PATCH", "data/orders/a", {"status": "x"}, token=held["sealed_token"])
-    assert code(answer) == REFUSED
-    metrics = (await api.http.get("/metrics")).text
-    assert 'fencepost_operations_total{table="orders",verb="patch",verdict="FP041"}' in metrics

@@ -2,25 +2,16 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.scenarios.sealed import SealedShop, key_line, sealed_shop
+from tests.scenarios.sealed import SealedShop
 
 from fencepost import Client, FenceToken, SealRefused, SyncClient
 from fencepost.cli.main import main
 from fencepost.client import TokenRequired
-from fencepost.embedded.server import PostgresServer
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(key_line("one"))
-    with sealed_shop(postgres, template, keys) as shop:
-        yield shop
 
 
 @pytest.fixture
@@ -51,11 +42,6 @@ async def test_a_lease_writes_what_it_is_bound_to_by_every_method(client: Client
             "account/41",
             403,
         )
-
-
-async def test_names_that_the_client_encodes_more_than_need_be_are_the_same_resource(client: Client) -> None:
-    async with client.lock("orders/a%20b") as lease:
-        await client.patch("orders", "a b", {"status": "x"}, lease=lease)
 
 
 async def test_a_token_is_a_number_and_its_text_is_what_is_presented(client: Client) -> None:
@@ -92,12 +78,6 @@ def test_the_synchronous_client_sends_seals_as_well(shop: SealedShop) -> None:
         with lease.operation("orders/a") as token:
             assert isinstance(token, FenceToken)
             assert token.sealed is not None
-
-
-async def test_a_leader_writes_what_its_candidacy_named(client: Client) -> None:
-    async with client.elect("scheduler", writes="orders/*") as term:
-        await client.patch("orders", "b", {"status": "led"}, lease=term)
-        assert type(term.term) is int
 
 
 async def run(*arguments: str) -> tuple[int, str]:

@@ -1,23 +1,14 @@
 """Mutants of what keeps a seal for one resource from writing another: each must be seen by a way to write."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from tests.scenarios.sealed import WAYS, SealedShop, key_line, refused_elsewhere, sealed_shop
+from tests.scenarios.sealed import WAYS, SealedShop, refused_elsewhere
 from tests.support.asking import Api
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.fencing.seal import Binding
 from fencepost.gateway.writes import insert, keyed, matching, operation
 from fencepost.gateway.writes.batched import in_a_batch
-
-
-@pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
-    keys = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(key_line("one"))
-    with sealed_shop(postgres, template, keys) as shop:
-        yield shop
 
 
 def nothing_is_compared_before(monkeypatch: pytest.MonkeyPatch) -> None:
