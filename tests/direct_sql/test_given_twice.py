@@ -5,7 +5,7 @@ An ORM writes all columns: the value in the column is then what it has read, and
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_race
+from tests.support.racing import BOTH_RULES, Race, open_race
 
 UPSERT = (
     "INSERT INTO orders (order_id, n, last_fence_token) VALUES ('k', 2, {0})"
@@ -15,9 +15,9 @@ UPDATE = "UPDATE orders SET n = 2, last_fence_token = {0}"
 INSERT = "INSERT INTO orders (order_id, last_fence_token) VALUES ('new', {0})"
 
 
-@pytest.fixture(params=["strict", "epoch"])
+@pytest.fixture
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, request.param)
+    race = await open_race(connect, database, getattr(request, "param", "strict"))
     await race.insert(race.a, "k", 30)
     return race
 
@@ -56,13 +56,7 @@ async def test_of_an_insert_the_setting_counts(race: Race) -> None:
         assert await race.live_mark("new") == 61, sql
 
 
-async def test_a_setting_for_another_table_is_none_for_this_one(race: Race) -> None:
-    assert await race.direct(race.a, UPDATE.format(31), "lines=40") == "ok"
-    assert await race.direct(race.a, INSERT.format(32), "lines=40") == "ok"
-    assert await race.live_mark("k") == 31
-    assert await race.live_mark("new") == 32
-
-
+@BOTH_RULES
 async def test_a_row_that_comes_back_with_its_old_column_has_no_token(race: Race) -> None:
     """As an ORM merges a row that it had read before it was deleted; under epoch too, where its token was the last."""
     assert await race.direct(race.a, "DELETE FROM orders", 36) == "ok"
@@ -106,28 +100,6 @@ async def test_a_token_given_for_one_row_was_given_for_no_other(connect: Connect
     assert await race.direct(race.a, upsert) == "ok"
     assert await race.direct(race.a, upsert.replace("-7", "7")) == "FP428"
     assert await race.direct(race.a, upsert.replace("-7", "-6")) == "FP409"
-
-
-async def test_behind_a_delete_that_is_under_way_an_echo_waits_and_is_none(race: Race) -> None:
-    holder = await race.begin(race.a)
-    await race.a.execute("SET LOCAL fencepost.token = '36'; DELETE FROM orders")
-    back = "INSERT INTO orders (order_id, last_fence_token) VALUES ('k', 36)"
-    write = await race.waits(race.b, race.direct(race.b, back))
-    await holder.commit()
-    assert await write == ("FP409" if race.strict else "FP428")
-    assert await race.live_mark("k") is None
-
-
-async def test_what_the_built_in_source_never_issued_is_refused_in_either_place(
-    connect: Connect, database: str
-) -> None:
-    race = await open_race(connect, database, source="builtin")
-    await race.observer.execute("SELECT setval('fencepost.tokens', 100)")
-    assert await race.direct(race.a, INSERT.format(50)) == "ok"
-    for statement in (UPDATE, INSERT.replace("new", "newer")):
-        assert await race.direct(race.a, statement.format(60), 9_000_000) == "FP018", statement
-    assert await race.direct(race.a, UPDATE.format(9_000_000), 60) == "FP018", "a new value is a token too"
-    assert await race.direct(race.a, UPDATE.format(60), 61) == "ok"
 
 
 async def test_the_lowest_number_is_no_token(race: Race) -> None:

@@ -1,5 +1,6 @@
 """R14: the functions run in other people's sessions. Nothing that a session can set or create changes a verdict.
 
+Nor does how a row and a table are called.
 The owner of a table, and a role that may disable its triggers, can take the fence away; that is no accident.
 """
 
@@ -10,7 +11,7 @@ from tests.direct_sql.drivers import CLERK, people
 from tests.direct_sql.evil_schema import evil
 from tests.support.glass import REASON, run
 from tests.support.interleave import Connect, Connection
-from tests.support.racing import Race, open_race
+from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.upkeep import generations
@@ -131,7 +132,6 @@ async def test_settings_that_a_session_begins_with_change_no_verdict(race: Race,
             await fresh.close()
 
 
-@EITHER_SOURCE
 async def test_a_plain_role_with_a_schema_of_its_own_gets_nothing_past(race: Race, connect: Connect) -> None:
     await evil(race.observer)
     await race.observer.execute(
@@ -186,18 +186,6 @@ async def test_every_function_has_its_own_search_path(race: Race) -> None:
     assert [row[0] for row in open_] == ["on_partitions", f"{stem}_delete", f"{stem}_upd"]
 
 
-async def test_the_control_a_trigger_that_does_not_name_its_operators_is_fooled(race: Race) -> None:
-    await evil(race.observer)
-    await race.observer.execute("""
-        CREATE TABLE public.naive (id int, mark bigint); INSERT INTO public.naive VALUES (1, 50);
-        CREATE FUNCTION public.naive() RETURNS trigger LANGUAGE plpgsql AS
-          $$ BEGIN IF NOT OLD.mark < NEW.mark THEN RAISE 'stale'; END IF; RETURN NEW; END $$;
-        CREATE TRIGGER naive BEFORE UPDATE ON public.naive FOR EACH ROW EXECUTE FUNCTION public.naive()""")
-    assert await race.direct(race.c, "UPDATE public.naive SET mark = 1") == "P0001"
-    await race.c.execute("SET search_path = evil, pg_catalog, public")
-    assert await race.direct(race.c, "UPDATE public.naive SET mark = 1") == "ok"
-
-
 async def name_of(race: Race) -> str:
     return str(await race.observer.fetchval("SELECT quote_ident(current_database())"))
 
@@ -215,3 +203,57 @@ async def test_break_glass_is_not_fooled_either(race: Race, connect: Connect) ->
     await strict.execute("SET standard_conforming_strings = off")
     assert await run(strict, UPDATE, glass="\n\t  ab \n") == "FP400"
     assert await run(strict, UPDATE, glass="sss") == "ok", "letters are letters"
+
+
+TYPED = """
+CREATE TYPE public.mood AS ENUM ('so so', 'fine');
+CREATE DOMAIN public.day AS date;
+CREATE TABLE public.typed (
+  d date, dd public.day, ts timestamp, tz timestamptz, n numeric, b bytea, u uuid, t text, c char(4), v varchar(9),
+  o bool, i bigint, m public.mood, x int DEFAULT 0, PRIMARY KEY (d, dd, ts, tz, n, b, u, t, c, v, o, i, m))"""
+VALUES = """
+  (date '2024-02-03', date '2024-03-02', timestamp '2024-02-03 04:05:06.7', timestamptz '2024-02-03 04:05:06.7+00',
+   1.50, decode('00ff5c27', 'hex'), '0189f0a0-1111-7000-8000-000000000001', E'a\\\\b''c',
+   'ab', 'x y', true, -5, 'so so')"""
+COLUMNS = "(d, dd, ts, tz, n, b, u, t, c, v, o, i, m)"
+SPELLINGS = {
+    "DateStyle": ["German, DMY", "SQL, MDY", "Postgres, DMY", "ISO, YMD"],
+    "IntervalStyle": ["iso_8601", "sql_standard"],
+    "TimeZone": ["Asia/Kolkata", "America/New_York", "UTC"],
+    "bytea_output": ["escape", "hex"],
+    "extra_float_digits": ["-15", "3"],
+    "standard_conforming_strings": ["off"],
+    "lc_numeric": ["C"],
+    "lc_monetary": ["C"],
+    "lc_time": ["C"],
+    "client_encoding": ["LATIN1"],
+    "quote_all_identifiers": ["on"],
+    "search_path": ["", "evil, pg_catalog, public"],
+}
+
+
+async def test_the_name_of_a_row_does_not_depend_on_the_session(connect: Connect) -> None:
+    db = await owner(connect)
+    await evil(db)
+    await db.execute(TYPED)
+    await protect(db, "typed")
+    token = 100
+    names = set()
+    insert = f"INSERT INTO public.typed {COLUMNS} VALUES {VALUES}"
+    for setting, values in {"application_name": ["x"], **SPELLINGS}.items():
+        for value in values:
+            fresh = await connect()
+            await fresh.execute("SELECT pg_catalog.set_config($1, $2, false)", setting, value)
+            token += 2
+            at = f"SET fencepost.token = '{token}'"
+            assert await outcome(fresh.execute(f"{at}; {insert}")) == "INSERT 0 1", (setting, value)
+            names |= {row[0] for row in await db.fetch("SELECT resource FROM fencepost.marks")}
+            await fresh.execute(f"SET fencepost.token = '{token + 1}'; DELETE FROM public.typed")
+            assert await outcome(fresh.execute(f"SET fencepost.token = '{token}'; {insert}")) == "FP409"
+            await fresh.execute("RESET fencepost.token")
+            assert await db.fetchval("SELECT last_fence_token FROM fencepost.marks WHERE row_absent") == token + 1
+            await fresh.close()
+    assert names == {
+        "typed/2024-02-03,2024-03-02,2024-02-03 04:05:06.7,2024-02-03 04:05:06.7+00,1.5,\\x00ff5c27,"
+        "0189f0a0-1111-7000-8000-000000000001,a\\b'c,ab,x y,true,-5,so so"
+    }

@@ -216,24 +216,6 @@ async def test_builtin_tokens_are_refused_on_the_subscriber_until_its_generation
     assert (await origin(subscriber)).problem() is None
 
 
-async def test_without_the_generations_the_subscriber_counts_from_one_again(sides: Sides) -> None:
-    """The page's third row: no write is let past, but the gateway does not wait, and new tokens are stale."""
-    await sides.publisher.execute("SELECT fencepost.raise_generation('first'), fencepost.raise_generation('second')")
-    await sides.follow(*USERS, "fencepost.marks")
-    token = await sides.publisher.fetchval("SELECT nextval('fencepost.tokens')")
-    assert await write(sides.publisher, token, "INSERT INTO issued VALUES ('a')") == ""
-    await sides.switch()
-    assert (await origin(sides.subscriber)).problem() is None
-    assert await sides.subscriber.fetchval("SELECT fencepost.raise_generation('switched')") > 0
-    await sides.subscriber.execute("ALTER SEQUENCE fencepost.tokens MINVALUE 40 START 40 RESTART 40")  # by chance
-    new = await sides.subscriber.fetchval("SELECT nextval('fencepost.tokens')")
-    assert new < token
-    assert await write(sides.subscriber, new, "UPDATE issued SET n = 1") == "FP409"
-    await sides.subscriber.execute("SELECT fencepost.raise_generation('above the publisher', $1)", token)
-    new = await sides.subscriber.fetchval("SELECT nextval('fencepost.tokens')")
-    assert await write(sides.subscriber, new, "UPDATE issued SET n = 1") == ""
-
-
 async def test_a_transactions_number_that_came_along_is_not_taken_for_our_own(sides: Sides) -> None:
     """Marks carry the number of the transaction that raised them, and the publisher counts for itself."""
     await sides.follow_as_on_the_page(*USERS)
@@ -250,14 +232,3 @@ async def test_a_transactions_number_that_came_along_is_not_taken_for_our_own(si
             await sides.publisher.execute("UPDATE fencepost.marks SET xid = $1::text::xid8", number)
             await sides.caught_up()
             assert await write(subscriber, None, statement) == refusal, (token, statement, refusal)
-
-
-async def test_with_two_writers_a_mark_can_fall(sides: Sides) -> None:
-    """What arrives is not judged, so the page advises to write to one side at a time."""
-    await sides.follow("orders")
-    await history(sides)
-    await sides.caught_up()
-    assert await write(sides.subscriber, 50, "UPDATE orders SET status = 'here' WHERE order_id = 'row'") == ""
-    assert await write(sides.publisher, 45, "UPDATE orders SET status = 'there' WHERE order_id = 'row'") == ""
-    await sides.caught_up()
-    assert await sides.subscriber.fetchval("SELECT last_fence_token FROM orders WHERE order_id = 'row'") == 45

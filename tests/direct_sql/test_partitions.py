@@ -133,20 +133,6 @@ async def test_a_claim_that_has_looked_already_is_waited_for(race: Race) -> None
     assert await db.fetchval("SELECT last_fence_token FROM part_2") == 50
 
 
-async def test_a_claim_that_looks_later_sees_the_row(race: Race) -> None:
-    db = race.observer
-    await db.execute(COPY)
-    await db.execute("INSERT INTO part_2 (id, at) VALUES (1, 15)")
-    await race.a.execute("BEGIN; SELECT fencepost.raise_mark('parts/1,15', 50, 'strict', true)")
-    await race.b.execute(f"SET search_path = public; BEGIN; {ATTACH}")
-    look = await race.waits(
-        race.a, race.a.fetchval("SELECT EXISTS (SELECT FROM public.parts WHERE id = 1 AND at = 15)")
-    )
-    await race.b.execute("COMMIT")
-    assert await look
-    await race.a.execute("ROLLBACK")
-
-
 @pytest.mark.parametrize(
     "drop", ["DROP TABLE parts CASCADE", "DROP SCHEMA shop CASCADE", "DROP OWNED BY part_owner CASCADE"]
 )

@@ -182,23 +182,3 @@ async def test_a_statement_that_writes_no_row_needs_no_token(race: Race) -> None
                 assert await state(race) == [("k", "new", 0, MARK)], statement
                 assert await race.recorded("k") == (MARK, False), statement
                 assert await race.recorded("gone") == (MARK, True), statement
-
-
-async def test_only_the_privileges_on_the_table_are_needed(race: Race) -> None:
-    """The clerk may write, and touch nothing of ours."""
-    async with session(race.dsn, CLERK) as sql:
-        for statement in (
-            "SELECT FROM fencepost.marks",
-            "UPDATE fencepost.marks SET last_fence_token = 1",
-            "UPDATE fencepost.floors SET floor = 0",
-            "DELETE FROM fencepost.protected",
-            "SELECT fencepost.raise_mark('orders/k', 99, 'strict', true)",
-            "SELECT fencepost.judge_delete('orders', 'orders/k', 0, 'epoch', '3')",
-            "SELECT fencepost.prune('orders', 99)",
-            "ALTER TABLE public.orders DISABLE TRIGGER ALL",
-            "SET session_replication_role = replica",
-        ):
-            assert await sql.run(statement, token=99) == "42501", statement
-    async with session(race.dsn, OWNER) as sql:
-        assert await sql.run("TRUNCATE public.orders", token=99) == "FP428"
-        assert await sql.run("UPDATE fencepost.marks SET last_fence_token = 1") == "42501"

@@ -45,21 +45,6 @@ async def test_every_isolation_level_has_the_same_answers(race: Race) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS[2:])
-async def test_an_old_snapshot_fails_to_serialize_and_is_not_called_stale(race: Race, level: str) -> None:
-    """R4: 40001 means try again; the answer of the fence comes with the next snapshot."""
-    for statement in (UPDATE, DELETE):
-        transaction = race.b.transaction(isolation="serializable" if level == "SERIALIZABLE" else "repeatable_read")
-        await transaction.start()
-        assert await race.b.fetchval("SELECT count(*) FROM public.orders") == 1, statement
-        token = (await race.live_mark("k") or 0) + 2
-        assert await race.update(race.a, "k", token), statement
-        await race.b.execute(f"SET LOCAL fencepost.token = '{token - 1}'")
-        assert await outcome(race.b.execute(statement)) == "40001", statement
-        await transaction.rollback()
-        assert await race.direct(race.b, statement, token - 1) == "FP409", statement
-
-
-@pytest.mark.parametrize("level", LEVELS[2:])
 async def test_an_insert_under_an_old_snapshot_does_not_miss_a_mark(race: Race, level: str) -> None:
     """Of a key that was deleted, claimed or pruned after the snapshot: 40001, whatever breaks the glass."""
     changes = (

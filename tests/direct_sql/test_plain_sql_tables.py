@@ -1,13 +1,16 @@
-"""R14 where one statement reaches several tables: partitions, foreign keys, inheritance of privileges."""
+"""R14 where one statement reaches several tables: partitions, foreign keys. Where no floor is seen nothing passes, and
+a default of last_fence_token is no token.
+"""
 
+import asyncpg
 import pytest
 from tests.direct_sql.drivers import session
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome, owner
 
+from fencepost.storage.inspecting.tables import examine_tables
+from fencepost.storage.protecting.partitions import EVENT_TRIGGERS
 from fencepost.storage.protecting.protect import protect
-
-pytestmark = pytest.mark.versions
 
 PARTITIONED = """
 CREATE TABLE public.parts (region text, id int, v text, n int DEFAULT 0, PRIMARY KEY (region, id))
@@ -28,6 +31,7 @@ async def partitions(connect: Connect, database: str, rule: str = "strict") -> R
     return race
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("rule", "target"), [("strict", "parts_us"), ("epoch", "parts_eu")])
 async def test_writing_straight_into_a_partition_is_judged_under_the_parents_names(
     connect: Connect, database: str, rule: str, target: str
@@ -51,6 +55,7 @@ async def test_writing_straight_into_a_partition_is_judged_under_the_parents_nam
     assert await race.direct(race.a, f"TRUNCATE {target}", 99) == "FP428"
 
 
+@pytest.mark.versions
 async def test_one_transaction_is_one_operation_in_partitions_too(connect: Connect, database: str) -> None:
     """Whatever the layout of the partition, and whether it is written directly or through its parent."""
     race = await partitions(connect, database)
@@ -102,6 +107,7 @@ async def children(db: Connection) -> list[tuple[object, ...]]:
     return [tuple(row) for row in await db.fetch("SELECT id, p, last_fence_token FROM child ORDER BY id")]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("action", "parents"), [("CASCADE", True), ("SET NULL", False)])
 async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it(
     connect: Connect, database: str, action: str, *, parents: bool
@@ -127,3 +133,90 @@ async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it
         ("child/b", 60 if gone else 40, gone),
     ]
     assert await outcome(db.execute("INSERT INTO child VALUES ('a', NULL, 59)")) == ("FP409" if gone else "23505")
+
+
+@pytest.fixture
+async def race(connect: Connect, database: str) -> Race:
+    return await open_race(connect, database, "strict")
+
+
+async def test_an_insert_without_a_floor_to_judge_it_by_is_refused(race: Race) -> None:
+    await race.observer.execute("DELETE FROM fencepost.floors")
+    assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", 36) == "FP000"
+    await protect(race.observer, "orders")
+    assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", 36) == "ok"
+
+
+async def test_a_snapshot_from_before_the_protection_sees_no_floor_and_fails(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, "strict")
+    await race.observer.execute("CREATE TABLE public.late (id integer PRIMARY KEY)")
+    old = race.c.transaction(isolation="repeatable_read")
+    await old.start()
+    await race.c.fetch("SELECT 1 FROM public.orders")
+    await protect(race.observer, "late")
+    assert await race.direct(race.a, "INSERT INTO public.late VALUES (1)", 50) == "ok"
+    assert await race.direct(race.a, "DELETE FROM public.late", 51) == "ok"
+    await race.observer.execute("SELECT fencepost.prune('late', 60)")
+    await race.c.execute("SET LOCAL fencepost.token = '36'")
+    assert await outcome(race.c.execute("INSERT INTO public.late VALUES (1)")) == "40001"
+    await old.rollback()
+
+
+async def test_a_scope_without_a_floor_is_not_entered(race: Race) -> None:
+    await race.observer.execute("CREATE TABLE public.items (id integer PRIMARY KEY, account integer NOT NULL)")
+    await protect(race.observer, "items", scope="account/{account}")
+    await race.observer.execute("DELETE FROM fencepost.floors WHERE name = 'account'")
+    assert await race.direct(race.a, "INSERT INTO public.items VALUES (1, 7)", 36) == "FP000"
+    await protect(race.observer, "items", scope="account/{account}")
+    assert await race.direct(race.a, "INSERT INTO public.items VALUES (1, 7)", 36) == "ok"
+
+
+WITHOUT_A_TOKEN = "INSERT INTO public.items (id) VALUES (1)"
+
+
+@pytest.fixture(params=["plain", "partitioned"])
+async def items(request: pytest.FixtureRequest, connect: Connect) -> Connection:
+    connection = await connect()
+    table = "CREATE TABLE public.items (id int PRIMARY KEY)"
+    if request.param == "partitioned":
+        table += " PARTITION BY RANGE (id); CREATE TABLE public.items_1 PARTITION OF public.items DEFAULT"
+    await connection.execute(table)
+    await protect(connection, "items")
+    return connection
+
+
+async def found(connection: Connection) -> list[str]:
+    return [finding.text for finding in await examine_tables(connection) if finding.level == "error"]
+
+
+async def disable(connection: Connection) -> None:
+    for trigger in EVENT_TRIGGERS:
+        await connection.execute(f"ALTER EVENT TRIGGER {trigger} DISABLE")
+
+
+async def test_another_default_is_refused(items: Connection) -> None:
+    for default in ("999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"):
+        with pytest.raises(asyncpg.PostgresError, match="an INSERT would pass without a token") as refused:
+            await items.execute(f"ALTER TABLE public.items ALTER last_fence_token SET DEFAULT {default}")
+        assert refused.value.sqlstate == "FP428", default
+    assert await found(items) == []
+
+
+async def test_no_default_and_zero_are_none(items: Connection) -> None:
+    for default in ("0", "'0'", "0::bigint", "NULL"):
+        await items.execute(f"ALTER TABLE public.items ALTER last_fence_token SET DEFAULT {default}")
+        assert await found(items) == [], default
+        with pytest.raises(asyncpg.PostgresError) as refused:
+            await items.execute(WITHOUT_A_TOKEN)
+        assert refused.value.sqlstate == "FP428", default
+
+
+async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(items: Connection) -> None:
+    await disable(items)
+    await items.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
+    assert any("the default of last_fence_token is not 0 in items" in text for text in await found(items))
+    await protect(items, "items")
+    assert await found(items) == []
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await items.execute(WITHOUT_A_TOKEN)
+    assert refused.value.sqlstate == "FP428"

@@ -1,11 +1,85 @@
-"""SQLAlchemy models that map the mark: as a column that is echoed, as a token, as the version."""
+"""SQLAlchemy models that map the mark, as a plain role: as a column that is echoed, and as the version."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from sqlalchemy import BigInteger, FetchedValue, create_engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.orm.attributes import flag_modified
 from sqlalchemy.orm.exc import StaleDataError
-from tests.direct_sql.sqlalchemy_orm import Marked, Orm, Versioned, state
+from sqlalchemy.pool import NullPool
+from tests.scenarios.orm_shop import OrmShop, orm_shop
+from tests.support.recipes import run_recipe
+
+from fencepost.embedded.server import PostgresServer
+
+FencedSession: type[Session] = run_recipe("sqlalchemy")["FencedSession"]
+"""Session.info["fence_token"] is the token of each of its transactions."""
+_keys = itertools.count(1)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Marked(Base):
+    """Maps the mark as a plain column."""
+
+    __tablename__ = "orders"
+    order_id: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(default="new")
+    amount: Mapped[int] = mapped_column(default=0)
+    last_fence_token: Mapped[int | None] = mapped_column(
+        BigInteger, server_default=FetchedValue(), server_onupdate=FetchedValue()
+    )
+
+
+class VersionedBase(DeclarativeBase):
+    pass
+
+
+class Versioned(VersionedBase):
+    """The mark is the version that SQLAlchemy compares on its own; the database makes it."""
+
+    __tablename__ = "orders"
+    order_id: Mapped[str] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(default="new")
+    last_fence_token: Mapped[int] = mapped_column(
+        BigInteger, server_default=FetchedValue(), server_onupdate=FetchedValue()
+    )
+    __mapper_args__ = {"version_id_col": last_fence_token, "version_id_generator": False}  # noqa: RUF012
+
+
+@dataclass
+class Orm:
+    """Gives a scenario a Session, with a token unless it is None."""
+
+    shop: OrmShop
+
+    def run(self, scenario: Callable[[Session], None], token: int | None = None) -> None:
+        engine = create_engine(self.shop.url("plain", "postgresql+psycopg"), poolclass=NullPool)
+        with FencedSession(engine, info={"fence_token": token}) as session:
+            scenario(session)
+        engine.dispose()
+
+    def order(self, mark: int) -> str:
+        """Insert an order with this mark; returns its key."""
+        key = f"order-{next(_keys)}"
+        self.shop.sql("INSERT INTO orders (order_id, last_fence_token) VALUES ($1, $2)", key, mark)
+        return key
+
+    def row(self, key: str) -> tuple[Any, ...]:
+        return self.shop.sql("SELECT status, amount, last_fence_token FROM orders WHERE order_id = $1", key)[0]
+
+
+@pytest.fixture(scope="module")
+def orm(postgres: PostgresServer, template: str) -> Iterator[Orm]:
+    with orm_shop(postgres, template) as running:
+        yield Orm(running)
 
 
 def test_an_orm_that_echoes_the_mark_has_given_no_token(orm: Orm) -> None:
@@ -20,7 +94,7 @@ def test_an_orm_that_echoes_the_mark_has_given_no_token(orm: Orm) -> None:
 
     with pytest.raises(DBAPIError) as caught:
         orm.run(echo)
-    assert state(caught.value) == "FP428"
+    assert caught.value.orig.sqlstate == "FP428"  # type: ignore[union-attr]
     orm.run(echo, 36)
     assert orm.row(key) == ("paid", 0, 36)
 

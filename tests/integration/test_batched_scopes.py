@@ -6,29 +6,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, outcome, posted, result_of
+from tests.support.racing import BOTH_RULES, Race, gateway_pid, keyed, open_gateway, posted, result_of
 
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.storage.protecting.protect import protect
 
 
-@pytest.fixture(params=["strict", "epoch"])
+@pytest.fixture
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await scoped_race(connect, database, request.param)
-
-
-async def together(*works: Coroutine[Any, Any, Outcome]) -> list[str]:
-    return [result_of(answer) for answer in await asyncio.gather(*works)]
+    return await scoped_race(connect, database, getattr(request, "param", "strict"))
 
 
 def change(key: str, token: int, **values: object) -> Any:
     return keyed(key, token, table="items", **values)
 
 
+@BOTH_RULES
 async def test_one_token_opens_a_scope_to_one_operation(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         # 1 and 2 are rows of account 42, 3 is of account 7.
@@ -49,14 +47,6 @@ async def test_writes_of_many_scopes_share_a_transaction(race: Race) -> None:
         answers = await asyncio.gather(patch(gateway, change("1", 40, n=1)), patch(gateway, change("3", 41, n=1)))
     assert [(a.mark, a.scope) for a in answers if isinstance(a, Done)] == [(40, "account/42"), (41, "account/7")]
     assert await race.observer.fetchval("SELECT count(DISTINCT xmin::text) FROM items WHERE n = 1") == 1
-
-
-async def test_a_scope_several_times_is_judged_one_after_the_other(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway:
-        answers = await together(*(patch(gateway, change("1", token, n=token)) for token in (33, 35, 34, 36)))
-        assert answers == ["ok", "ok", "FP001", "ok"]
-        assert await together(patch(gateway, change("2", 35)), patch(gateway, change("3", 35, n=1))) == ["FP001", "ok"]
-    assert await mark(race) == 36
 
 
 async def test_all_verbs(race: Race) -> None:
@@ -124,39 +114,6 @@ async def test_with_keys(race: Race) -> None:
         assert await together(*requests()) == ["ok", "ok", "ok"]
     assert await race.observer.fetchval("SELECT sum(n) FROM items") == 2, "k1 landed once"
     assert await mark(race) == 40
-
-
-async def test_a_floor_that_the_token_is_not_above_is_answered_as_alone(race: Race) -> None:
-    await race.observer.execute("UPDATE fencepost.floors SET floor = 45 WHERE name = 'account'")
-    async with open_gateway(race.dsn) as gateway:
-        assert await together(patch(gateway, change("1", 44, n=1)), patch(gateway, change("3", 46, n=1))) == [
-            "FP001",
-            "ok",
-        ]
-    assert await mark(race) is None
-
-
-async def test_the_sql_function_lets_one_operation_into_a_scope(race: Race) -> None:
-    sql = (
-        "SELECT e.scope, e.verdict FROM fencepost.enter_each("
-        "'account', ARRAY['account/1', 'account/2', 'account/1', NULL], ARRAY[40, 41, 42, 43]::bigint[], $1, $2) AS e"
-        " ORDER BY e.number"
-    )
-    assert race.fence.scope is None, "the race's own picture is older"
-    oid = await race.observer.fetchval("SELECT 'items'::regclass::oid::int8")
-    for marks in ("no marks", "marks"):
-        answered = [tuple(row) for row in await race.observer.fetch(sql, oid, "account/{account_id}")]
-        assert sorted((scope, verdict) for scope, verdict in answered if scope) == [
-            ("account/1", "busy"),
-            ("account/1", "entered"),
-            ("account/2", "entered"),
-        ], marks
-        assert answered[3] == (None, "unclear"), marks
-        await race.observer.execute("DELETE FROM fencepost.marks")
-        await race.observer.execute(
-            "SELECT fencepost.raise_mark(s, 1, 'strict', true) FROM unnest(ARRAY['account/1', 'account/2']) s"
-        )
-    assert await outcome(race.observer.fetch(sql, oid, "accounts/{account_id}")) == "FP000"
 
 
 CASCADE = """

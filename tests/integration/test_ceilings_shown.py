@@ -1,19 +1,13 @@
 """Ceilings and seals as they are given, kept and shown (R12)."""
 
-import asyncio
 import json
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.support.commands import command
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import ProtectError, protect
-
-
-async def run(database: str, *arguments: str) -> Result:
-    return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--database-url", database])
 
 
 @pytest.fixture
@@ -34,7 +28,7 @@ async def ceiling(db: Connection, name: str = "t") -> tuple[int | None, int | No
 
 async def test_a_ceiling_is_kept_until_another_is_given(db: Connection, database: str) -> None:
     assert await ceiling(db) == (2**62 - 1, None)
-    assert (await run(database, "protect", "t", "--max-token", "5000", "--max-jump", "100")).exit_code == 0
+    assert (await command("protect", "t", "--max-token", "5000", "--max-jump", "100", database=database)).exit_code == 0
     await protect(db, "t", rule="epoch")
     assert await ceiling(db) == (5000, 100)
     await protect(db, "t", max_jump=0)
@@ -45,18 +39,16 @@ async def test_a_ceiling_is_kept_until_another_is_given(db: Connection, database
     assert await ceiling(db) == (2**62 - 1, None)
 
 
-@pytest.mark.parametrize(("max_token", "max_jump"), [(5, None), (None, 5)])
-async def test_a_source_that_knows_its_tokens_has_no_ceiling(
-    db: Connection, max_token: int | None, max_jump: int | None
-) -> None:
-    with pytest.raises(ProtectError, match="are for the source external: builtin knows"):
-        await protect(db, "t", source="builtin", max_token=max_token, max_jump=max_jump)
+async def test_a_source_that_knows_its_tokens_has_no_ceiling(db: Connection) -> None:
+    for max_token, max_jump in ((5, None), (None, 5)):
+        with pytest.raises(ProtectError, match="are for the source external: builtin knows"):
+            await protect(db, "t", source="builtin", max_token=max_token, max_jump=max_jump)
 
 
-@pytest.mark.parametrize(("max_token", "max_jump"), [(0, None), (2**63, None), (None, -1)])
-async def test_a_bound_that_is_none_is_refused(db: Connection, max_token: int | None, max_jump: int | None) -> None:
-    with pytest.raises(ProtectError, match="--max-token is a token, 1 to 9223372036854775807"):
-        await protect(db, "t", max_token=max_token, max_jump=max_jump)
+async def test_a_bound_that_is_none_is_refused(db: Connection) -> None:
+    for max_token, max_jump in ((0, None), (2**63, None), (None, -1)):
+        with pytest.raises(ProtectError, match="--max-token is a token, 1 to 9223372036854775807"):
+            await protect(db, "t", max_token=max_token, max_jump=max_jump)
 
 
 async def test_tables_of_a_scope_share_them(db: Connection) -> None:
@@ -67,10 +59,10 @@ async def test_tables_of_a_scope_share_them(db: Connection) -> None:
 
 
 async def test_status_shows_them(db: Connection, database: str) -> None:
-    assert "strict  external  id" in " ".join((await run(database, "status")).output.split(" "))
+    assert "strict  external  id" in " ".join((await command("status", database=database)).output.split(" "))
     await protect(db, "t", max_token=5000, max_jump=100)
-    assert "external (to 5000, jumps to 100)" in (await run(database, "status")).output
-    (shown,) = json.loads((await run(database, "status", "--json")).output)["protected"]
+    assert "external (to 5000, jumps to 100)" in (await command("status", database=database)).output
+    (shown,) = json.loads((await command("status", "--json", database=database)).output)["protected"]
     assert (shown["max_token"], shown["max_jump"]) == ("5000", "100")
 
 
@@ -88,11 +80,11 @@ async def is_sealed(sealed_db: Connection) -> bool:
 
 
 async def test_it_is_given_kept_and_taken_back_by_the_command(sealed_db: Connection, database: str) -> None:
-    assert (await run(database, "protect", "t", "--sealed")).exit_code == 0
-    assert (await run(database, "protect", "t", "--rule", "epoch")).exit_code == 0
+    assert (await command("protect", "t", "--sealed", database=database)).exit_code == 0
+    assert (await command("protect", "t", "--rule", "epoch", database=database)).exit_code == 0
     assert await is_sealed(sealed_db)
-    assert "external (sealed)" in (await run(database, "status")).output
-    assert (await run(database, "protect", "t", "--no-sealed")).exit_code == 0
+    assert "external (sealed)" in (await command("status", database=database)).output
+    assert (await command("protect", "t", "--no-sealed", database=database)).exit_code == 0
     assert not await is_sealed(sealed_db)
 
 
@@ -114,11 +106,3 @@ async def test_all_tables_of_a_scope_are_sealed_or_none_is(sealed_db: Connection
     await protect(sealed_db, "u", scope="of/{a}", sealed=True)
     with pytest.raises(ProtectError, match="u has the same scope with --sealed"):
         await protect(sealed_db, "t", sealed=False)
-
-
-async def test_direct_sql_takes_the_bare_number(sealed_db: Connection) -> None:
-    await protect(sealed_db, "t", sealed=True)
-    async with sealed_db.transaction():
-        await sealed_db.execute("SET LOCAL fencepost.token = '34'")
-        await sealed_db.execute("INSERT INTO t (id) VALUES (1)")
-    assert await sealed_db.fetchval("SELECT last_fence_token FROM t") == 34

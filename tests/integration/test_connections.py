@@ -1,18 +1,26 @@
-"""Connections of the gateway that cannot be had, come back broken, or have become read-only."""
+"""Connections of the gateway that cannot be had, come back broken, or have become read-only; the pool under pressure;
+and prepared transactions that were forgotten: they hold locks, and no session shows them.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
+from tests.support.commands import command
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
+from tests.support.manual_clock import settled
 
-from fencepost.cli.main import main
 from fencepost.cli.migrate import GRANTS
 from fencepost.storage.connections.connection import Limits, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.demo import load
+from fencepost.storage.errors import UnavailableError
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.row_sql import literal
+from fencepost.storage.upkeep.prepared import all_prepared
 from fencepost.testing.servers.waiting import eventually
 
 
@@ -64,20 +72,10 @@ async def test_with_fewer_connections_than_it_may_have_the_gateway_answers_every
 
 
 async def test_doctor_finds_that_there_is_no_room_for_what_a_gateway_may_open(limited: str) -> None:
-    fits = await asyncio.to_thread(
-        CliRunner().invoke,
-        main,
-        [
-            "doctor",
-            "--database-url",
-            limited,
-            *("--pool-size", "1"),
-            *("--batch-pool-size", "1"),
-            *("--lease-pool-size", "1"),
-        ],
-    )
+    pools = ("--pool-size", "1", "--batch-pool-size", "1", "--lease-pool-size", "1")
+    fits = await command("doctor", *pools, database=limited)
     assert "ok       connections: a gateway of 1 workers may open 4 connections" in fits.output, fits.output
-    found = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", "--database-url", limited])
+    found = await command("doctor", database=limited)
     assert "WARNING  connections: a gateway of 1 workers may open 17 connections" in found.output, found.output
     assert f"PostgreSQL has {LIMIT} for this role" in found.output
 
@@ -97,7 +95,6 @@ async def name_of(connection: Connection) -> str:
 
 
 READ_ONLY = {
-    "database": ("ALTER DATABASE {name} SET {setting} = on", "ALTER DATABASE {name} RESET {setting}"),
     "explicitly off": ("ALTER DATABASE {name} SET {setting} = on", "ALTER DATABASE {name} SET {setting} = off"),
     "server": ("ALTER SYSTEM SET {setting} = on", "ALTER SYSTEM RESET {setting}"),
 }
@@ -173,3 +170,103 @@ async def test_a_statement_that_is_refused_as_read_only_by_itself_stops_no_other
         assert "elsewhere" in refused.json()["detail"]
         other = await client.patch("/v1/data/orders/order-124", json={"note": "y"}, headers={"X-Fence-Token": "50"})
         assert other.status_code == 200, other.text
+
+
+async def test_an_exhausted_pool_reports_it_in_time(database: str) -> None:
+    pool = await Database.open(database, Limits(pool_size=1, pool_timeout=0.2))
+    try:
+        async with pool.connection():
+            with pytest.raises(UnavailableError, match=r"no connection to PostgreSQL within 0\.2 s"):
+                async with pool.connection():
+                    pass
+        async with pool.connection() as connection:
+            assert await connection.fetchval("SELECT 1") == 1
+    finally:
+        await pool.close()
+
+
+async def test_a_connection_that_ends_as_it_is_handed_over_is_replaced(database: str) -> None:
+    pool = await Database.open(database, Limits(pool_size=1))
+
+    async def used(lent: AbstractAsyncContextManager[Connection]) -> int:
+        async with lent as connection:
+            found: int = await connection.fetchval("SELECT 1")
+            return found
+
+    try:
+        for lend in (partial(pool.connection, writing=True), pool.batch_connection, pool.connection):
+            async with lend() as first:
+                waits = asyncio.create_task(used(lend()))
+                await settled()
+            gateway_connection(first).terminate()  # its next caller has not run yet
+            assert await waits == 1
+    finally:
+        await pool.close()
+
+
+async def test_more_than_may_wait_for_a_connection_are_refused_at_once(database: str) -> None:
+    pool = await Database.open(database, Limits(pool_size=1, pool_timeout=30, most_waiting=1))
+    try:
+        async with pool.connection():
+            waiting = asyncio.create_task(ask(pool))
+            await asyncio.sleep(0)  # it runs up to where it waits
+            with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
+                await ask(pool)
+        assert await waiting == 1
+    finally:
+        await pool.close()
+
+
+async def ask(pool: Database) -> int:
+    async with pool.connection() as connection:
+        found: int = await connection.fetchval("SELECT 1")
+        return found
+
+
+@pytest.fixture
+async def owner(connect: Connect) -> AsyncIterator[Connection]:
+    connection = await connect()
+    await connection.execute("SET search_path = public")
+    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE plain (id int PRIMARY KEY)")
+    await protect(connection, "t")
+    await connection.execute("INSERT INTO t (id, last_fence_token) VALUES (1, 1)")
+    yield connection
+    for each in await all_prepared(connection):
+        await connection.execute(f"ROLLBACK PREPARED {literal(each.gid)}")
+
+
+async def prepare(connect: Connect, gid: str, *statements: str) -> None:
+    """Prepare a transaction, and leave."""
+    connection = await connect()
+    await connection.execute("SET search_path = public; BEGIN; SET LOCAL fencepost.token = '5'")
+    for statement in statements:
+        await connection.execute(statement)
+    await connection.execute(f"PREPARE TRANSACTION {literal(gid)}")
+    await connection.close()
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["plain", "once"])
+async def test_a_write_that_waited_in_vain_names_it(
+    owner: Connection, connect: Connect, database: str, headers: dict[str, str]
+) -> None:
+    await prepare(connect, "Shop-1", "UPDATE t SET v = 'x' WHERE id = 1")
+    await prepare(connect, "other", "INSERT INTO plain VALUES (1)")
+    async with in_process(database, lock_timeout=0.2) as gateway:
+        answer = await gateway.patch("/v1/data/t/1", json={"v": "y"}, headers={"X-Fence-Token": "6"} | headers)
+        assert (answer.status_code, answer.json()["code"]) == (503, "55P03"), answer.text
+        assert "The prepared transaction 'Shop-1' of " in answer.json()["hint"]
+        assert " seconds ago, holds locks on t: COMMIT PREPARED 'Shop-1' or ROLLBACK" in answer.json()["hint"]
+        assert answer.json()["prepared_transactions"] == ["Shop-1"]
+        await owner.execute("COMMIT PREPARED 'Shop-1'")
+        again = await gateway.patch("/v1/data/t/1", json={"v": "y"}, headers={"X-Fence-Token": "6"} | headers)
+        assert (again.status_code, again.json()["v"]) == (200, "y")
+
+
+async def test_doctor_names_those_that_hold_a_protected_table(
+    owner: Connection,  # noqa: ARG001 - makes the tables
+    connect: Connect,
+    database: str,
+) -> None:
+    await prepare(connect, "p", "UPDATE t SET v = 'x' WHERE id = 1")
+    found = await command("doctor", database=database)
+    assert "WARNING  prepared: the prepared transaction 'p' of " in found.output

@@ -1,6 +1,5 @@
 """Queued writes are applied: in order of each resource, each once, and what cannot be is a dead letter."""
 
-from collections import defaultdict
 from collections.abc import AsyncIterator
 
 import orjson
@@ -120,34 +119,6 @@ async def test_each_verb_is_answered_as_it_would_have_been_at_once(queue: Queue)
     assert mark == 4, "the position of the last one, plus one"
 
 
-@pytest.mark.long("storms")
-async def test_several_consumers_keep_the_order_of_each_resource(database: str, owner: Connection) -> None:
-    await make_tables(owner, effects=True)
-    expected: dict[str, list[int]] = defaultdict(list)
-    async with opened(database, owner) as queue:
-        messages = []
-        for number in range(1, 401):
-            resource = f"orders/k{number * 7 % 23}"
-            messages.append(write(resource, body={"n": number}))
-            expected[resource].append(number)
-        async with consumed(queue, members=3):
-            await queue.append_at_once(messages)
-            await queue.empty()
-    assert_none(await wrong_effects(owner, expected))
-
-
-async def test_in_batches_each_message_has_its_record_and_the_last_one_stands(queue: Queue) -> None:
-    numbers = range(1, 601)
-    await queue.append_at_once([write(f"orders/k{number % 60}", body={"n": number}) for number in numbers])
-    async with consumed(queue):
-        await queue.empty()
-    assert await queue.states() == {"applied": 600}
-    assert [await queue.n(f"k{key}") for key in range(60)] == [600, *range(541, 600)]
-    assert await queue.owner.fetchval("SELECT count(DISTINCT xmin::text) FROM orders WHERE n > 0") < 60, (
-        "none went alone"
-    )
-
-
 async def test_a_generation_that_was_raised_gives_no_message_a_second_effect(
     database: str, owner: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,25 +191,6 @@ async def test_a_resource_stops_at_a_dead_letter_where_that_is_wanted(database: 
         letters = sorted(await queue.log.dead.list(10), key=lambda each: each.position.offset)
         because = f"an earlier write of it is a dead letter: {letters[0].id}"
         assert letters[1].reason == f"FP030: orders/k1 is stopped, since {because}."
-
-
-@pytest.mark.long("storms")
-async def test_writes_wait_while_postgresql_ends_connections_and_go_on(queue: Queue) -> None:
-    numbers = range(1, 301)
-    end = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'fencepost%'"
-    )
-    async with consumed(queue):
-        for start in range(0, 300, 50):
-            for number in numbers[start : start + 50]:
-                message = write(f"orders/k{number % 20}", body={"n": number})
-                row = MessageRow(partition_of(message.key, 8), message.key, message.headers, message.value)
-                await append(queue.owner, [row])
-            await queue.owner.execute(end)
-        await queue.empty()
-    assert await queue.states() == {"applied": 300}
-    assert [await queue.n(f"k{key}") for key in range(20)] == [300, *range(281, 300)]
 
 
 async def test_a_log_that_was_set_back_is_quarantined_and_goes_on_in_a_new_generation(queue: Queue) -> None:

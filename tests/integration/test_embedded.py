@@ -60,51 +60,28 @@ async def fetch(url: str, statement: str) -> list[asyncpg.Record]:
         await connection.close()
 
 
-async def test_the_second_start_finds_what_the_first_one_wrote(short_dir: Path) -> None:
-    data_dir = short_dir / "data"
-    with server_on(data_dir) as server:
-        await fetch(server.url, "CREATE TABLE kept AS SELECT 34 AS token")
-    with server_on(data_dir) as server:
-        assert (await fetch(server.url, "SELECT token FROM kept"))[0]["token"] == 34
-
-
-async def test_the_server_is_utf8_durable_and_asks_for_a_password(short_dir: Path) -> None:
-    with server_on(short_dir / "data") as server:
-        row = (
-            await fetch(
-                server.url,
-                "SELECT current_setting('server_encoding'), current_setting('fsync'), current_user::text,"
-                " current_setting('listen_addresses')",
-            )
-        )[0]
-        assert tuple(row) == ("UTF8", "on", "postgres", "127.0.0.1")
-        with pytest.raises(asyncpg.InvalidPasswordError):
-            await asyncpg.connect(server.url, password="guessed")
-
-
-def test_no_other_user_can_read_the_data_directory(short_dir: Path) -> None:
-    data_dir = short_dir / "data"
-    with server_on(data_dir):
-        assert data_dir.stat().st_mode & 0o777 == 0o700
-        for private in ("password", "url", "lock", "postgresql.log"):
-            assert (data_dir / private).stat().st_mode & 0o777 == 0o600, private
-
-
-def test_the_url_file_is_there_while_the_server_runs(short_dir: Path) -> None:
+async def test_a_server_that_is_stopped_leaves_no_process_and_the_second_start_finds_what_was_written(
+    short_dir: Path,
+) -> None:
     data_dir = short_dir / "data"
     assert running_url(data_dir) is None
     with server_on(data_dir) as server:
         assert running_url(data_dir) == server.url == (data_dir / "url").read_text().strip()
-    assert running_url(data_dir) is None
-    assert not (data_dir / "url").exists()
-
-
-async def test_stopping_leaves_no_process_and_needs_no_recovery(short_dir: Path) -> None:
-    data_dir = short_dir / "data"
-    with server_on(data_dir):
+        assert data_dir.stat().st_mode & 0o777 == 0o700, "no other user can read it"
+        for private in ("password", "url", "lock", "postgresql.log"):
+            assert (data_dir / private).stat().st_mode & 0o777 == 0o600, private
+        await fetch(server.url, "CREATE TABLE kept AS SELECT 34 AS token")
+        settings = "SELECT current_setting('server_encoding'), current_setting('fsync'), current_user::text"
+        (row,) = await fetch(server.url, f"{settings}, current_setting('listen_addresses')")
+        assert tuple(row) == ("UTF8", "on", "postgres", "127.0.0.1")
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(server.url, password="guessed")
         assert mentioning(str(data_dir))
     assert not mentioning(str(data_dir))
+    assert running_url(data_dir) is None
+    assert not (data_dir / "url").exists()
     with server_on(data_dir) as server:
+        assert (await fetch(server.url, "SELECT token FROM kept"))[0]["token"] == 34
         server.stop()
         server.stop()
     assert "not properly shut down" not in (data_dir / "postgresql.log").read_text()
@@ -144,9 +121,7 @@ def test_a_second_supervisor_learns_who_uses_the_directory(short_dir: Path) -> N
         assert running_url(data_dir) is not None
 
 
-def test_a_stale_pid_file_that_names_a_live_stranger_does_not_keep_the_server_from_starting(
-    short_dir: Path,
-) -> None:
+def test_a_stale_pid_file_that_names_a_live_stranger_does_not_keep_the_server_from_starting(short_dir: Path) -> None:
     data_dir = short_dir / "data"
     with server_on(data_dir):
         lines = (data_dir / "pgdata" / "postmaster.pid").read_text().splitlines()

@@ -13,8 +13,6 @@ from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
 from fencepost.storage.schema.migrate import upgrade
 
-pytestmark = pytest.mark.versions
-
 EVIL = """
 CREATE TYPE public.ct AS (x text);
 CREATE FUNCTION public.evil(public.ct) RETURNS {type} LANGUAGE plpgsql AS
@@ -26,9 +24,8 @@ CREATE CAST (public.ct AS {type}) WITH FUNCTION public.evil(public.ct) AS IMPLIC
 
 
 @pytest.fixture
-async def house(postgres: PostgresServer) -> AsyncIterator[House]:
-    async with building(postgres) as house:
-        await upgrade(house.url)
+async def house(postgres: PostgresServer, template: str) -> AsyncIterator[House]:
+    async with building(postgres, template) as house:
         yield house
 
 
@@ -187,6 +184,7 @@ async def test_a_table_that_changes_between_look_and_lock_is_not_protected(house
     assert await seen_as(house) <= {house.app}
 
 
+@pytest.mark.versions
 async def test_where_nothing_is_given_to_everybody_plain_roles_write_with_their_tokens(house: House) -> None:
     """`ALTER DEFAULT PRIVILEGES … REVOKE EXECUTE … FROM PUBLIC`: what runs in the writers' names is granted by name."""
     app = await house.login(house.app)

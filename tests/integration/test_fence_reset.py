@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.commands import command
 from tests.support.glass import OPERATOR, STRANGER, operators
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome, written
@@ -57,7 +58,7 @@ async def test_a_rows_mark_is_lowered_and_recorded(race: Race, run: Run) -> None
     assert not written(await race.update(race.a, "k", 50)), "a token up to the new mark is stale or spent"
     assert await race.verdict("k", 49) == "stale"
     assert written(await race.update(race.a, "k", 51))
-    status = await asyncio.to_thread(CliRunner().invoke, main, ["status", "--database-url", race.dsn])
+    status = await command("status", database=race.dsn)
     assert f"RESET  orders/k: {BOGUS} to 50  {WHY}" in " ".join(status.output.split(" "))
 
 
@@ -114,30 +115,25 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(each[0]) for each in REFUSED])
-async def test_what_cannot_be_mended_is_reported(
-    race: Race, run: Run, arguments: tuple[str, ...], message: str
-) -> None:
+async def test_what_cannot_be_mended_is_reported(race: Race, run: Run) -> None:
     await race.observer.execute("CREATE TABLE free (id int PRIMARY KEY); CREATE TABLE numbers (id int PRIMARY KEY)")
     await protect(race.observer, "numbers")
-    result = await run("reset", *arguments, "--reason", WHY)
-    assert (result.exit_code, message in result.output) == (1, True), result.output
-    assert "Traceback" not in result.output
-    assert (await logged(race), await race.live_mark("k")) == ([], BOGUS)
+    for arguments, message in REFUSED:
+        result = await run("reset", *arguments, "--reason", WHY)
+        assert (result.exit_code, message in result.output) == (1, True), (arguments, result.output)
+        assert "Traceback" not in result.output, arguments
+        assert (await logged(race), await race.live_mark("k")) == ([], BOGUS), arguments
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+async def test_what_is_missing_is_reported(run: Run) -> None:
+    for arguments, message in (
         (("orders/k", "--to", "50"), "Missing option '--reason'"),
         (("orders/k", "--to", "50", "--reason", "  "), "a reason is needed"),
         (("orders/k", "--to", "0", "--reason", WHY), "0 is not in the range"),
         (("--reason", WHY), "Missing argument 'RESOURCE'"),
-    ],
-)
-async def test_what_is_missing_is_reported(run: Run, arguments: tuple[str, ...], message: str) -> None:
-    result = await run("reset", *arguments)
-    assert (result.exit_code, message in result.output) == (2, True), result.output
+    ):
+        result = await run("reset", *arguments)
+        assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 async def test_marks_of_the_same_making_do_not_stand_in_each_others_way(race: Race) -> None:
@@ -172,67 +168,24 @@ async def test_only_who_may_break_the_glass(race: Race) -> None:
             assert answer == (Reset("orders/k", BOGUS, 50) if may else "42501"), (login, may)
 
 
-async def test_the_record_is_the_permission(race: Race) -> None:
-    """An operator who writes a lower value without a record lowers nothing; nor does the setting that marks have."""
-    lower = "UPDATE public.orders SET last_fence_token = 50 WHERE order_id = 'k'"
-    for setting in ("fencepost.break_glass", "fencepost.lowering"):
-        async with race.observer.transaction():
-            await race.observer.execute("SELECT set_config($1, 'orders/k', true)", setting)
-            await outcome(race.observer.execute(f"SAVEPOINT s; {lower}"))
-            await race.observer.execute("ROLLBACK TO s") if setting == "fencepost.lowering" else None
-        assert await race.live_mark("k") == BOGUS, setting
-    async with race.observer.transaction():  # a record of another fall
-        await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
-        await race.observer.execute("SELECT fencepost.reset_mark('orders', 'orders/k', $1, 60)", BOGUS)
-        await race.observer.execute(lower)
-    assert await race.live_mark("k") == BOGUS
-    async with race.observer.transaction():  # a record of an earlier transaction
-        await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
-        await race.observer.execute(lower.replace("50", "60"))
-    assert await race.live_mark("k") == BOGUS
-
-
-@pytest.mark.parametrize(
-    ("table", "resource", "old", "new", "why"),
-    [
+async def test_who_may_break_the_glass_is_bounded_by_the_function_itself(race: Race) -> None:
+    assert await race.claim_absent(race.a, "absent", 70) is None
+    await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', false)")
+    for table, resource, old, new, why in (
         ("orders", "orders/gone", BOGUS, 69, "69 is below 70, another mark"),
         ("orders", "orders/gone", 69, 60, "has a mark above 69"),
         ("t", "orders/gone", BOGUS, 60, "orders/gone is no resource of t"),
-        ("orders", "orders", 89, 80, "has a mark above 89"),
         ("orders", "orders/gone", BOGUS, 0, "is below"),
         ("orders", "orders/gone", BOGUS, None, "no mark falls"),
-    ],
-)
-async def test_who_may_break_the_glass_is_bounded_by_the_function_itself(
-    race: Race, table: str, resource: str, old: int, new: int | None, why: str
-) -> None:
-    assert await race.claim_absent(race.a, "absent", 70) is None
-    await race.observer.execute("UPDATE fencepost.floors SET floor = 90 WHERE $1 = name AND $1 = $2", table, resource)
-    await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', false)")
-    with pytest.raises(asyncpg.PostgresError, match=why) as refused:
-        await race.observer.execute("SELECT fencepost.reset_mark($1, $2, $3, $4)", table, resource, old, new)
-    assert refused.value.sqlstate == "FP400"
-    assert await race.recorded("gone") == (BOGUS, True)
-
-
-async def test_a_write_under_way_is_waited_for(race: Race) -> None:
-    await reset(race.observer, "orders/gone", 50, WHY)
-    holder = await race.begin(race.a)
-    assert written(await race.update(race.a, "k", BOGUS + 1))
-    resetting = await race.waits(race.b, reset(race.b, "orders/k", 50, WHY))
-    await holder.commit()
-    assert await resetting == Reset("orders/k", BOGUS + 1, 50)
-    assert await race.update(race.a, "k", 50) is None
-    assert written(await race.update(race.a, "k", 51))
-
-
-async def test_a_claim_under_way_of_a_key_without_a_row_is_waited_for(race: Race) -> None:
-    await reset(race.observer, "orders/k", 50, WHY)
-    holder = await race.begin(race.a)
-    assert await race.claim_absent(race.a, "gone", BOGUS + 5) is None
-    resetting = await race.waits(race.b, reset(race.b, "orders/gone", 50, WHY))
-    await holder.commit()
-    assert await resetting == Reset("orders/gone", BOGUS + 5, 50)
+        ("orders", "orders", 89, 80, "has a mark above 89"),
+    ):
+        await race.observer.execute(
+            "UPDATE fencepost.floors SET floor = 90 WHERE $1 = name AND $1 = $2", table, resource
+        )
+        with pytest.raises(asyncpg.PostgresError, match=why) as refused:
+            await race.observer.execute("SELECT fencepost.reset_mark($1, $2, $3, $4)", table, resource, old, new)
+        assert refused.value.sqlstate == "FP400", why
+        assert await race.recorded("gone") == (BOGUS, True), why
 
 
 async def test_a_row_that_comes_while_its_mark_is_waited_for_is_lowered(race: Race) -> None:

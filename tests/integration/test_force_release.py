@@ -1,29 +1,18 @@
 """`fencepost release --force`: an operator ends a lease in its holder's place, which is recorded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
+from tests.support.commands import command
 from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
 from tests.support.lease_gateways import Side, open_side
 
-from fencepost.cli.main import main
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases.forced import force_release
 from fencepost.testing.servers.waiting import PATIENCE
-
-Run = Callable[..., Awaitable[Result]]
-
-
-@pytest.fixture
-def run(database: str) -> Run:
-    async def run(*arguments: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, main, ["release", "--database-url", database, *arguments])
-
-    return run
 
 
 @pytest.fixture
@@ -43,11 +32,11 @@ async def recorded(observer: Connection) -> list[tuple[object, ...]]:
 
 
 async def test_the_lease_is_over_the_next_in_line_has_the_lock_and_it_is_recorded(
-    side: Side, observer: Connection, run: Run
+    side: Side, observer: Connection, database: str
 ) -> None:
     holder = await side.acquire("job", secret="holder")
     waiting = await side.wait(observer, "job", secret="waiter")
-    done = await run("--force", "job", "--reason", REASON)
+    done = await command("release", "--force", "job", "--reason", REASON, database=database)
     assert done.exit_code == 0, done.output
     assert "holder" in done.output
     async with asyncio.timeout(PATIENCE):
@@ -60,54 +49,39 @@ async def test_the_lease_is_over_the_next_in_line_has_the_lock_and_it_is_recorde
     assert lost.ended_by == "operator"
 
 
-async def test_all_locks_of_the_lease_are_free(side: Side, observer: Connection, run: Run) -> None:
+async def test_all_locks_of_the_lease_are_free(side: Side, observer: Connection, database: str) -> None:
     await side.acquire("a", "b", secret="holder")
     waiting = await side.wait(observer, "b", secret="waiter")
-    assert (await run("--force", "a", "--reason", REASON)).exit_code == 0
+    assert (await command("release", "--force", "a", "--reason", REASON, database=database)).exit_code == 0
     async with asyncio.timeout(PATIENCE):
         assert (await waiting).verdict == "granted"
 
 
-async def test_status_shows_it(side: Side, run: Run, database: str) -> None:
-    await side.acquire("job", secret="holder")
-    assert (await run("--force", "job", "--reason", REASON)).exit_code == 0
-    status = await asyncio.to_thread(CliRunner().invoke, main, ["status", "--database-url", database])
-    assert "RELEASE" in status.output
-    assert REASON in status.output
-
-
-@pytest.mark.parametrize("state", ["free", "released", "expired"])
 async def test_where_no_lease_has_the_lock_nothing_is_done_or_recorded(
-    side: Side, observer: Connection, run: Run, state: str
+    side: Side, observer: Connection, database: str
 ) -> None:
-    if state != "free":
-        lease = await side.acquire("job", secret="holder")
-        if state == "released":
-            await side.locks.release(lease.lease_id or 0, hash_secret("holder"))
-        else:
-            await observer.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
-    done = await run("--force", "job", "--reason", REASON)
-    assert (done.exit_code, "no lease of builtin holds job" in done.output) == (1, True), done.output
+    released = await side.acquire("released", secret="holder")
+    await side.locks.release(released.lease_id or 0, hash_secret("holder"))
+    await side.acquire("expired", secret="holder")
+    await observer.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
+    for lock in ("free", "released", "expired"):
+        done = await command("release", "--force", lock, "--reason", REASON, database=database)
+        assert (done.exit_code, f"no lease of builtin holds {lock}" in done.output) == (1, True), done.output
     assert await recorded(observer) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+async def test_what_is_missing_is_named_and_nothing_is_done(side: Side, database: str) -> None:
+    lease = await side.acquire("job", secret="holder")
+    for arguments, said in (
         (("job", "--reason", REASON), "--force"),
         (("--force", "job"), "--reason"),
         (("--force", "job", "--reason", "  "), "a reason is needed"),
         (("--force", "job", "--reason", "x"), "is no reason to break the glass"),
         (("--force", "--reason", REASON), "LOCK"),
-    ],
-)
-async def test_what_is_missing_is_named_and_nothing_is_done(
-    side: Side, run: Run, arguments: tuple[str, ...], said: str
-) -> None:
-    lease = await side.acquire("job", secret="holder")
-    done = await run(*arguments)
-    assert done.exit_code != 0
-    assert said in done.output
+    ):
+        done = await command("release", *arguments, database=database)
+        assert done.exit_code != 0, arguments
+        assert said in done.output, arguments
     assert await side.locks.renew(lease.lease_id or 0, hash_secret("holder"), None) is not None
 
 

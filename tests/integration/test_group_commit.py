@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import asyncpg
 import pytest
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
@@ -213,24 +212,6 @@ async def test_lanes_share_connections_and_none_starves(stage: Stage) -> None:
     tasks = [task for queue in queues for task in stage.send(queue, "a", "b")]
     stage.gate.set()
     assert sorted(map(str, await asyncio.gather(*tasks))) == ["A", "A", "A", "B", "B", "B"]
-
-
-async def test_a_batch_is_one_transaction_undone_as_a_whole(stage: Stage, connect: Connect) -> None:
-    observer = await connect()
-    await observer.execute("CREATE TABLE words (word text PRIMARY KEY)")
-
-    async def insert(connection: Connection, words: Words) -> Sequence[str]:
-        rows = await connection.fetchmany("INSERT INTO words VALUES ($1) RETURNING word", [(word,) for word in words])
-        return [row[0] for row in rows]
-
-    stage.answer = insert
-    stage.gate.set()
-    with pytest.raises(asyncpg.UniqueViolationError):
-        async with stage.database.batch_connection() as connection:
-            await connection.fetchmany("INSERT INTO words VALUES ($1) RETURNING word", [("a",), ("b",), ("a",)])
-    assert await observer.fetchval("SELECT count(*) FROM words") == 0
-    assert await asyncio.gather(*stage.send(stage.queue(), "a", "b", "c")) == ["a", "b", "c"]
-    assert await observer.fetchval("SELECT count(DISTINCT xmin::text) FROM words") == 1
 
 
 async def test_a_lane_leaves_a_connection_that_knows_an_older_generation(stage: Stage, connect: Connect) -> None:

@@ -119,18 +119,6 @@ async def test_a_grant_whose_answer_the_holder_did_not_get_is_not_known(
     assert await ask(), "asked again, it is as if the first answer had come"
 
 
-async def test_waiters_of_a_release_whose_answer_got_lost_are_served(
-    side: Side, observer: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder = await side.acquire("x", secret="holder")
-    waiting = await side.wait(observer, "x", secret="waiter")
-    lost = losing_answers(monkeypatch, "release", 1)
-    with pytest.raises(OutcomeUnknownError):
-        await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
-    assert len(lost[0]) == 1, "whom it was to wake"
-    assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
-
-
 async def test_a_leaving_that_could_not_be_sent_is_sent_by_a_heartbeat(
     side: Side, observer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

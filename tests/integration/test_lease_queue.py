@@ -1,8 +1,6 @@
 """Waiting for locks at two gateways: in order, without a herd, and a waiter that goes away delays no other (R9)."""
 
 import asyncio
-import itertools
-import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -107,28 +105,6 @@ async def test_twenty_waiters_are_served_first_come_first_served_and_each_releas
     assert max(tries.by_secret.values()) == 2
 
 
-async def test_no_waiter_is_woken_while_the_lock_is_held(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = Tries()
-    monkeypatch.setattr(leases, "acquire", tries)
-    holder = granted(await still.one.acquire("x", secret="holder"))
-    waiting = [
-        await side.wait(still.observer, "x", secret=name, wait_ms=MINUTE)
-        for name, side in (("first", still.one), ("second", still.two), ("third", still.one))
-    ]
-    # A heartbeat of each gateway names who is first, and wakes no waiter.
-    await still.observer.execute("UPDATE fencepost.gateways SET seen_at = 'epoch'")
-    await still.advance(TIMES.queue.beat_every)
-    beats = "SELECT min(seen_at) > 'epoch' FROM fencepost.gateways"
-    await eventually(lambda: still.observer.fetchval(beats), what="heartbeats")
-    assert tries.total == 4
-    await still.release(holder, "holder")
-    granted(await asyncio.wait_for(waiting[0], PATIENCE))
-    assert tries.total == 5
-    for task in waiting[1:]:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-
-
 async def test_a_waiter_gets_the_lock_when_its_holders_time_runs_out(still: Two) -> None:
     held = granted(await still.one.acquire("x", secret="holder", ttl_ms=MINUTE))
     waiting = await still.two.wait(still.observer, "x", secret="waiter")
@@ -149,22 +125,6 @@ async def test_a_lost_notification_is_made_good_by_the_heartbeat(
     waiting = await gateways.two.wait(gateways.observer, "x", secret="waiter")
     await gateways.release(holder, "holder")
     granted(await asyncio.wait_for(waiting, PATIENCE))
-
-
-async def test_the_heartbeat_serves_while_the_listener_is_away(gateways: Two) -> None:
-    holder = granted(await gateways.one.acquire("x", secret="holder"))
-    first = await gateways.two.wait(gateways.observer, "x", secret="first")
-    second = await gateways.one.wait(gateways.observer, "x", secret="second")
-    listeners = (
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'fencepost listener'"
-    )
-    in_this_database = " AND datname = current_database()"
-    assert await gateways.observer.fetchval(listeners + in_this_database) == 2
-    await gateways.release(holder, "holder")
-    got = granted(await asyncio.wait_for(first, PATIENCE))
-    await gateways.release(got, "first")
-    granted(await asyncio.wait_for(second, PATIENCE))
-    assert any("closed" in failure or "terminat" in failure for failure in gateways.two.failures)
 
 
 async def test_a_waiter_that_hangs_up_leaves_at_once_and_the_next_is_served(gateways: Two) -> None:
@@ -193,28 +153,6 @@ async def test_who_has_hung_up_does_not_take_the_lock(gateways: Two, monkeypatch
         assert (await asyncio.wait_for(first, PATIENCE)).verdict == "queued"
     granted(await asyncio.wait_for(second, PATIENCE))
     assert tries.by_secret[hash_secret("first")] == 1
-
-
-async def test_a_repeated_request_keeps_the_place_when_the_first_one_hangs_up_later(gateways: Two) -> None:
-    holder = granted(await gateways.one.acquire("x", secret="holder"))
-    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    first = await gateways.one.wait(gateways.observer, "x", secret="first", gone=gone)
-    second = await gateways.one.wait(gateways.observer, "x", secret="second")
-    visit = await gateways.observer.fetchval("SELECT visit FROM fencepost.waiters WHERE owner = 'first'")
-    again = asyncio.create_task(gateways.two.acquire("x", secret="first", wait_ms=HOUR))
-    await eventually(
-        lambda: gateways.observer.fetchval(
-            "SELECT visit <> $1 FROM fencepost.waiters WHERE secret_hash = $2", visit, hash_secret("first")
-        ),
-        what="the repeat in line",
-    )
-    gone.set_result(None)
-    await asyncio.wait_for(first, PATIENCE)
-    assert await gateways.waiting() == ["first", "second"]
-    await gateways.release(holder, "holder")
-    got = granted(await asyncio.wait_for(again, PATIENCE))
-    await gateways.release(got, "first")
-    granted(await asyncio.wait_for(second, PATIENCE))
 
 
 async def test_two_requests_with_one_secret_wait_together_and_get_one_lease(gateways: Two) -> None:
@@ -296,56 +234,3 @@ async def test_a_cancelled_waiter_leaves(gateways: Two) -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     await out_of_line(gateways.observer, "first")
-
-
-async def test_waiters_for_many_locks_and_for_one_are_all_served_in_turn(gateways: Two) -> None:
-    rng = random.Random(7)
-    holder = granted(await gateways.one.acquire("a", "b", "c", secret="holder"))
-    order: dict[str, list[str]] = {"a": [], "b": [], "c": []}
-    served: dict[str, list[str]] = {"a": [], "b": [], "c": []}
-    tasks = []
-
-    async def be_served(waiting: asyncio.Task[Acquired], names: list[str], secret: str) -> None:
-        got = granted(await waiting)
-        for name in names:
-            served[name].append(secret)
-        await gateways.release(got, secret)
-
-    for number in range(15):
-        names = rng.sample(("a", "b", "c"), rng.randint(1, 3))
-        secret = f"waiter {number}"
-        side = rng.choice((gateways.one, gateways.two))
-        for name in names:
-            order[name].append(secret)
-        tasks.append(be_served(await side.wait(gateways.observer, *names, secret=secret), names, secret))
-    await gateways.release(holder, "holder")
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*tasks)
-    assert served == order
-
-
-async def test_a_stream_of_single_locks_does_not_starve_who_wants_both(gateways: Two) -> None:
-    streaming = True
-    taken = 0
-    numbers = itertools.count()
-
-    async def stream(side: Side, name: str) -> None:
-        nonlocal taken
-        while streaming:
-            secret = f"{name} {next(numbers)}"
-            got = granted(await side.acquire(name, secret=secret, wait_ms=HOUR))
-            taken += 1
-            assert await side.locks.release(got.lease_id or 0, hash_secret(secret))
-
-    streams = [asyncio.create_task(stream(side, name)) for side, name in ((gateways.one, "a"), (gateways.two, "b"))] + [
-        asyncio.create_task(stream(side, name)) for side, name in ((gateways.one, "b"), (gateways.two, "a"))
-    ]
-
-    async def under_way() -> bool:
-        return taken > 20
-
-    await eventually(under_way, what="a stream")
-    got = granted(await asyncio.wait_for(gateways.one.acquire("b", "a", secret="both", wait_ms=HOUR), PATIENCE))
-    await gateways.release(got, "both")
-    streaming = False
-    await asyncio.wait_for(asyncio.gather(*streams), PATIENCE)

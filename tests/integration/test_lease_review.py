@@ -51,13 +51,6 @@ async def test_a_place_is_for_exactly_its_locks(leasing: LeaseRace) -> None:
     assert len(set(await leasing.tickets("mine"))) == 2, "the second must not take half of the first's place"
 
 
-async def test_a_poll_does_not_throw_a_waiter_of_the_same_secret_out(leasing: LeaseRace) -> None:
-    await leasing.acquire(leasing.a, "a", secret="holder")
-    await leasing.queue(leasing.b, "a", secret="mine")
-    assert (await leasing.acquire(leasing.c, "a", secret="mine")).verdict == "held"
-    assert len(await leasing.tickets("mine")) == 1
-
-
 async def test_a_lease_that_is_being_renewed_is_not_ended_by_its_secrets_next_use(leasing: LeaseRace) -> None:
     mine = await leasing.acquire(leasing.a, "a", secret="mine", ttl_ms=SHORT)
     renewing = await leasing.begin(leasing.a)
@@ -111,34 +104,12 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
         assert await gateway.locks.renew(granted.lease.lease_id, hash_secret("mine"), None) is not None
 
 
-async def test_locks_that_claim_the_same_thing_overtake_each_other_and_no_holder_notices(race: Race) -> None:
-    await race.insert(race.a, "k", 30)
-    async with open_gateway(race.dsn, pool_size=6) as gateway:
-
-        async def take(number: int) -> None:
-            for turn in range(8):
-                secret = f"{number}-{turn}"
-                answer = await ask(gateway, asking(f"lock-{number}", secret=secret, claims=("orders/k",)))
-                assert isinstance(answer, Granted), answer
-                assert answer.lease.lease_id is not None
-                assert await gateway.locks.release(answer.lease.lease_id, hash_secret(secret))
-
-        await asyncio.gather(*(take(number) for number in range(6)))
-
-
 async def test_a_row_that_is_claimed_under_two_spellings_is_claimed_once(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
         granted = await lease(gateway, asking("x", secret="mine", claims=("orders/k", "orders/%6B", "public.orders/k")))
     assert [claim.resource for claim in granted.claims] == ["orders/k"] * 3
     assert {claim.mark for claim in granted.claims} == {granted.lease.claim_token}
-
-
-async def test_claims_are_ordered_as_rows_are_by_their_typed_keys(connect: Connect, database: str) -> None:
-    ddl = "CREATE TABLE public.numbered (n integer PRIMARY KEY)"
-    race = await open_race(connect, database, ddl=ddl, name="numbered")
-    found = await in_key_order(race.a, race.table, [("10",), ("9",), ("010",)])
-    assert found == [(1, "numbered/9"), (0, "numbered/10"), (2, "numbered/10")]
 
 
 async def test_a_grant_that_waits_for_a_row_keeps_no_lease_from_being_renewed(race: Race) -> None:
@@ -180,3 +151,32 @@ async def test_a_repeat_under_another_name_is_not_a_repeat(race: Race) -> None:
         refused = await ask(gateway, replace(wanted, owner="another"))
         assert isinstance(refused, Problem)
         assert refused.name == "FP016"
+
+
+async def test_a_poll_does_not_throw_a_waiter_of_the_same_secret_out(leasing: LeaseRace) -> None:
+    await leasing.acquire(leasing.a, "a", secret="holder")
+    await leasing.queue(leasing.b, "a", secret="mine")
+    assert (await leasing.acquire(leasing.c, "a", secret="mine")).verdict == "held"
+    assert len(await leasing.tickets("mine")) == 1
+
+
+async def test_locks_that_claim_the_same_thing_overtake_each_other_and_no_holder_notices(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    async with open_gateway(race.dsn, pool_size=6) as gateway:
+
+        async def take(number: int) -> None:
+            for turn in range(8):
+                secret = f"{number}-{turn}"
+                answer = await ask(gateway, asking(f"lock-{number}", secret=secret, claims=("orders/k",)))
+                assert isinstance(answer, Granted), answer
+                assert answer.lease.lease_id is not None
+                assert await gateway.locks.release(answer.lease.lease_id, hash_secret(secret))
+
+        await asyncio.gather(*(take(number) for number in range(6)))
+
+
+async def test_claims_are_ordered_as_rows_are_by_their_typed_keys(connect: Connect, database: str) -> None:
+    ddl = "CREATE TABLE public.numbered (n integer PRIMARY KEY)"
+    race = await open_race(connect, database, ddl=ddl, name="numbered")
+    found = await in_key_order(race.a, race.table, [("10",), ("9",), ("010",)])
+    assert found == [(1, "numbered/9"), (0, "numbered/10"), (2, "numbered/10")]

@@ -79,10 +79,10 @@ async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Con
     await assert_seen(mutant.scenario, race)
 
 
-async def mutate(race: Race, function: str, old: str, new: str) -> None:
+async def mutate(race: Race, function: str, old: str, new: str, table: str = "orders") -> None:
     """Replace a line of a function; a mutant that changes nothing would prove nothing."""
     if function.startswith("{stem}"):
-        stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")
+        stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = $1", table)
         function = f'fencepost."{function.format(stem=stem)}"()'
     definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
     assert old in definition, f"{function} has no {old!r}"

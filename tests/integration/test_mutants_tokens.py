@@ -6,6 +6,7 @@ from dataclasses import replace
 import asyncpg
 import pytest
 from tests.integration.test_mutants import SqlMutant, mutate
+from tests.scenarios import races_ceilings as ceilings
 from tests.scenarios import races_tokens as scenarios
 from tests.scenarios import tokens as moving
 from tests.scenarios.races import Scenario, assert_seen
@@ -25,19 +26,19 @@ REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"
 
 SQL_MUTANTS = [
     SqlMutant("the plain case takes any newer token", "{stem}_upd",
-        "AND given OPERATOR(pg_catalog.<=) fencepost.issued()", "", scenarios.unissued_update_is_refused),
+        "AND given OPERATOR(pg_catalog.<=) fencepost.issued()", "", ceilings.update_above_the_ceiling_is_refused),
     SqlMutant("a token of a setting is not looked at", "{stem}_upd", "IF greatest(given, NEW.last_fence_token)",
-        "IF false AND greatest(given, NEW.last_fence_token)", scenarios.unissued_update_by_direct_sql_is_refused),
+        "IF false AND greatest(given, NEW.last_fence_token)", ceilings.direct_update_above_the_ceiling_is_refused),
     SqlMutant("a good setting hides a made-up value beside it", "{stem}_upd", "greatest(given, NEW.last_fence_token)",
-        "NEW.last_fence_token", scenarios.unissued_update_by_direct_sql_is_refused),
+        "NEW.last_fence_token", ceilings.direct_update_above_the_ceiling_is_refused),
     SqlMutant("INSERT takes any token", "{stem}_insmark", "IF NEW.last_fence_token OPERATOR",
-        "IF false AND NEW.last_fence_token OPERATOR", scenarios.unissued_insert_is_refused),
+        "IF false AND NEW.last_fence_token OPERATOR", ceilings.insert_above_the_ceiling_is_refused),
     SqlMutant("DELETE takes any token", "{stem}_del", "IF token OPERATOR", "IF false AND token OPERATOR",
-        scenarios.unissued_delete_is_refused),
+        ceilings.delete_above_the_ceiling_is_refused),
     SqlMutant("every token was issued", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF false THEN",
-        scenarios.unissued_claim_of_an_absent_key_is_refused),
+        ceilings.claim_of_an_absent_key_above_the_ceiling_is_refused),
     SqlMutant("the newest token is none", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF p_token >= issued THEN",
-        scenarios.unissued_claim_of_an_absent_key_is_refused),
+        ceilings.claim_of_an_absent_key_above_the_ceiling_is_refused),
     SqlMutant("tokens are drawn while they move", ISSUE_BEYOND, "ALTER SEQUENCE fencepost.tokens CACHE 1;", "",
         scenarios.nextval_waits_for_the_tokens_to_move),
     SqlMutant("a move does not look again once no transaction draws", ISSUE_BEYOND,
@@ -91,7 +92,7 @@ def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
-    (claim_does_not_ask, scenarios.unissued_claim_of_an_absent_key_is_refused),
+    (claim_does_not_ask, ceilings.claim_of_an_absent_key_above_the_ceiling_is_refused),
     (claim_believes_the_catalog, scenarios.claim_under_an_old_catalog_is_refused),
     (verdict_does_not_ask, scenarios.unissued_is_reported_before_missing),
     (insert_does_not_ask, scenarios.unissued_is_reported_before_missing),

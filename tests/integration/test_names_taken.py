@@ -56,20 +56,6 @@ async def test_a_floor_does_nothing_to_the_rows_of_another_table_of_its_name(rac
     assert await row_mark(race, "fl") == 100
 
 
-async def test_a_table_in_the_place_of_one_that_was_dropped_goes_on_from_its_floor(race: Race) -> None:
-    """It is often the same data, copied: rows that no fence has guarded rise to the floor, and none falls."""
-    await made(race, "fl", scope="account/{account_id}")
-    assert await race.direct(race.a, "INSERT INTO fl (id) VALUES (1)", 20) == "ok"
-    await unprotect(race.observer, "fl")
-    await race.observer.execute(f"DROP TABLE fl; {TABLE.format('fl')}; INSERT INTO fl (id) VALUES (1)")
-    await protect(race.observer, "fl")
-    assert await race.direct(race.a, "UPDATE fl SET own = 1, lowest = 2", 15) == "FP409"
-    assert await race.direct(race.a, "UPDATE fl SET own = 1, lowest = 2", 100) == "ok"
-    await race.observer.execute("ALTER TABLE fl DISABLE TRIGGER USER")
-    await protect(race.observer, "fl")
-    assert await row_mark(race, "fl") == 100
-
-
 async def renamed_and_replaced(race: Race) -> None:
     """Key 1 of the table a was deleted under 50; the table is b by now, and another one is a."""
     await made(race, "a")
@@ -86,14 +72,6 @@ async def test_a_table_that_takes_a_name_leaves_its_marks_to_the_table_that_had_
     await refuses_up_to(race, "a", 50)
 
 
-async def test_also_if_it_takes_the_name_with_a_scope(race: Race) -> None:
-    await renamed_and_replaced(race)
-    await made(race, "a", scope="account/{account_id}")
-    await protect(race.observer, "b")
-    await refuses_up_to(race, "b", 50)
-    await refuses_up_to(race, "a", 50)
-
-
 async def test_also_if_it_was_renamed_while_protected_and_is_unprotected(race: Race) -> None:
     await renamed_and_replaced(race)
     await made(race, "c")
@@ -104,15 +82,6 @@ async def test_also_if_it_was_renamed_while_protected_and_is_unprotected(race: R
     await protect(race.observer, "a")
     await refuses_up_to(race, "b", 50)
     await refuses_up_to(race, "a", 50)
-
-
-async def test_also_if_it_leaves_a_scope_under_the_name(race: Race) -> None:
-    await renamed_and_replaced(race)
-    await made(race, "c", scope="account/{account_id}")
-    await race.observer.execute("ALTER TABLE c RENAME TO a")
-    await unprotect(race.observer, "a")
-    await protect(race.observer, "b")
-    await refuses_up_to(race, "b", 50)
 
 
 async def test_tables_that_have_swapped_their_names_both_keep_their_marks(race: Race) -> None:

@@ -4,6 +4,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import pytest
+from tests.integration.test_mutants import mutate
 from tests.scenarios.one_rule import BOUNDS, CASES, Case, World, a_world, differences
 from tests.support.interleave import Connect
 from tests.support.violations import assert_none
@@ -13,7 +14,6 @@ from fencepost.fencing.token import Rule
 from fencepost.storage.statements import mark
 
 
-@pytest.mark.versions
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("bounds", CASES)
 async def test_every_place_judges_alike(connect: Connect, database: str, rule: Rule, bounds: str) -> None:
@@ -79,13 +79,7 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function.partition('(')[0]}-{mutant.new}")
 async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, database: str, mutant: Mutant) -> None:
     world = await a_world(connect, database, mutant.rule, BOUNDS[mutant.bounds])
-    observer, function = world.race.observer, mutant.function
-    if function.startswith("{stem}"):
-        stem = await observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")
-        function = f'fencepost."{function.format(stem=stem)}"()'
-    definition = await observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
-    assert mutant.old in definition, f"{function} has no {mutant.old!r}: {definition}"
-    await observer.execute(definition.replace(mutant.old, mutant.new))
+    await mutate(world.race, mutant.function, mutant.old, mutant.new)
     await assert_a_difference(world, CASES[mutant.bounds])
 
 

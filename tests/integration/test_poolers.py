@@ -1,15 +1,12 @@
 """PgBouncer before PostgreSQL: it drops what a client asks for at connect, and in two modes it shares sessions out."""
 
-import asyncio
-
 import asyncpg
 import pytest
-from click.testing import CliRunner
+from tests.support.commands import command
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 from tests.support.pooler import pooled
 
-from fencepost.cli.main import main
 from fencepost.startup import StartupError
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
@@ -20,7 +17,7 @@ WEAK = (
     "synchronous_commit = off", "default_transaction_isolation = 'repeatable read'", "statement_timeout = '1h'",
     "lock_timeout = 0", "idle_in_transaction_session_timeout = 0", "client_min_messages = error",
     "DateStyle = 'German'", "IntervalStyle = 'sql_standard'", "TimeZone = 'Asia/Tokyo'", "extra_float_digits = 0",
-    "jit = on", 'fencepost.token = "7"',
+    "jit = on", "bytea_output = 'escape'", 'fencepost.token = "7"',
 )  # fmt: skip
 """What the database gives to sessions that do not set them."""
 
@@ -28,7 +25,7 @@ KEPT = {
     "synchronous_commit": "on", "transaction_isolation": "read committed", "statement_timeout": "30s",
     "lock_timeout": "10s", "idle_in_transaction_session_timeout": "30s", "client_min_messages": "warning",
     "DateStyle": "ISO, MDY", "IntervalStyle": "postgres", "TimeZone": "UTC", "extra_float_digits": "1", "jit": "off",
-    "fencepost.token": "",
+    "bytea_output": "hex", "fencepost.token": "",
 }  # fmt: skip
 
 
@@ -68,8 +65,7 @@ async def every_session_has_it(url: str) -> None:
         await opened.close()
 
 
-@pytest.mark.parametrize("mode", ["transaction", "statement"])
-@pytest.mark.parametrize("options", ["", "server_round_robin = 1\n"])
+@pytest.mark.parametrize(("mode", "options"), [("transaction", ""), ("statement", "server_round_robin = 1\n")])
 async def test_a_pooler_that_shares_sessions_out_is_refused_at_the_start(
     mode: str, options: str, database: str
 ) -> None:
@@ -78,10 +74,10 @@ async def test_a_pooler_that_shares_sessions_out_is_refused_at_the_start(
         with pytest.raises(StartupError, match="connection pooler in transaction or statement mode"):
             async with in_process(url):
                 pass
-        for command in (["doctor"], ["status"], ["migrate"], ["protect", "orders"]):
-            result = await asyncio.to_thread(CliRunner().invoke, main, [*command, "--database-url", url])
-            assert result.exit_code == 1, (command, result.output)
-            assert "connection pooler in transaction or statement mode" in result.output, (command, result.output)
+        for arguments in (["doctor"], ["status"], ["migrate"], ["protect", "orders"]):
+            result = await command(*arguments, database=url)
+            assert result.exit_code == 1, (arguments, result.output)
+            assert "connection pooler in transaction or statement mode" in result.output, (arguments, result.output)
             assert len(result.output.strip().splitlines()) == 1, result.output
 
 

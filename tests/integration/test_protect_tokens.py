@@ -3,21 +3,16 @@
 """
 
 import asyncio
-import re
-import subprocess
 from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
 from tests.scenarios import tokens as scenarios
 from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
 from tests.support.racing import keyed, open_gateway, open_race, outcome, result_of
 from tests.support.violations import judging
 
-from fencepost.cli.main import main
-from fencepost.embedded.server import embedded_bin_dir
 from fencepost.gateway.use_cases import patch
 from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, plan_protect, protect
 from fencepost.storage.protecting.table import HIGHEST_MARK
@@ -56,58 +51,6 @@ async def test_tokens_that_are_above_all_marks_stay_where_they_are(db: Connectio
     assert await draw(db) == 9002
 
 
-async def test_the_source_changes_back_and_forth_and_is_kept_otherwise(db: Connection) -> None:
-    async def source() -> str:
-        name: str = await db.fetchval("SELECT source || ' ' || rule FROM fencepost.protected")
-        return name
-
-    for known in (HIGH, HIGH + 100):
-        await protect(db, "t", source="builtin")
-        assert (await source(), await issued(db)) == ("builtin strict", known), known
-        assert await with_token(db, known + 1, WRITE) == "FP018", known
-        await protect(db, "t")
-        assert await source() == "builtin strict", "what is, is kept"
-        await protect(db, "t", rule="epoch")
-        assert await source() == "builtin epoch", known
-        assert await with_token(db, known + 1, WRITE) == "FP018", known
-        await protect(db, "t", rule="strict", source="external")
-        assert await with_token(db, known + 100, WRITE) == "ok", "external takes any token"
-
-
-async def test_external_functions_do_not_know_of_the_sequence(db: Connection) -> None:
-    bodies = "SELECT string_agg(prosrc, '' ORDER BY proname) FROM pg_proc WHERE proname ~ '^t_[0-9a-f]{10}_'"
-    before = await db.fetchval(bodies)
-    await protect(db, "t", source="builtin")
-    assert "issued" in await db.fetchval(bodies)
-    await protect(db, "t", source="external")
-    assert await db.fetchval(bodies) == before
-    assert "issued" not in before
-
-
-async def test_the_printed_sql_moves_the_tokens_too(db: Connection, database: str) -> None:
-    script = (await plan_protect(db, "t", None, "builtin")).script()
-    assert await issued(db) == 0
-    psql = [str(embedded_bin_dir() / "psql"), "--no-psqlrc", "--set=ON_ERROR_STOP=1", "--quiet", database]
-    run = await asyncio.to_thread(subprocess.run, psql, input=script, text=True, capture_output=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert await draw(db) == HIGH + 1
-    assert await with_token(db, HIGH + 1, WRITE) == "ok"
-
-
-async def test_a_name_that_is_also_a_format(connect: Connect) -> None:
-    db = await table(connect)
-    name = "a 100%L 's"
-    await db.execute(f'CREATE TABLE "{name}" (id int PRIMARY KEY)')
-    await protect(db, name)
-    await db.execute(f'INSERT INTO "{name}" VALUES (1, {HIGH})')
-    await protect(db, name, source="builtin")
-    assert await draw(db) == HIGH + 1
-    await protect(db, name, source="external", max_token=2**63 - 1)
-    await db.execute(f'UPDATE "{name}" SET last_fence_token = {HIGHEST_MARK + 1}')
-    with pytest.raises(ProtectError, match=re.escape("a 100%25L 's/1")):
-        await protect(db, name, source="builtin")
-
-
 async def test_no_session_draws_while_the_tokens_move(db: Connection, connect: Connect) -> None:
     """The race of a grant with `protect`: its token is drawn before and stays below, or after and is above."""
     grant, observer = await connect(), await connect()
@@ -122,16 +65,6 @@ async def test_no_session_draws_while_the_tokens_move(db: Connection, connect: C
     await moving.commit()
     assert await drawing == HIGH + 1
     assert await with_token(db, HIGH + 1, WRITE) == "ok"
-
-
-async def test_a_protect_that_fails_has_not_moved_the_tokens(db: Connection) -> None:
-    plan = await plan_protect(db, "t", None, "builtin")
-    moving = db.transaction()
-    await moving.start()
-    for statement in plan.statements:
-        await db.execute(statement)
-    await moving.rollback()
-    assert await draw(db) == 1
 
 
 async def test_who_has_drawn_and_wants_the_table_goes_first(db: Connection, connect: Connect) -> None:
@@ -242,26 +175,6 @@ async def test_only_who_may_move_the_tokens(db: Connection) -> None:
         assert await issued(db) == 0, "and everybody may look"
     finally:
         await db.execute("RESET ROLE; DROP OWNED BY somebody; DROP ROLE somebody")
-
-
-async def test_the_command_line_reports_the_source_and_what_is_in_the_way(db: Connection, database: str) -> None:
-    async def run(*arguments: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--database-url", database])
-
-    unknown = await run("protect", "t", "--source", "nowhere")
-    assert unknown.exit_code == 1
-    assert "there is no source nowhere; known are builtin, external" in unknown.output
-    made = await run("protect", "t", "--source", "builtin")
-    assert (made.exit_code, made.output) == (0, "t is protected: writes need a token\n")
-    status = await run("status")
-    assert re.search(r"^t +strict +builtin ", status.output, re.MULTILINE), status.output
-    await run("protect", "t", "--source", "external", "--max-token", "9223372036854775807")
-    await db.execute(f"UPDATE t SET last_fence_token = {HIGHEST_MARK + 1}")
-    refused = await run("protect", "t", "--source", "builtin")
-    assert refused.exit_code == 1
-    assert refused.output.startswith("Error: t:\n  t/2 has the mark 4611686018427387905, above 2^62")
-    printed = await run("protect", "t", "--source", "builtin", "--sql")
-    assert (printed.exit_code, "fencepost.issue_beyond" in printed.output) == (0, True)
 
 
 async def test_a_column_that_was_there_is_read(connect: Connect, database: str) -> None:

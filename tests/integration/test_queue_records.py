@@ -13,11 +13,11 @@ import pytest
 from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.racing import Race, gateway_pid, keyed, open_gateway, result_of
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import delete, insert, patch, put
+from fencepost.gateway.use_cases import patch, put
 from fencepost.gateway.writes.batched import MOST_IDEMPOTENT
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
 from fencepost.gateway.writes.keyed import KeyedWrite
@@ -104,8 +104,9 @@ async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_
     assert await _records(race) == [f"id-{key}" for key in "abcde"]
 
 
-@pytest.mark.parametrize("counting", [False, True], ids=["in batches", "alone"])
-@pytest.mark.parametrize("rule", ["strict", "epoch"])
+@pytest.mark.parametrize(
+    ("rule", "counting"), [("strict", False), ("epoch", True)], ids=["strict, in batches", "epoch, alone"]
+)
 async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_one_record(
     connect: Connect, database: str, rule: Rule, counting: bool
 ) -> None:
@@ -127,49 +128,6 @@ async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_on
     assert await _records(race) == ["id-k"]
     if counting:
         assert await applied(race) == 1
-
-
-@pytest.mark.parametrize("rule", ["strict", "epoch"])
-async def test_consumers_that_are_let_go_at_the_same_moment_have_one_effect(
-    connect: Connect, database: str, rule: Rule
-) -> None:
-    """Nobody holds the row: whichever batch comes second meets the other's row, or its record."""
-    race = await audited_race(connect, database, rule, counting=False)
-    keys = [f"k{n}" for n in range(20)]
-    for key in keys:
-        await race.insert(race.a, key, 30)
-    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
-        works = [patch(gateway, of_queue(key, 31, f"id-{key}", n=1)) for key in keys for gateway in (one, two)]
-        answers = await asyncio.gather(*works)
-    written = [answer for answer in answers if isinstance(answer, Done) and not isinstance(answer, Replayed)]
-    assert len(written) == len(keys)
-    assert await _records(race) == sorted(f"id-{key}" for key in keys)
-
-
-async def test_a_newer_message_of_a_row_is_not_undone_by_one_that_comes_again(connect: Connect, database: str) -> None:
-    race = await audited_race(connect, database, "epoch")
-    async with open_gateway(race.dsn) as gateway:
-        for token in (31, 32):
-            assert result_of(await patch(gateway, of_queue("k", token, f"id-{token}", n=token))) == "ok"
-        # Alone the record is looked up first; a consumer that has its answer does not care which of the two it is.
-        assert isinstance(await patch(gateway, of_queue("k", 31, "id-31", n=31)), Replayed)
-    row = await race.row("k")
-    assert row is not None
-    assert (row["n"], row["last_fence_token"]) == (32, 32)
-    assert await applied(race) == 2
-
-
-async def test_every_verb_of_a_row_records_its_message(connect: Connect, database: str) -> None:
-    race = await audited_race(connect, database, "strict", counting=False)
-    async with open_gateway(race.dsn) as gateway:
-        posting = replace(posted(31, {"order_id": "p"}), once=message("1-post"))
-        assert result_of(await insert(gateway, posting)) == "created"
-        assert result_of(await put(gateway, of_queue("p", 32, "2-put", n=1))) == "ok"
-        assert result_of(await patch(gateway, of_queue("p", 33, "3-patch", n=2))) == "ok"
-        removing = replace(keyed("p", 34), body=None, once=message("4-delete"))
-        assert result_of(await delete(gateway, removing)) == "ok"
-        assert result_of(await patch(gateway, of_queue("p", 35, "5-refused", n=2))) != "ok"
-    assert await _records(race) == ["1-post", "2-put", "3-patch", "4-delete"], "what is refused is not recorded here"
 
 
 async def test_a_key_of_a_client_and_the_id_of_a_message_are_two_keys(connect: Connect, database: str) -> None:

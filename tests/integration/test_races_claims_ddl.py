@@ -157,18 +157,6 @@ async def test_a_claim_under_a_rule_that_changed_is_judged_by_the_new_one(race: 
         assert result_of(await claiming) == "FP002"
 
 
-async def test_a_claim_of_a_renamed_table_names_nothing_that_is_there(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway:
-        pid = await gateway_pid(gateway)
-        making = await race.begin(race.b)
-        await race.b.execute("SELECT fencepost.raise_mark('orders/k', 1, 'strict', true)")
-        claiming = await race.waits_at(pid, claim(gateway, Claim(parse_resource("orders/k"), Token(100))))
-        await another_table(race.observer)
-        await making.rollback()
-        assert result_of(await claiming) == "ok"
-        assert result_of(await put(gateway, keyed("k", 99, status="late"))) == "FP001"
-
-
 async def test_a_lease_is_not_granted_with_a_claim_that_fences_nothing(race: Race) -> None:
     """A grant's first statement on the table keeps its lock: what a grant may have missed is what came before."""
     async with open_gateway(race.dsn) as gateway:

@@ -1,5 +1,7 @@
 """A key without a row is fenced by the floor of its table. So is a row that is made while nothing protects it."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import entered, scoped_race
@@ -43,10 +45,6 @@ async def made_meanwhile(race: Race) -> None:
         await refused_up_to_the_floor(race, key)
 
 
-async def test_a_row_that_was_made_meanwhile_takes_up_the_floor(race: Race) -> None:
-    await made_meanwhile(race)
-
-
 async def was_there(race: Race) -> None:
     """The floor is not about rows that are there: of these the marks are known."""
     await pruned(race)
@@ -55,10 +53,6 @@ async def was_there(race: Race) -> None:
     await protect(race.observer, "t")
     assert await race.direct(race.a, UPDATE.format("t", 1), 10) == "FP409"
     assert await race.direct(race.a, UPDATE.format("t", 1), 11) == "ok"
-
-
-async def test_a_row_that_was_there_before_keeps_its_mark(race: Race) -> None:
-    await was_there(race)
 
 
 async def test_a_row_that_had_no_mark_takes_up_the_floor(race: Race) -> None:
@@ -102,10 +96,6 @@ async def deleted_in_a_scope(race: Race) -> None:
     assert await race.direct(race.a, UPDATE.format("t", 1), 51) == "ok"
 
 
-async def test_a_row_that_was_deleted_in_a_scope(race: Race) -> None:
-    await deleted_in_a_scope(race)
-
-
 async def took_a_name_with_marks(race: Race) -> None:
     """Another table has left a mark of the same key under the name that this one takes."""
     await race.observer.execute("CREATE TABLE u (id int PRIMARY KEY, n int DEFAULT 0)")
@@ -120,10 +110,6 @@ async def took_a_name_with_marks(race: Race) -> None:
     await refused_up_to_the_floor(race, 3, "u")
 
 
-async def test_another_table_s_mark_does_not_stand_for_the_floor(race: Race) -> None:
-    await took_a_name_with_marks(race)
-
-
 async def replaced(race: Race) -> None:
     """Nothing has recorded the marks of the rows of a table that was dropped."""
     await pruned(race)
@@ -132,10 +118,6 @@ async def replaced(race: Race) -> None:
     await protect(race.observer, "t")
     for key in (1, 3):
         await refused_up_to_the_floor(race, key)
-
-
-async def test_the_rows_of_a_table_in_place_of_one_that_was_dropped(race: Race) -> None:
-    await replaced(race)
 
 
 async def renamed(race: Race) -> None:
@@ -150,10 +132,6 @@ async def renamed(race: Race) -> None:
     await refused_up_to_the_floor(race, 3, "v")
 
 
-async def test_a_row_of_a_table_that_was_renamed(race: Race) -> None:
-    await renamed(race)
-
-
 async def of_another_type(race: Race) -> None:
     assert await race.observer.fetchval("SELECT fencepost.prune('t', 100)") == 0
     await unprotect(race.observer, "t")
@@ -162,8 +140,14 @@ async def of_another_type(race: Race) -> None:
     await refused_up_to_the_floor(race, key="'3'")  # type: ignore[arg-type]
 
 
-async def test_a_row_whose_key_got_another_type_as_well(race: Race) -> None:
-    await of_another_type(race)
+ALL = (made_meanwhile, was_there, deleted_in_a_scope, took_a_name_with_marks, replaced, renamed, of_another_type)
+
+
+@pytest.mark.parametrize("how", ALL, ids=lambda each: each.__name__)
+async def test_a_row_that_was_made_meanwhile_takes_up_the_floor(
+    race: Race, how: Callable[[Race], Awaitable[None]]
+) -> None:
+    await how(race)
 
 
 async def test_the_mutant_that_trusts_another_table_s_mark_is_seen(race: Race) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+from tests.integration.test_mutants import mutate
 from tests.scenarios import scopes as scenarios
 from tests.scenarios import scopes_direct as direct
 from tests.support.interleave import Connect
@@ -125,18 +126,14 @@ MUTANTS = {
 async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> None:
     mutant = MUTANTS[name]
     race = await scenarios.scoped_race(connect, database, mutant.rule, mutant.source)
-    await mutate(race, mutant)
+    await broken(race, mutant)
     with pytest.raises(AssertionError):
         await mutant.scenario(race)
 
 
-async def mutate(race: Race, mutant: Mutant) -> None:
-    stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'items'")
-    if not mutant.function:
-        await race.observer.execute(mutant.new.format(function=f'"{stem}_scope"', of=f'"{stem}_of"'))
+async def broken(race: Race, mutant: Mutant) -> None:
+    if mutant.function:
+        await mutate(race, mutant.function, mutant.old, mutant.new, "items")
         return
-    function = mutant.function.format(stem=stem)
-    called = function if function.startswith("fencepost.") else f'fencepost."{function}"()'
-    definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", called)
-    assert mutant.old in definition
-    await race.observer.execute(definition.replace(mutant.old, mutant.new))
+    stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'items'")
+    await race.observer.execute(mutant.new.format(function=f'"{stem}_scope"', of=f'"{stem}_of"'))

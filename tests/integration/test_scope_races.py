@@ -15,8 +15,15 @@ from fencepost.storage.protecting.protect import protect, unprotect
 Scenario = Callable[[Race], Awaitable[None]]
 
 
-@pytest.mark.parametrize("rule", ["strict", "epoch"])
-@pytest.mark.parametrize("scenario", scenarios.ALL + direct.ALL, ids=lambda each: each.__name__)
+OF_EQUAL_TOKENS = (
+    scenarios.first_touch_is_ordered,
+    scenarios.direct_sql_is_judged,
+    scenarios.pruned_scope_leaves_a_floor,
+)
+ALL = [("strict", each) for each in scenarios.ALL + direct.ALL] + [("epoch", each) for each in OF_EQUAL_TOKENS]
+
+
+@pytest.mark.parametrize(("rule", "scenario"), ALL, ids=lambda each: getattr(each, "__name__", each))
 async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
     race = await scenarios.scoped_race(connect, database, rule)
     with judging():

@@ -18,21 +18,14 @@ from fencepost.storage.protecting.protect import protect
 SOURCE = scenarios.SOURCE
 
 
-@pytest.mark.parametrize("rule", ["strict", "epoch"])
+@pytest.mark.parametrize(("source", "rule"), [(SOURCE, "strict"), ("kafka:Orders.eu-1", "epoch")])
 @pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_sources(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
-    race = await scenarios.open_source_race(connect, database, rule)
-    with judging():
-        await scenario(race)
-
-
-@pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_positions_of_a_queue(
-    scenario: Scenario, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+async def test_sources(
+    scenario: Scenario, source: str, rule: Rule, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A queue's source is raised as a lock service's is; its name has to be quoted everywhere."""
-    monkeypatch.setattr(scenarios, "SOURCE", "kafka:Orders.eu-1")
-    race = await scenarios.open_source_race(connect, database, "strict")
+    monkeypatch.setattr(scenarios, "SOURCE", source)
+    race = await scenarios.open_source_race(connect, database, rule)
     with judging():
         await scenario(race)
 
@@ -57,8 +50,10 @@ async def scoped(connect: Connect) -> asyncpg.Connection:
     return owner
 
 
-@pytest.mark.parametrize("isolation", scenarios.ISOLATIONS)
-@pytest.mark.parametrize("way", ["update", "enter", "each"])
+@pytest.mark.parametrize(
+    ("way", "isolation"),
+    [("enter", "read_committed"), ("enter", "serializable"), *((way, "repeatable_read") for way in ("update", "each"))],
+)
 async def test_a_scope_is_not_entered_under_a_token_that_was_voided_since_the_snapshot(
     connect: Connect, isolation: scenarios.Isolation, way: str
 ) -> None:
@@ -108,6 +103,22 @@ async def left(db: asyncpg.Connection, lease_id: int) -> float:
         lease_id,
     )
     return seconds
+
+
+async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> None:
+    lease_id = await granted(db, "x", 7)
+    await step_back(db)
+    lease = await source_leases.lease(db, ZK, lease_id, None)
+    assert lease is not None
+    assert 0 < lease.remaining_ms <= MINUTE
+    [state] = await source_leases.lock_states(db, ZK, None, None, 10)
+    assert 0 < (state.remaining_ms or 0) <= MINUTE
+    _, found = await source_leases.find_by_secret(db, ZK, "x", SECRET)
+    assert found is not None
+    assert 0 < found[1].remaining_ms <= MINUTE, "with which its hold is renewed"
+    for shown in (lease.expires_at, state.expires_at, found[1].expires_at):
+        assert await db.fetchval("SELECT $1::text::timestamptz < clock_timestamp() + interval '61 s'", str(shown))
+    assert await left(db, lease_id) > MINUTE / 1000
 
 
 async def test_the_keeper_of_holds_counts_its_leases_anew(db: asyncpg.Connection) -> None:

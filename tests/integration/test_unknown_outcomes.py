@@ -5,15 +5,18 @@ cannot be known is answered as unknown, with what is known.
 import asyncio
 import os
 import signal
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.scenarios.idempotency import assert_applied, audited_race, has_landed, once
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import (
+    ALONE,
+    BOTH_WAYS,
     IN_A_HURRY,
-    RULES_AND_BATCHES,
     TOKEN,
     cut,
     cut_off,
@@ -21,31 +24,34 @@ from tests.support.lost_answers import (
     swallowed,
     waiting_instead_of,
 )
-from tests.support.racing import NEW, Race, gateway_pid, keyed, posted, result_of, rows_patch
+from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
+from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
-from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.connections import backends
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import ConnectionTimes
 
 
-@pytest.fixture(params=RULES_AND_BATCHES)
+@pytest.fixture
 async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    rule, way = request.param
+    param: tuple[Rule, str] = getattr(request, "param", ALONE)
+    rule, way = param
     return await audited_race(connect, database, rule, counting=way == "alone")
 
 
-KEYED = [True, False]
 K = {"order_id": "k", "n": 7}
 
 
-@pytest.mark.parametrize("with_key", KEYED)
+@BOTH_WAYS
+@pytest.mark.parametrize("with_key", [True, False])
 async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with_key: bool) -> None:
     async with cut_off(race) as (gateway, proxy):
         holder = await lock_k(race)
@@ -61,24 +67,6 @@ async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with
     assert await race.live_mark("k") == 31
 
 
-@pytest.mark.parametrize("with_key", KEYED)
-async def test_an_array_whose_backend_waits_for_a_row_lands_once(race: Race, with_key: bool) -> None:
-    """Unlike a write by filters it names its rows, and their marks show that nothing has landed."""
-    await race.insert(race.b, "j", 30)
-    async with cut_off(race) as (gateway, proxy):
-        holder = await lock_k(race)
-        pid = await gateway_pid(gateway)
-        request = replace(rows_patch(31, K, {"order_id": "j", "n": 8}), once=once() if with_key else None)
-        write = await race.waits_at(pid, patch_rows(gateway, request))
-        proxy.cut_all()
-        await waiting_instead_of(race, pid)
-        assert not write.done()
-        await holder.commit()
-        assert result_of(await write) == "ok"
-    await assert_applied(race, 3)
-    assert [await race.live_mark(key) for key in "jk"] == [31, 31]
-
-
 async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     """Wait until the write is committed, and its answer swallowed; then cut."""
 
@@ -89,30 +77,26 @@ async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     cut(proxy)
 
 
-@pytest.mark.parametrize(
-    "verb", ["patch", "put", "put new", "delete", "post", "post many", "patch many", "patch rows", "claim"]
-)
+def write_of(verb: str, gateway: Gateway, key: IdempotentRequest | None = None) -> Coroutine[Any, Any, Outcome]:
+    works = {
+        "patch": lambda: patch(gateway, replace(keyed("k", 31, n=1), once=key)),
+        "put new": lambda: put(gateway, replace(keyed("z", 31, n=1), once=key)),
+        "delete": lambda: delete(gateway, replace(keyed("k", 31), once=key)),
+        "post": lambda: insert(gateway, replace(posted(31, {"order_id": "z"}), once=key)),
+        "post many": lambda: insert(gateway, replace(posted(31, {"order_id": "y"}, {"order_id": "z"}), once=key)),
+        "patch many": lambda: patch_many(gateway, FilteredWrite("orders", NEW, Token(31), body(n=7), once=key)),
+        "patch rows": lambda: patch_rows(gateway, replace(rows_patch(31, K), once=key)),
+        "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key)),
+    }
+    return works[verb]()
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("verb", ["patch", "put new", "delete", "post many", "patch many", "patch rows", "claim"])
 async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
-        key = once()
-        write = asyncio.create_task(
-            {
-                "patch": lambda: patch(gateway, replace(keyed("k", 31, n=1), once=key)),
-                "put": lambda: put(gateway, replace(keyed("k", 31, n=1), once=key)),
-                "put new": lambda: put(gateway, replace(keyed("z", 31, n=1), once=key)),
-                "delete": lambda: delete(gateway, replace(keyed("k", 31), once=key)),
-                "post": lambda: insert(gateway, replace(posted(31, {"order_id": "z"}), once=key)),
-                "post many": lambda: insert(
-                    gateway, replace(posted(31, {"order_id": "y"}, {"order_id": "z"}), once=key)
-                ),
-                "patch many": lambda: patch_many(
-                    gateway, FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body, once=key)
-                ),
-                "patch rows": lambda: patch_rows(gateway, replace(rows_patch(31, K), once=key)),
-                "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key)),
-            }[verb]()
-        )
+        write = asyncio.create_task(write_of(verb, gateway, once()))
         await landed_without_answer(race, proxy)
         answer = await write
     assert isinstance(answer, Replayed), answer
@@ -122,19 +106,12 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.idempotency") == 1
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("verb", ["patch", "delete", "post", "patch rows", "claim"])
 async def test_the_answer_to_a_write_without_key_that_may_have_landed_has_what_is_known(race: Race, verb: str) -> None:
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = TOKEN
-        write = asyncio.create_task(
-            {
-                "patch": lambda: patch(gateway, keyed("k", 31, n=1)),
-                "delete": lambda: delete(gateway, keyed("k", 31)),
-                "post": lambda: insert(gateway, posted(31, {"order_id": "z"})),
-                "patch rows": lambda: patch_rows(gateway, rows_patch(31, K)),
-                "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31))),
-            }[verb]()
-        )
+        write = asyncio.create_task(write_of(verb, gateway))
         await landed_without_answer(race, proxy)
         answer = await write
     resource = "orders/z" if verb == "post" else "orders/k"
@@ -170,7 +147,7 @@ async def test_many_rows_without_key_are_unknown(race: Race) -> None:
     async with cut_off(race) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
-        request = FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body)
+        request = FilteredWrite("orders", NEW, Token(31), body(n=7))
         write = await race.waits_at(pid, patch_many(gateway, request))
         proxy.cut_all()
         answer = await write
@@ -181,6 +158,7 @@ async def test_many_rows_without_key_are_unknown(race: Race) -> None:
     await assert_applied(race, 0)
 
 
+@BOTH_WAYS
 async def test_a_database_that_stays_away_leaves_the_outcome_unknown(race: Race) -> None:
     async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         holder = await lock_k(race)
@@ -202,24 +180,7 @@ async def test_a_database_that_stays_away_leaves_the_outcome_unknown(race: Race)
         await eventually(landed, what="the old backend's write: unknown was the truth")
 
 
-async def test_a_keyed_write_of_a_database_that_stayed_away_can_be_repeated(race: Race) -> None:
-    async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
-        proxy.mute_after = b"COMMIT;"
-        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
-        await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
-        proxy.mute_after = None
-        proxy.refusing = True
-        proxy.cut_all()
-        answer = await write
-        assert isinstance(answer, Problem)
-        assert (answer.name, answer.body()["known"]) == ("FP009", None)
-        assert "same Idempotency-Key" in (answer.hint or "")
-        proxy.refusing = False
-        again = await patch(gateway, replace(keyed("k", 31, n=1), once=once()))
-    assert isinstance(again, Replayed)
-    await assert_applied(race, 1)
-
-
+@BOTH_WAYS
 async def test_a_transaction_that_broke_before_its_commit_was_not_written(race: Race) -> None:
     async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         holder = await lock_k(race)
@@ -253,6 +214,7 @@ async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(
     await assert_applied(race, 1)
 
 
+@BOTH_WAYS
 async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(race: Race) -> None:
     hurried = replace(IN_A_HURRY, connections=ConnectionTimes(end_backend_within=0.2))
     async with cut_off(race, times=hurried) as (gateway, proxy):
@@ -279,6 +241,7 @@ async def test_a_backend_that_does_not_end_leaves_the_outcome_unknown(race: Race
     assert tuple(row) in ((0, 30), (1, 31))
 
 
+@BOTH_WAYS
 async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refused(
     race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,13 +81,13 @@ def once(name: str = "k1", payload: bytes = b"payload") -> IdempotentRequest:
 
 
 async def two_racers_with_one_key_land_once(race: Race) -> None:
-    async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
+    async with open_gateway(race.dsn) as one, open_gateway(race.dsn, lock_timeout=1) as two:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         first = await race.waits_at(await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), once=once())))
         second = await asyncio.wait_for(patch(two, replace(keyed("k", 32, n=1), once=once())), PATIENCE)
-        assert result_of(second) == "FP013", "it does not wait"
         await holder.commit()
+        assert result_of(second) == "FP013", "it does not wait"
         assert isinstance(await first, Done)
         assert isinstance(await patch(two, replace(keyed("k", 32, n=1), once=once())), Replayed)
     assert await applied(race) == 1

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tests.support.interleave import Connection
-from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, posted, result_of, written
+from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -14,63 +14,6 @@ from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.marks import claim_absent
 
 UNISSUED = ISSUED + 1
-
-
-async def unissued_update_is_refused(race: Race) -> None:
-    """R12: the gateway's own UPDATE, plain and multi-row, and a claim of a row."""
-    await race.insert(race.a, "k", 30, status="new")
-    for token in (UNISSUED, MAX_TOKEN):
-        assert await outcome(race.update(race.a, "k", token, status="x")) == "FP018", token
-        assert await outcome(race.claim(race.a, "k", token)) == "FP018", token
-        assert await outcome(race.update_many(race.a, token, status="x")) == "FP018", token
-    assert await race.live_mark("k") == 30
-    assert written(await race.update(race.a, "k", ISSUED)), "the newest token is one"
-
-
-async def unissued_update_by_direct_sql_is_refused(race: Race) -> None:
-    """R12, R14: whichever way the token is given."""
-    await race.insert(race.a, "k", 30)
-    update = "UPDATE public.orders SET status = 'x'"
-    assert await race.direct(race.a, update, UNISSUED) == "FP018"
-    assert await race.direct(race.a, update, f"orders={MAX_TOKEN}") == "FP018"
-    assert await race.direct(race.a, f"{update}, last_fence_token = {MAX_TOKEN}") == "FP018"
-    assert await race.direct(race.a, f"{update}, last_fence_token = -{UNISSUED}") == "FP018"
-    assert await race.direct(race.a, f"{update}, last_fence_token = {UNISSUED}", 40) == "FP018", "a good one beside it"
-    upsert = "INSERT INTO public.orders (order_id) VALUES ('k') ON CONFLICT (order_id) DO UPDATE SET status = 'x'"
-    assert await race.direct(race.a, upsert, UNISSUED) == "FP018"
-    assert await race.live_mark("k") == 30
-    assert await race.direct(race.a, update, ISSUED) == "ok"
-
-
-async def unissued_insert_is_refused(race: Race) -> None:
-    """R12: POST, the INSERT of a PUT, and direct SQL."""
-    for token in (UNISSUED, MAX_TOKEN):
-        assert await outcome(race.insert(race.a, "k", token)) == "FP018", token
-        assert await outcome(race.insert_one(race.a, "k", token)) == "FP018", token
-        assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", token) == "FP018", token
-        insert = f"INSERT INTO public.orders (order_id, last_fence_token) VALUES ('k', {token})"
-        assert await race.direct(race.a, insert) == "FP018", token
-    assert (await race.row("k"), await race.recorded("k")) == (None, None)
-    assert written(await race.insert(race.a, "k", ISSUED))
-
-
-async def unissued_delete_is_refused(race: Race) -> None:
-    """R12: keyed, multi-row, and direct SQL."""
-    await race.insert(race.a, "k", 30, status="new")
-    for token in (UNISSUED, MAX_TOKEN):
-        assert await outcome(race.delete(race.a, "k", token)) == "FP018", token
-        assert await outcome(race.delete_many(race.a, token)) == "FP018", token
-        assert await race.direct(race.a, "DELETE FROM public.orders", token) == "FP018", token
-    assert await race.live_mark("k") == 30
-    assert await race.recorded("k") == (30, False)
-    assert written(await race.delete(race.a, "k", ISSUED))
-
-
-async def unissued_claim_of_an_absent_key_is_refused(race: Race) -> None:
-    """R12: no trigger sees it."""
-    assert await outcome(race.claim_absent(race.a, "k", MAX_TOKEN)) == "FP018"
-    assert await race.recorded("k") is None
-    assert await outcome(race.claim_absent(race.a, "k", ISSUED)) is None
 
 
 async def claim_under_an_old_catalog_is_refused(race: Race) -> None:

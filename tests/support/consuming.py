@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,14 +132,12 @@ async def opened(database: str, owner: Connection, **more: Any) -> AsyncIterator
 
 
 @asynccontextmanager
-async def consumed(queue: Queue, members: int = 1, times: Times = TIMES) -> AsyncIterator[None]:
-    """Consume it, by members that each have a gateway of their own."""
-    async with AsyncExitStack() as stack:
-        for number in range(members):
-            gateway = await stack.enter_async_context(consumer_gateway(queue.settings, [], times))
-            consumer = consumer_of(gateway, DEFAULT, queue.settings, f"member-{number}")
-            await stack.enter_async_context(consuming(gateway, {DEFAULT: consumer}, queue.settings))
-        yield
+async def consumed(queue: Queue, times: Times = TIMES) -> AsyncIterator[None]:
+    """Consume it, by a member that has a gateway of its own."""
+    async with consumer_gateway(queue.settings, [], times) as gateway:
+        consumer = consumer_of(gateway, DEFAULT, queue.settings, "member-0")
+        async with consuming(gateway, {DEFAULT: consumer}, queue.settings):
+            yield
 
 
 async def both_applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatch, times: Times = TIMES) -> None:

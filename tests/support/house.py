@@ -1,18 +1,17 @@
 """A database that was never migrated, and the roles that migrate it, own its tables, and use them."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import asyncpg
-from click.testing import CliRunner, Result
+from click.testing import Result
+from tests.support.commands import command
 from tests.support.interleave import Connection
 
-from fencepost.cli.main import main
 from fencepost.embedded.server import PostgresServer
-from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.databases import clone, in_database
 
 _numbers = itertools.count(1)
 
@@ -33,7 +32,7 @@ ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY, v text)"
 
 @dataclass
 class House:
-    """A database that was never migrated, and roles made for it: `app` owns tables, `admin` may make roles."""
+    """A database, and roles made for it: `app` owns tables, `admin` may make roles."""
 
     url: str
     root: Connection
@@ -62,7 +61,7 @@ class House:
 
     async def command(self, *arguments: str, role: str | None = None) -> Result:
         url = self.url if role is None else self.url_of(role)
-        return await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--database-url", url])
+        return await command(*arguments, database=url)
 
     async def foreign(self) -> list[str]:
         """List what in the schema fencepost does not belong to the owner."""
@@ -70,12 +69,15 @@ class House:
 
 
 @asynccontextmanager
-async def building(postgres: PostgresServer) -> AsyncIterator[House]:
-    """Make the database and its roles; they are dropped afterwards."""
+async def building(postgres: PostgresServer, template: str | None = None) -> AsyncIterator[House]:
+    """Make the database, as a copy of a migrated one or as one that never was, and its roles. Drops them afterwards."""
     number = next(_numbers)
     server = await asyncpg.connect(postgres.url)
     name = f"owned_{number}"
-    await server.execute(f"CREATE DATABASE {name}")
+    if template is None:
+        await server.execute(f"CREATE DATABASE {name}")
+    else:
+        await clone(postgres.url, name, template)
     root = await asyncpg.connect(in_database(postgres.url, name))
     house = House(in_database(postgres.url, name), root, number)
     await root.execute(

@@ -11,15 +11,19 @@ from asyncpg.transaction import Transaction
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.racing import Race, gateway_pid, open_gateway
 
+from fencepost.fencing.token import Rule
 from fencepost.gateway.gateway import Gateway
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import TIMES, RequestTimes, Times
 
-RULES_AND_BATCHES = [
-    pytest.param(("strict", "alone"), id="strict-alone"),
-    pytest.param(("epoch", "in batches"), id="epoch-in batches"),
-]
-"""Parameters of a race: its rule, and whether a write has its transaction alone or shares it, each once."""
+ALONE: tuple[Rule, str] = ("strict", "alone")
+"""Parameter of a race: its rule, and whether a write has its transaction alone or shares it. What most tests have."""
+BOTH_WAYS = pytest.mark.parametrize(
+    "race",
+    [pytest.param(ALONE, id="strict-alone"), pytest.param(("epoch", "in batches"), id="epoch-in batches")],
+    indirect=True,
+)
+"""For the tests of which the code differs."""
 IN_A_HURRY = Times(requests=RequestTimes(resolve_within=0.5))
 """Times of a gateway that soon gives up to look what became of a write."""
 TOKEN = b"\x00\x00\x00\x1f"

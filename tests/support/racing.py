@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import asyncpg
+import pytest
 from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
 from tests.support.unhurried import UNHURRIED
@@ -73,6 +74,9 @@ ISSUED = 1000
 """How far the built-in source is in a race: above every token that the scenarios use."""
 
 LIMITS = Limits(pool_size=1, lock_timeout=15)
+
+BOTH_RULES = pytest.mark.parametrize("race", ["strict", "epoch"], indirect=True)
+"""For the tests that are about a token which equals the mark; the others run under strict."""
 
 
 async def outcome(awaitable: Awaitable[T]) -> T | str:

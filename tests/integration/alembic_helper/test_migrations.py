@@ -14,8 +14,7 @@ from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.schema.migrate import upgrade as migrate
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize("project", ["psycopg", "psycopg async", "asyncpg async"], indirect=True)
+@BOTH
 async def test_up_and_down_and_up(project: Project, db: Connection) -> None:
     await project.upgrade()
     findings = await examine_tables(db)
@@ -38,7 +37,6 @@ async def test_up_and_down_and_up(project: Project, db: Connection) -> None:
     assert await db.fetchval("SELECT to_regclass('orders') IS NULL AND to_regclass('items') IS NULL")
 
 
-@pytest.mark.versions
 async def test_autogenerate_finds_nothing(project: Project) -> None:
     await project.upgrade()
     await project.check()

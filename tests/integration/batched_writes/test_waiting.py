@@ -19,7 +19,6 @@ from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.turns import Turns
 from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.gateway.writes.idempotency import Replayed
-from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 WAITING = """
@@ -118,18 +117,6 @@ async def test_a_unique_entry_that_is_locked_stalls_no_other_write(race: Race) -
         assert result_of(await waiter) == "created"
 
 
-async def test_a_caller_that_goes_away_takes_no_neighbour_along(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway:
-        works = [asyncio.create_task(patch(gateway, keyed(key, 40, status="x"))) for key in "abc"]
-        await asyncio.sleep(0)  # each runs up to where it waits for its batch
-        assert gateway.group.waiting == 3
-        works[1].cancel()
-        answers = await asyncio.gather(*works, return_exceptions=True)
-        assert isinstance(answers[1], asyncio.CancelledError)
-    assert await race.live_mark("a") == await race.live_mark("c") == 40
-    assert await race.live_mark("b") in (30, 40)
-
-
 async def test_one_key_twice_in_a_moment_lands_once(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         request = replace(keyed("a", 40, n=1), once=once())
@@ -174,16 +161,6 @@ async def test_a_key_in_flight_elsewhere_is_answered_and_delays_no_other(race: R
             patch(gateway, replace(keyed("b", 40, n=1), once=once("k2"))),
         ) == ["FP013", "ok"]
     await holder.rollback()
-
-
-async def test_more_than_may_wait_are_refused_early_and_get_the_time_to_come_again(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway:
-        crowded = replace(gateway, group=GroupCommit(gateway.database, most_waiting=0))
-        refused = await patch(crowded, keyed("a", 40))
-        assert isinstance(refused, Problem)
-        assert (refused.http_status, refused.retry_after, refused.type.retryable) == (503, 1, True)
-        assert "nothing was written" in refused.detail
-    assert await race.live_mark("a") == 30
 
 
 async def test_two_gateways_on_the_same_rows_never_wait_in_a_circle(race: Race) -> None:

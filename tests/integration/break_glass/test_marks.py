@@ -93,12 +93,6 @@ async def test_a_key_change_and_truncate_stay_refused(race: Race) -> None:
     assert await count(race) == 0
 
 
-async def test_a_token_that_was_never_issued_stays_refused(race: Race) -> None:
-    unissued = UPDATE.replace("SET", "SET last_fence_token = 5000,")
-    assert await run(race.a, unissued) == ("FP018" if race.fence.pinned else "ok")
-    assert await run(race.a, INSERT.replace("'k'", "'new'"), token=5000) == ("FP018" if race.fence.pinned else "ok")
-
-
 async def test_rows_of_an_earlier_generation_can_be_repaired(connect: Connect, database: str) -> None:
     race = await open_race(connect, database, source="builtin")
     await race.insert(race.a, "k", 30)

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.integration.break_glass import test_marks, test_operators, test_races, test_records
+from tests.integration.test_mutants import mutate
 from tests.support.racing import Race
 
 BREAK = "break_glass()"
@@ -66,10 +67,6 @@ MUTANTS = [
 async def test_a_mutant_of_the_functions_is_seen(
     function: str, old: str, new: str, scenario: Callable[[Race], Awaitable[None]], plain: Race
 ) -> None:
-    definition = await plain.observer.fetchval(
-        "SELECT pg_get_functiondef($1::text::regprocedure)", f"fencepost.{function}"
-    )
-    assert old in definition, (function, old)
-    await plain.observer.execute(definition.replace(old, new))
+    await mutate(plain, f"fencepost.{function}", old, new)
     with pytest.raises(AssertionError):
         await scenario(plain)

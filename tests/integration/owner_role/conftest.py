@@ -17,10 +17,17 @@ async def house(postgres: PostgresServer) -> AsyncIterator[House]:
 
 
 @pytest.fixture
-async def fenced(house: House) -> tuple[House, Connection]:
+async def migrated(postgres: PostgresServer, template: str) -> AsyncIterator[House]:
+    async with building(postgres, template) as house:
+        yield house
+
+
+@pytest.fixture
+async def fenced(migrated: House) -> tuple[House, Connection]:
     """Give a migrated database with an owner, where the table orders of `app` was protected by a superuser; and `app`'s
     connection.
     """
+    house = migrated
     made = await house.command("migrate", "--owner", house.owner)
     assert made.exit_code == 0, made.output
     app = await house.login(house.app)

@@ -12,9 +12,8 @@ from fencepost.storage.schema.migrate import upgrade
 from fencepost.storage.schema.revisions import newest
 from fencepost.storage.upkeep.generations import raise_generation
 
-pytestmark = pytest.mark.versions
 
-
+@pytest.mark.versions
 async def test_everything_belongs_to_the_owner_who_cannot_log_in(house: House) -> None:
     for _again in range(2):
         made = await house.command("migrate", "--owner", house.owner)
@@ -67,6 +66,7 @@ async def test_a_table_that_came_into_the_schema_by_itself_is_left_alone(house: 
     assert {each.partition(" of ")[0] for each in await house.foreign()} == {"theirs", "_theirs"}
 
 
+@pytest.mark.versions
 async def test_a_role_that_may_make_roles_needs_no_superuser(house: House) -> None:
     """The whole of it: migrate, protect, change, migrate again, unprotect, by an administrator who is none."""
     made = await house.command("migrate", "--owner", house.owner, "--gateway-role", house.app, role=house.admin)

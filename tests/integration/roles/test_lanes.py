@@ -12,7 +12,7 @@ from tests.support.racing import Race, keyed, posted, result_of
 
 from fencepost.fencing.caller import Caller
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import delete, insert, patch, put
+from fencepost.gateway.use_cases import insert, patch, put
 from fencepost.gateway.writes.batched import Lanes
 from fencepost.storage.batches import group_commit
 from fencepost.storage.batches.batch_queue import BatchQueue
@@ -236,13 +236,6 @@ async def test_what_the_gateways_own_login_lacks_is_reported_to_the_operator(
     assert "fp_login" in counted.reports[0]
 
 
-async def test_a_role_that_may_only_delete_deletes(stage: Acting, race: Race) -> None:
-    """A batch locks rows first, which takes UPDATE on a column."""
-    await race.insert(race.a, "k", 30)
-    await race.observer.execute(f"REVOKE ALL ON orders FROM {WEB}; GRANT SELECT, DELETE ON orders TO {WEB}")
-    assert result_of(await delete(stage.of(WEB), keyed("k", 40))) == "ok"
-
-
 async def test_a_put_that_only_needs_update_does_not_fail_for_its_neighbours_insert(stage: Acting, race: Race) -> None:
     await race.insert(race.a, "k", 30)
     await race.observer.execute(f"REVOKE INSERT ON orders FROM {WEB}")
@@ -250,12 +243,3 @@ async def test_a_put_that_only_needs_update_does_not_fail_for_its_neighbours_ins
     await patch(gateway, keyed("k", 31, n=1))
     answers = await asyncio.gather(*(put(gateway, keyed(key, 40, n=1)) for key in ("a", "k", "z")))
     assert [result_of(answer) for answer in answers] == ["42501", "ok", "42501"]
-
-
-async def test_a_role_that_is_granted_more_may_do_more_at_once(stage: Acting, race: Race) -> None:
-    await race.insert(race.a, "k", 30)
-    assert result_of(await patch(stage.of(READER), keyed("k", 40, n=1))) == "42501"
-    await race.observer.execute(f"GRANT UPDATE ON orders TO {READER}")
-    assert result_of(await patch(stage.of(READER), keyed("k", 40, n=1))) == "ok"
-    await race.observer.execute(f"REVOKE UPDATE ON orders FROM {READER}")
-    assert result_of(await patch(stage.of(READER), keyed("k", 41, n=1))) == "42501"
