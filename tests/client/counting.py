@@ -4,6 +4,12 @@ from collections.abc import Callable
 
 import httpx
 
+GRANT = {
+    "lease_id": "7", "lock": "a", "locks": ["a"], "owner": "us", "token": "8", "tokens": ["8"], "claims": [],
+    "ttl_ms": 30000, "waited_ms": 0, "granted_at": None, "expires_at": None,
+}  # fmt: skip
+"""The answer to an acquire."""
+
 
 class Counting(httpx.AsyncBaseTransport):
     """The real transport, with every request noted as `METHOD path`."""

@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 from tests.conformance.bench import Bench, opened
+from tests.conformance.kubernetes_bench import KubernetesBench
+from tests.kube.apiserver import cluster
 
 from fencepost.locks.source import Grant, Holder, Source
+from fencepost.testing.servers.kubernetes import Cluster
 from fencepost.testing.servers.waiting import PATIENCE
 
 BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes")
@@ -38,9 +41,19 @@ def start_bench(name: str, directory: Path) -> Iterator[Bench]:
         yield bench
 
 
+@pytest.fixture(scope="package")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Run a kube-apiserver for this directory and those in it; a test leaves it running."""
+    with cluster(tmp_path_factory.mktemp("kube")) as running:
+        yield running
+
+
 @pytest.fixture(scope="package", params=EACH_BENCH)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run one source's service for this directory; skips where its server is not installed."""
+    if request.param == "kubernetes":
+        yield KubernetesBench(request.getfixturevalue("apiserver"))
+        return
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
         yield running
 

@@ -42,10 +42,7 @@ class EtcdBench:
     ) -> None:
         if tls is not None:
             cert, key = map(str, tls)
-            extra = [
-                *extra,
-                *("--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert),
-            ]
+            extra = [*extra, *("--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert)]
         ready, web = (_healthy, "http") if tls is None else (listens, "https")
         cluster = ",".join(f"n{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
         self.endpoints = [f"127.0.0.1:{client}" for client, _ in ports]

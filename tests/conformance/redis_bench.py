@@ -24,10 +24,7 @@ def redis_server(directory: Path, port: int, *settings: str) -> Iterator[Server]
     program = shutil.which("redis-server") or pytest.skip("no Redis: apt-get install redis-server")
     directory.mkdir(exist_ok=True)
     server = Server(
-        [
-            *(program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)),
-            *(settings or DURABLE),
-        ],
+        [*(program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)), *(settings or DURABLE)],
         directory / "log",
         lambda: _answers(port),
     )

@@ -11,9 +11,7 @@ from tests.support.interleave import Connection
 from tests.support.pooler import pooled
 
 from fencepost.locks.advisory.source import AdvisorySource
-from fencepost.locks.advisory.url import parse
-from fencepost.locks.registry import SourceContext
-from fencepost.locks.source import Grant, Holder, SourceConfigError, SourceError, SourceUnavailableError
+from fencepost.locks.source import Grant, Holder, SourceError, SourceUnavailableError
 from fencepost.testing.servers.standby import replicated
 from fencepost.testing.servers.waiting import eventually
 
@@ -36,47 +34,39 @@ async def numbers(bench: AdvisoryBench) -> AsyncIterator[AdvisorySource]:
     await source.close()
 
 
+CALLS = {
+    "12345": "12345",
+    "-5": "-5",
+    "9223372036854775807": "9223372036854775807",
+    "-9223372036854775808": "-9223372036854775808",
+    "7,42": "7, 42",
+    "-7,-2147483648": "-7, '-2147483648'::int",
+    "0,42": "0, 42",
+    str(2**32 + 42): str(2**32 + 42),
+    "42": "42",
+}
+NO_KEYS = [
+    *("orders/1", "9223372036854775808", "07", "-0", "1,2,3", "1, 2", "1,2147483648", "+1", "1_0", "\u0661", "", "1\n")
+]
+
+
 @on_its_server
-@pytest.mark.parametrize(
-    ("lock", "call"),
-    [
-        ("12345", "pg_try_advisory_lock(12345)"),
-        ("-5", "pg_try_advisory_lock(-5)"),
-        ("9223372036854775807", "pg_try_advisory_lock(9223372036854775807)"),
-        ("-9223372036854775808", "pg_try_advisory_lock(-9223372036854775808)"),
-        ("7,42", "pg_try_advisory_lock(7, 42)"),
-        ("-7,-2147483648", "pg_try_advisory_lock(-7, '-2147483648'::int)"),
-    ],
-)
-async def test_with_keys_number_a_name_is_the_key(
-    numbers: AdvisorySource, other: Connection, lock: str, call: str
+async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
+    numbers: AdvisorySource, other: Connection
 ) -> None:
-    grant = await taking(numbers, lock)
-    assert isinstance(grant, Grant)
-    assert await numbers.renew(lock, grant.handle, 60_000) is True
-    assert await other.fetchval(f"SELECT {call}") is False
-    await numbers.release(lock, grant.handle)
-    assert await other.fetchval(f"SELECT {call}") is True
-    assert isinstance(await taking(numbers, lock), Holder)
-    await other.execute("SELECT pg_advisory_unlock_all()")
-
-
-@on_its_server
-async def test_one_number_and_two_are_different_keys(numbers: AdvisorySource) -> None:
-    assert isinstance(await taking(numbers, "42"), Grant)
-    assert isinstance(await taking(numbers, "0,42"), Grant)
-    assert isinstance(await taking(numbers, str(2**32 + 42)), Grant)
-
-
-@on_its_server
-@pytest.mark.parametrize(
-    "lock",
-    ["orders/1", "9223372036854775808", "07", "-0", "1,2,3", "1, 2", "1,2147483648", "+1", "1_0", "\u0661", "", "1\n"],
-)
-async def test_with_keys_number_other_names_are_refused(numbers: AdvisorySource, lock: str) -> None:
-    with pytest.raises(SourceError, match="is no number") as error:
-        await taking(numbers, lock)
-    assert lock in str(error.value)
+    grants = {lock: await taking(numbers, lock) for lock in CALLS}
+    for lock, key in CALLS.items():
+        grant = grants[lock]
+        assert isinstance(grant, Grant), "one number and two are different keys"
+        assert await numbers.renew(lock, grant.handle, 60_000) is True
+        assert await other.fetchval(f"SELECT pg_try_advisory_lock({key})") is False
+        await numbers.release(lock, grant.handle)
+        assert await other.fetchval(f"SELECT pg_try_advisory_lock({key})") is True
+        assert isinstance(await taking(numbers, lock), Holder)
+    for lock in NO_KEYS:
+        with pytest.raises(SourceError, match="is no number") as error:
+            await taking(numbers, lock)
+        assert lock in str(error.value)
 
 
 @on_its_server
@@ -117,8 +107,7 @@ async def test_a_standby_is_refused(bench: AdvisoryBench) -> None:
 
 
 @on_its_server
-@pytest.mark.parametrize("mode", ["transaction", "session"])
-@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize(("mode", "ignored"), [("transaction", False), ("session", True)])
 async def test_a_pooler_is_refused(bench: AdvisoryBench, mode: str, ignored: bool) -> None:
     async with pooled(bench.dsn, mode, ignored=ignored) as url:
         source = sourced(url.replace("postgresql", "postgres-advisory"))
@@ -131,58 +120,17 @@ async def test_a_pooler_is_refused(bench: AdvisoryBench, mode: str, ignored: boo
 
 
 @on_its_server
-async def test_no_message_has_the_password(bench: AdvisoryBench) -> None:
-    source = sourced(bench.url.replace("p%40ss", "s3cret"))
-    with pytest.raises(SourceError) as error:
-        await taking(source, "a")
-    assert "s3cret" not in str(error.value)
-    assert not isinstance(error.value, SourceUnavailableError)
-
-
-@on_its_server
-async def test_advice(ask: Asking, bench: AdvisoryBench) -> None:
+async def test_advice_and_what_is_refused(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     assert await ask.source.advice() == []
     crowded = sourced(bench.url, "?sessions=100")
     assert "max_connections is 100" in "".join(await crowded.advice())
     await crowded.close()
-
-
-@on_its_server
-async def test_a_handle_of_another_source_is_refused(ask: Asking) -> None:
     with pytest.raises(SourceError, match="handle"):
         await ask.source.renew("a", "694d8f3c5d6a1b0c", 1000)
-
-
-@on_its_server
-async def test_the_gateways_own_database(bench: AdvisoryBench, lock: str) -> None:
-    source = sourced("postgres-advisory:", "?keys=hash&sessions=3", bench.dsn)
-    assert isinstance(await taking(source, lock), Grant)
-    await source.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("postgres-advisory://u:s3cret@h/db?key=hash", "unknown option key"),
-        ("postgres-advisory://u:s3cret@h/db?keys=both", "keys=both"),
-        ("postgres-advisory://u:s3cret@h/db?keys", "not name=value"),
-        ("postgres-advisory://u:s3cret@h/db?sessions=0", "sessions=0"),
-        ("postgres-advisory://u:s3cret@h/db?sessions=1&sessions=2", "twice"),
-        ("postgres-advisory://u:s3cret@h/db?sslmode=on", "sslmode=on"),
-        ("postgres-advisory://u:s3cret@h:x/db", "wrong at host 1"),
-        ("postgres-advisory://u:s3cret@[h/db", "cannot be read"),
-        ("postgres-advisory://u:s3cret@h", "one host and one database"),
-        ("postgres-advisory://u:s3cret@/db", "wrong at host 1"),
-        ("postgres-advisory://u:s3cret@h1,h2/db", "takes one host"),
-        ("postgres-advisory://u:s3cret@h/db/more", "the path"),
-        ("postgres-advisory://u:s3cret#@h/db", "%23"),
-        ("postgres-advisory:db", "the path"),
-        ("postgres-advisory:?sslmode=require", "belongs into"),
-        ("postgres-advisory:", "no database"),
-    ],
-)
-def test_a_wrong_url_is_named(url: str, says: str) -> None:
-    with pytest.raises(SourceConfigError, match=says) as error:
-        parse(url, SourceContext("adv", ""))
-    assert "adv" in str(error.value)
+    with pytest.raises(SourceError) as error:
+        await taking(sourced(bench.url.replace("p%40ss", "s3cret")), "a")
     assert "s3cret" not in str(error.value)
+    assert not isinstance(error.value, SourceUnavailableError)
+    of_the_gateway = sourced("postgres-advisory:", "?keys=hash&sessions=3", bench.dsn)
+    assert isinstance(await taking(of_the_gateway, lock), Grant)
+    await of_the_gateway.close()

@@ -8,62 +8,10 @@ from tests.conformance.etcd.asking import granted
 from tests.conformance.etcd_bench import EtcdBench, running
 
 from fencepost.locks.etcd.api import EtcdApi, EtcdRefusedError
-from fencepost.locks.etcd.source import EtcdSource, from_url
+from fencepost.locks.etcd.source import EtcdSource
 from fencepost.locks.etcd.url import parse
 from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Source, SourceConfigError, SourceUnavailableError
-
-
-@pytest.mark.parametrize(
-    ("url", "endpoints"),
-    [
-        ("etcd://one", ("http://one:2379",)),
-        ("etcd://one:1,two.example:2/", ("http://one:1", "http://two.example:2")),
-        ("etcds://[::1]:7,[fe80::1]", ("https://[::1]:7", "https://[fe80::1]:2379")),
-    ],
-)
-def test_endpoints(url: str, endpoints: tuple[str, ...]) -> None:
-    assert parse(url, "s").endpoints == endpoints
-
-
-def test_options() -> None:
-    found = parse("etcds://us%40er:p%2Fw@one?prefix=/locks/&ca=/c.pem&cert=/a.pem&key=/b.pem", "s")
-    assert (found.user, found.password, found.prefix) == ("us@er", "p/w", "/locks/")
-    assert (found.ca, found.cert, found.key) == ("/c.pem", "/a.pem", "/b.pem")
-    assert "p/w" not in f"{found!r} {found}"
-
-
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
-        ("etcd://", "host 1"),
-        ("etcd://one,", "host 2"),
-        ("etcd://one:x", "host 1"),
-        ("etcd://one:70000", "host 1"),
-        ("etcd://[::1", "brackets"),
-        ("etcd://one/path", "path"),
-        ("etcd://one#f", "has a #"),
-        ("etcd://one?prefx=a", "prefx"),
-        ("etcd://one?prefix=", "prefix without a value"),
-        ("etcd://one?prefix=a&prefix=b", "twice"),
-        ("etcd://one?ca=/ca.pem", "ca, which is for etcds:// only"),
-        ("etcds://one?cert=/a.pem", "together"),
-        ("etcd://user@one", "password"),
-        ("etcd://:secret@one", "user"),
-    ],
-)
-def test_a_wrong_url_is_refused(url: str, says: str) -> None:
-    with pytest.raises(SourceConfigError, match=says) as error:
-        from_url(url, SourceContext("locks", ""))
-    assert "locks" in str(error.value)
-
-
-@pytest.mark.parametrize("password", ["sec/ret", "sec?ret", "sec#ret", "sec@ret", "1?ret=sec", "sec:ret", "sec[ret"])
-def test_no_error_quotes_a_password_that_was_written_badly(password: str) -> None:
-    with pytest.raises(SourceConfigError) as error:
-        from_url(f"etcd://user:{password}@one:x?no=1", SourceContext("locks", ""))
-    assert "sec" not in str(error.value)
-    assert "ret" not in str(error.value)
 
 
 async def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:

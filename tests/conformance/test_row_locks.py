@@ -1,4 +1,4 @@
-"""docs/recipes/row-locks.md: its SQL runs, and what it calls a trap is one. On real PostgreSQLs."""
+"""docs/recipes/row-locks.md and docs/sources/postgres-advisory.md: their SQL runs. On real PostgreSQLs."""
 
 import re
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ def recipes_of(page: Path) -> dict[str, str]:
 
 
 RECIPES = recipes_of(ROOT / "docs" / "recipes" / "row-locks.md")
+ADVISORY = recipes_of(ROOT / "docs" / "sources" / "postgres-advisory.md")
 LOCK = "SELECT state FROM jobs WHERE name = 'ship order-123' FOR UPDATE"
 
 
@@ -85,16 +86,6 @@ async def test_in_one_transaction_lock_and_writes_end_together(connect: Connect,
 
 
 @pytest.mark.parametrize("recipe", ["draw", "draw-and-keep"])
-async def test_the_number_rises_when_a_connection_breaks(connect: Connect, jobs: Connection, recipe: str) -> None:
-    drawn = []
-    for _ in range(3):
-        connection = await connect()
-        drawn.append(await draw(connection, recipe))
-        await cut(connection, by=jobs)
-    assert drawn == [1, 2, 3]
-
-
-@pytest.mark.parametrize("recipe", ["draw", "draw-and-keep"])
 async def test_who_lost_the_lock_is_refused_by_http(
     connect: Connect, jobs: Connection, gateway: httpx.Client, recipe: str
 ) -> None:
@@ -102,7 +93,29 @@ async def test_who_lost_the_lock_is_refused_by_http(
     earlier = await draw(first, recipe)
     await cut(first, by=jobs)
     later = await draw(second, recipe)
+    assert (earlier, later) == (1, 2)
     assert write(gateway, later, "shipped").status_code == 200
     late = write(gateway, earlier, "cancelled")
     assert (late.status_code, late.json()["code"]) == (409, "FP001")
     assert await jobs.fetchval("SELECT status FROM orders") == "shipped"
+
+
+async def draw_under_an_advisory_lock(connection: Connection) -> int:
+    """Take the lock and draw, a statement at a time; returns the number."""
+    lock, number = ADVISORY["draw"].strip().splitlines()
+    await connection.execute(lock)
+    drawn: int = await connection.fetchval(number)
+    return drawn
+
+
+async def test_the_number_under_an_advisory_lock_rises_and_who_lost_the_lock_draws_no_more(connect: Connect) -> None:
+    observer, first, second = await connect(), await connect(), await connect()
+    await observer.execute(ADVISORY["fences"])
+    assert await draw_under_an_advisory_lock(first) == 1
+    waiting = await start(observer, draw_under_an_advisory_lock(second), second.get_server_pid())
+    assert not waiting.done()
+    await cut(first, by=observer)
+    assert await waiting == 2
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await draw_under_an_advisory_lock(first)
+    assert await observer.fetchval("SELECT fence FROM fences") == 2

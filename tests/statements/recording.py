@@ -1,6 +1,8 @@
 """Records every statement that a gateway sends for a request, and writes them as text that a person can compare."""
 
+import hashlib
 import re
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from fencepost.fencing.token import Rule
 from fencepost.storage.connections.connection import GatewayConnection
 
 _ONE = ("fetch", "fetchrow", "fetchval", "execute")
@@ -43,6 +46,10 @@ class Request:
     sent: list[tuple[str, tuple[object, ...]]] = field(default_factory=list)
 
 
+AS_ORDERS = "-- as for orders"
+_COMMENT: dict[str, Any] = {"initial_indent": "-- ", "subsequent_indent": "-- ", "break_on_hyphens": False}
+_HASH = re.compile(r"(?<=_)[0-9a-f]{10}(?=_delete)")
+"""What tells the functions of tables with long names apart."""
 BEFORE = ("UNION ALL", "DELETE", "CROSS", "LEFT", "ROWS", "DISTINCT")
 """What stays on one line with the word after it."""
 FIRST_ISSUED = 10_000
@@ -96,18 +103,37 @@ class Recorder:
             return f"<oid of {self._oids[argument]}>"
         if isinstance(argument, int) and FIRST_ISSUED < argument < FIRST_ISSUED * 10:
             return "<a lease's token>"
+        if isinstance(argument, bytes) and len(argument) == hashlib.sha256().digest_size:
+            return "<what was asked>"
         text = re.sub(r'"relation": \d+', '"relation": <oid>', repr(argument))
         text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'\)", "...')", text)
         return text if len(text) < 80 else f"{text[:76]} ..."
 
-    def text(self) -> str:
-        """Write all down, sorted by the statement."""
-        blocks = []
+    def text(self, table: str, base: str, rule: Rule) -> str:
+        """Write all down, sorted by the statement. What is in `base` (orders) too, but for the table's name and the
+        comparison of its rule, is only counted; a statement that is there for other requests, or with other arguments,
+        is written without its text.
+        """
+        of_rule = base if rule == "strict" else base.replace("< $", "<= $")
+        known = dict(_block(block) for block in of_rule.split("\n\n"))
+        blocks, same = list[str](), 0
         for sql, (arguments, labels) in sorted(self._found.items()):
-            answered = [f"-- {label}" for label in labels]
-            answered += [f"--   ${n} = {self._shown(each)}" for n, each in enumerate(arguments, 1)]
-            blocks.append("\n".join([*answered, _lines(re.sub(r"\s+", " ", sql.strip())), ""]))
-        return "\n".join(blocks)
+            shown = [f"--   ${n} = {self._shown(each)}" for n, each in enumerate(arguments, 1)]
+            above = "\n".join([textwrap.fill(" | ".join(labels), 118, **_COMMENT), *shown])
+            body = _HASH.sub("<hash>", _lines(re.sub(r"\s+", " ", sql.strip())))
+            as_base = [re.sub(rf"\b{table}(?=\b|_<hash>)", "orders", text) for text in (body, above)]
+            if as_base == [as_base[0], known.get(as_base[0])]:
+                same += 1
+            else:
+                blocks.append(f"{above}\n{AS_ORDERS if as_base[0] in known else body}\n")
+        return "\n".join([f"-- {same} are those of orders\n"] * bool(base) + blocks)
+
+
+def _block(written: str) -> tuple[str, str]:
+    """Take a statement apart as it is written down: its text, and what stands above."""
+    lines = written.strip().splitlines()
+    above = [line for line in lines if line.startswith("-- ")]
+    return "\n".join(lines[len(above) :]), "\n".join(above)
 
 
 def _lines(sql: str) -> str:

@@ -13,7 +13,6 @@ from tests.support.manual_clock import ManualClock
 
 from fencepost.client import (
     Client,
-    SyncClient,
     Token,
     Unauthenticated,
     Unavailable,
@@ -182,13 +181,6 @@ def test_a_token_that_cannot_be_sent_is_refused_and_not_shown() -> None:
         assert not bad or bad not in str(raised.value)
     with pytest.raises(ValueError, match="there is a header Authorization already"):
         Client("http://x", token="a", headers={"authorization": "Basic x"})
-
-
-def test_the_synchronous_client_takes_one_too() -> None:
-    gateway = Gateway("good")
-    with SyncClient("http://x", token=Giver("good"), transport=gateway) as client:
-        client.select("orders")
-    assert gateway.seen == ["Bearer good"]
 
 
 def test_a_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

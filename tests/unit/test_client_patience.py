@@ -8,7 +8,7 @@ import json
 
 import httpx
 import pytest
-from tests.client.counting import Mock, problem
+from tests.client.counting import GRANT, Mock, problem
 from tests.support.manual_clock import Hurried
 
 from fencepost.client import Client, OutcomeUnknown, Retry, Unavailable
@@ -18,10 +18,6 @@ from fencepost.testing.servers.waiting import PATIENCE
 
 REFUSED = httpx.ConnectError("refused")
 HELD = problem(423, "FP011", retryable=True, **{"Retry-After": "9"})
-GRANT = {
-    "lease_id": "7", "locks": ["a"], "owner": "us", "ttl_ms": 30000, "tokens": ["8"], "granted_at": None,
-    "expires_at": None, "claims": [], "waited_ms": 0,
-}  # fmt: skip
 
 
 def ok() -> httpx.Response:

@@ -1,10 +1,10 @@
 """Writes that are queued, as the client asks for them and reads what became of them. The gateway is a mock."""
 
 import asyncio
-import inspect
 import json
 import pickle
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import httpx
 import pytest
@@ -16,11 +16,8 @@ from fencepost.client import (
     ConstraintViolated,
     NotFound,
     OutcomeUnknown,
-    QueuedWrite,
     RowNotFound,
-    StaleToken,
     StillQueued,
-    SyncClient,
     SyncQueuedWrite,
     Unavailable,
     WriteFailed,
@@ -62,6 +59,8 @@ async def test_a_submission_asks_for_the_write_to_be_queued_and_its_rows_to_be_k
     assert "X-Fence-Token" not in request.headers
     assert json.loads(request.content) == {"status": "paid"}
     assert repr(queued) == f"<QueuedWrite {ID}>"
+    no_loop: Any = None
+    assert repr(SyncQueuedWrite(queued, no_loop)) == f"<SyncQueuedWrite {ID}>"
 
 
 async def test_each_verb_returns_what_the_same_call_returns_at_once() -> None:
@@ -151,13 +150,6 @@ async def test_a_wait_ends_when_its_time_is_over_though_the_gateway_is_silent() 
             await waiting
 
 
-async def test_an_outage_does_not_end_the_wait() -> None:
-    c, mock = client(kept, *[AWAY] * 50, page("applied", 200, {"n": 1}))
-    async with c:
-        assert await (await c.submit.patch("orders", 1, {})).result() == {"n": 1}
-    assert len(mock.requests) == 52
-
-
 async def test_a_wait_that_is_over_in_an_outage_names_it() -> None:
     clock, mock = ManualClock(), Mock(kept, *[AWAY] * 1000)
     async with Client("http://mock", transport=mock, clock=clock) as c:
@@ -168,14 +160,6 @@ async def test_a_wait_that_is_over_in_an_outage_names_it() -> None:
         with pytest.raises(StillQueued, match="600 s") as over:
             await waiting
     assert isinstance(over.value.__cause__, Unavailable)
-
-
-async def test_a_refusal_of_the_fence_is_raised_as_it_would_be_at_once() -> None:
-    c, _ = client(kept, page("refused", 409, {**refusal(409, "FP001"), "current_token": "34"}))
-    async with c:
-        with pytest.raises(StaleToken) as stale:
-            await (await c.submit.patch("orders", 1, {}, token=33)).result()
-    assert stale.value.current_token == 34
 
 
 async def test_a_dead_letter_names_the_error_that_it_would_have_been_at_once() -> None:
@@ -189,13 +173,6 @@ async def test_a_dead_letter_names_the_error_that_it_would_have_been_at_once() -
         assert (error.code, error.status, error.write_id) == ("23505", 409, ID)
 
 
-async def test_a_write_that_the_gateway_does_not_know_is_not_found() -> None:
-    c, _ = client(problem(404, "FP006", retryable=False))
-    async with c:
-        with pytest.raises(NotFound):
-            await c.submit.queued(ID).result()
-
-
 async def test_another_process_asks_for_a_write_by_its_id() -> None:
     c, mock = client(page("failed", 404, refusal(404, "FP006")))
     async with c:
@@ -204,6 +181,10 @@ async def test_another_process_asks_for_a_write_by_its_id() -> None:
             await c.submit.queued(ID).result()
     assert isinstance(failed.value.reason, RowNotFound)
     assert "wait" not in mock.requests[0].url.params
+    c, _ = client(problem(404, "FP006", retryable=False))
+    async with c:
+        with pytest.raises(NotFound):
+            await c.submit.queued(ID).result()
 
 
 async def test_a_queued_write_takes_one_token_at_most() -> None:
@@ -214,18 +195,3 @@ async def test_a_queued_write_takes_one_token_at_most() -> None:
         with pytest.raises(ValueError, match="a token is from 1"):
             await c.submit.patch("orders", 1, {}, token=0)
     assert not mock.requests
-
-
-def test_the_synchronous_client_submits_alike() -> None:
-    with SyncClient("http://mock", transport=Mock(kept, page("applied", 200, {"n": 1}))) as c:
-        queued = c.submit.patch("orders", 1, {"n": 1})
-        assert (queued.id, repr(queued)) == (ID, f"<SyncQueuedWrite {ID}>")
-        assert queued.result(timeout=5) == {"n": 1}
-        assert queued.state() == "applied"
-        assert c.submit.queued(ID).id == ID
-
-
-@pytest.mark.parametrize("method", ["state", "result"])
-def test_methods_of_queued_writes_have_the_same_parameters(method: str) -> None:
-    asynchronous, synchronous = (inspect.signature(getattr(of, method)) for of in (QueuedWrite, SyncQueuedWrite))
-    assert asynchronous.parameters == synchronous.parameters

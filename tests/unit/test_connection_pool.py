@@ -167,44 +167,30 @@ async def test_one_that_was_being_opened_while_all_expired_is_not_lent_twice() -
     assert one.closed
 
 
-async def test_giving_back_raises_nothing_and_reports_what_went_wrong() -> None:
+@pytest.mark.parametrize("error", [asyncpg.InternalClientError("out of order"), TimeoutError()])
+async def test_giving_back_raises_nothing_and_reports_what_went_wrong(error: Exception) -> None:
     bench = Bench(1)
     one = await bench.lent()
-    one.close_fails_with = asyncpg.InternalClientError("out of order")
+    one.close_fails_with = error
     bench.pool.give_back(one, spoilt=True)
     await settled()
     assert one.closed
-    assert "out of order" in bench.reports[0]
+    assert bench.reports[0].endswith(str(error) or "TimeoutError")
 
 
-async def test_a_caller_that_leaves_as_its_connection_comes_loses_none() -> None:
+@pytest.mark.parametrize("leaves", ["before", "as another is served", "as its connection comes"])
+async def test_a_caller_that_leaves_delays_no_other_and_loses_no_connection(leaves: str) -> None:
     bench = Bench(1)
     one = await bench.lent()
     leaving, staying = bench.asked(), bench.asked()
     await settled()
-    bench.pool.give_back(one)
+    if leaves == "as its connection comes":
+        bench.pool.give_back(one)
     leaving.cancel()
-    assert await staying is one
-
-
-async def test_a_caller_that_left_the_queue_delays_no_other() -> None:
-    bench = Bench(1)
-    one = await bench.lent()
-    leaving = bench.asked()
-    await settled()
-    leaving.cancel()
-    await settled()
-    bench.pool.give_back(one)
-    assert await bench.pool.lend() is one
-
-
-async def test_a_caller_that_leaves_as_another_one_is_served_is_only_cancelled() -> None:
-    bench = Bench(1)
-    one = await bench.lent()
-    leaving, staying = bench.asked(), bench.asked()
-    await settled()
-    leaving.cancel()
-    bench.pool.give_back(one)
+    if leaves == "before":
+        await settled()
+    if leaves != "as its connection comes":
+        bench.pool.give_back(one)
     with pytest.raises(asyncio.CancelledError):
         await leaving
     assert await staying is one
@@ -241,12 +227,3 @@ async def test_closing_waits_no_longer_once_it_is_to_end() -> None:
     assert not closing.done()
     bench.pool.give_back(lent)
     await closing
-
-
-async def test_a_close_that_takes_too_long_is_reported_by_name() -> None:
-    bench = Bench(1)
-    one = await bench.lent()
-    one.close_fails_with = TimeoutError()
-    bench.pool.give_back(one, spoilt=True)
-    await settled()
-    assert bench.reports[0].endswith("TimeoutError")

@@ -1,8 +1,8 @@
-"""docs/choosing.md and docs/recipes: every claim's evidence is there, and the table of guarantees is the code's."""
+"""docs/choosing.md: every claim's evidence is there, and the table of guarantees is the code's."""
 
-import ast
 import re
-from pathlib import Path
+
+from tests.unit.test_docs_names import ROOT, defined_in
 
 from fencepost.locks.advisory.source import AdvisorySource
 from fencepost.locks.etcd.source import EtcdSource
@@ -11,9 +11,7 @@ from fencepost.locks.redis.source import RedisSource
 from fencepost.locks.registry import KINDS, SourceContext, kind_of, make
 from fencepost.locks.source import Capabilities
 
-ROOT = Path(__file__).parents[2]
 CHOOSING = ROOT / "docs" / "choosing.md"
-PAGES = (CHOOSING, *sorted((ROOT / "docs" / "recipes").glob("*.md")))
 EVIDENCE = re.compile(r"\b[CT][1-9][0-9]*\b")
 
 
@@ -64,21 +62,12 @@ def listed() -> dict[str, str]:
     return found
 
 
-def names_in(path: Path) -> set[str]:
-    """Names of the tests of a module, without running it."""
-    tree = ast.parse(path.read_text("utf-8"))
-    functions = (node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {name for name in functions if name.startswith("test_")}
-
-
 def test_each_test_that_is_named_exists() -> None:
     named = [what for label, what in listed().items() if label.startswith("T")]
     assert len(named) > 20
-    for page in PAGES[1:]:
-        named += re.findall(r"`(tests/[^`]*)`", page.read_text("utf-8"))
     for what in named:
         path, _, name = what.partition("::")
-        assert name in names_in(ROOT / path), what
+        assert name in defined_in(path), what
 
 
 def test_what_is_listed_is_used_and_what_is_used_is_listed() -> None:

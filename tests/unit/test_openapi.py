@@ -7,13 +7,12 @@ import jsonschema_rs
 import pytest
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-
-# Internal to schemathesis, and the only copy of the OpenAPI 3.1 metaschema at hand; an update may move it.
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 from tests.unit.catalog_tables import SCALARS, column, table
 
 from fencepost.fencing.problem_types import PROBLEM_TYPES
 from fencepost.http.openapi.document import build_openapi
+from fencepost.http.openapi.types import column_schema, value_schema
 from fencepost.http.requests.preferences import HONOURED, Route, read_preferences
 from fencepost.storage.tables.catalog import Catalog
 
@@ -24,11 +23,7 @@ ORDERS = table(
     "orders",
     column("order_id", nullable=False, comment="What the customer quotes."),
     column(
-        "status",
-        nullable=False,
-        default="'new'::text",
-        comment="Where it stands.",
-        enum_labels=("new", "it's shipped"),
+        "status", nullable=False, default="'new'::text", comment="Where it stands.", enum_labels=("new", "it's shipped")
     ),
     column("note", "varchar", max_length=40),
     column("quantity", "int4", nullable=False, default="1"),
@@ -218,12 +213,15 @@ def test_an_insert_needs_what_nothing_else_fills(document: Document) -> None:
 
 
 def test_every_example_fits_its_schema(document: Document) -> None:
-    checked = 0
+    checked, seen = 0, set[int]()
     for _, _, operation in operations(document):
         contents = [operation.get("requestBody", {}), *operation["responses"].values()]
         for part in contents:
             whole = resolve(document, part["$ref"]) if "$ref" in part else part
             for content in whole.get("content", {}).values():
+                if id(content) in seen:  # of an answer that operations share
+                    continue
+                seen.add(id(content))
                 examples = [one["value"] for one in content.get("examples", {}).values()]
                 validator = jsonschema_rs.Draft202012Validator(
                     content["schema"] | {"components": document["components"]}
@@ -232,3 +230,49 @@ def test_every_example_fits_its_schema(document: Document) -> None:
                     validator.validate(example)
                     checked += 1
     assert checked > 100
+
+
+def test_every_type_takes_null_only_where_its_column_does() -> None:
+    for base in (base for name in SCALARS for base in (name, f"_{name}")):
+        takes = jsonschema_rs.Draft202012Validator(value_schema(column("c", base)))
+        refuses = jsonschema_rs.Draft202012Validator(value_schema(column("c", base, nullable=False)))
+        assert takes.is_valid(None), base
+        assert refuses.is_valid(None) == (base in ("json", "jsonb")), base
+
+
+@pytest.mark.parametrize(
+    ("base_name", "default", "expected"),
+    [
+        ("text", "'new'::text", "new"),
+        ("text", "'it''s'::text", "it's"),
+        ("int4", "'-1'::integer", -1),
+        ("numeric", "'NaN'::numeric", "NaN"),
+        ("bool", "false", False),
+        ("jsonb", "'{\"a\": [1]}'::jsonb", {"a": [1]}),
+        ("date", "'2026-01-01'::date", "2026-01-01"),
+    ],
+)
+def test_a_literal_default_is_described_as_json(base_name: str, default: str, expected: object) -> None:
+    assert column_schema(column("c", base_name, default=default))["default"] == expected
+
+
+@pytest.mark.parametrize(
+    ("base_name", "default"),
+    [
+        ("timestamptz", "now()"),
+        ("int8", "nextval('s'::regclass)"),
+        ("text", "('a'::text || 'b'::text)"),
+        ("_text", "'{}'::text[]"),
+    ],
+)
+def test_a_computed_default_is_described_in_words_only(base_name: str, default: str) -> None:
+    schema = column_schema(column("c", base_name, default=default))
+    assert "default" not in schema
+    assert default in schema["description"]
+
+
+@pytest.mark.parametrize("base", ["numeric", "float4", "float8"])
+def test_numbers_that_json_cannot_write_are_strings(base: str) -> None:
+    validator = jsonschema_rs.Draft202012Validator(value_schema(column("c", base)))
+    assert all(map(validator.is_valid, (1.5, 2, "NaN", "Infinity", "-Infinity", None)))
+    assert not validator.is_valid("1.5")

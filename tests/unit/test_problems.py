@@ -6,6 +6,26 @@ from pathlib import Path
 
 from tests.support.asking import PROBLEM_MEMBERS
 
+from fencepost.client import (
+    ApiError,
+    BadRequest,
+    ConstraintViolated,
+    Forbidden,
+    LeaseLost,
+    LockHeld,
+    NotFound,
+    OutcomeUnknown,
+    RowNotFound,
+    SealRefused,
+    SourceFailed,
+    SpentToken,
+    StaleToken,
+    TokenRequired,
+    Unauthenticated,
+    Unavailable,
+    UnissuedToken,
+    WrongTokenSource,
+)
 from fencepost.fencing import (
     access_problem_types,
     database_problem_types,
@@ -17,69 +37,69 @@ from fencepost.fencing import (
     seal_problem_types,
 )
 from fencepost.fencing.problem_type import ProblemType
-from fencepost.fencing.problem_types import PROBLEM_TYPES, SPENT_TOKEN, STALE_TOKEN
+from fencepost.fencing.problem_types import PROBLEM_TYPES, STALE_TOKEN
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import MAX_TOKEN, Token
 from fencepost.fencing.verdict import MissingRow, Spent, Stale
 
 TESTS = Path(__file__).parents[1]
 
-# A code that was given out is never reused and never changed.
+# A code that was given out is never reused and never changed. Last, the exception that the client raises.
 CONTRACT = {
-    "FP001": (409, "stale-token"),
-    "FP002": (409, "spent-token"),
-    "FP003": (428, "token-required"),
-    "FP004": (400, "malformed-token"),
-    "FP005": (403, "unprotected-table"),
-    "FP006": (404, "row-not-found"),
-    "FP007": (404, "unknown-table"),
-    "FP008": (409, "wrong-token-source"),
-    "FP009": (503, "outcome-unknown"),
-    "FP010": (503, "database-unavailable"),
-    "FP011": (423, "lock-held"),
-    "FP012": (410, "lease-lost"),
-    "FP013": (409, "key-in-flight"),
-    "FP014": (422, "key-reused"),
-    "FP015": (503, "source-quarantined"),
-    "FP016": (400, "bad-request"),
-    "FP017": (413, "body-too-large"),
-    "FP018": (409, "unissued-token"),
-    "FP019": (404, "no-such-route"),
-    "FP020": (405, "method-not-allowed"),
-    "FP021": (406, "not-acceptable"),
-    "FP022": (415, "unsupported-media-type"),
-    "FP023": (500, "internal-error"),
-    "FP024": (503, "source-unavailable"),
-    "FP025": (502, "source-failed"),
-    "FP026": (503, "queue-unavailable"),
-    "FP027": (503, "submission-unknown"),
-    "FP028": (502, "queue-failed"),
-    "FP029": (404, "write-not-found"),
-    "FP030": (409, "resource-stopped"),
-    "FP031": (421, "wrong-host"),
-    "FP032": (403, "cross-site"),
-    "FP033": (408, "request-too-slow"),
-    "FP034": (431, "head-too-large"),
-    "FP035": (503, "too-many-connections"),
-    "FP036": (401, "authentication-required"),
-    "FP037": (401, "invalid-credential"),
-    "FP038": (403, "insufficient-scope"),
-    "FP039": (503, "verification-unavailable"),
-    "FP041": (403, "seal-refused"),
-    "FP042": (503, "no-seal-keys"),
-    "FP043": (403, "role-not-allowed"),
-    "FP044": (403, "queued-as-role"),
-    "FP045": (403, "lock-forbidden"),
-    "FP046": (429, "rate-limited"),
+    "FP001": (409, "stale-token", StaleToken),
+    "FP002": (409, "spent-token", SpentToken),
+    "FP003": (428, "token-required", TokenRequired),
+    "FP004": (400, "malformed-token", BadRequest),
+    "FP005": (403, "unprotected-table", Forbidden),
+    "FP006": (404, "row-not-found", RowNotFound),
+    "FP007": (404, "unknown-table", NotFound),
+    "FP008": (409, "wrong-token-source", WrongTokenSource),
+    "FP009": (503, "outcome-unknown", OutcomeUnknown),
+    "FP010": (503, "database-unavailable", Unavailable),
+    "FP011": (423, "lock-held", LockHeld),
+    "FP012": (410, "lease-lost", LeaseLost),
+    "FP013": (409, "key-in-flight", OutcomeUnknown),
+    "FP014": (422, "key-reused", BadRequest),
+    "FP015": (503, "source-quarantined", Unavailable),
+    "FP016": (400, "bad-request", BadRequest),
+    "FP017": (413, "body-too-large", BadRequest),
+    "FP018": (409, "unissued-token", UnissuedToken),
+    "FP019": (404, "no-such-route", NotFound),
+    "FP020": (405, "method-not-allowed", BadRequest),
+    "FP021": (406, "not-acceptable", BadRequest),
+    "FP022": (415, "unsupported-media-type", BadRequest),
+    "FP023": (500, "internal-error", OutcomeUnknown),
+    "FP024": (503, "source-unavailable", Unavailable),
+    "FP025": (502, "source-failed", SourceFailed),
+    "FP026": (503, "queue-unavailable", Unavailable),
+    "FP027": (503, "submission-unknown", OutcomeUnknown),
+    "FP028": (502, "queue-failed", ApiError),
+    "FP029": (404, "write-not-found", NotFound),
+    "FP030": (409, "resource-stopped", ApiError),
+    "FP031": (421, "wrong-host", BadRequest),
+    "FP032": (403, "cross-site", Forbidden),
+    "FP033": (408, "request-too-slow", Unavailable),
+    "FP034": (431, "head-too-large", BadRequest),
+    "FP035": (503, "too-many-connections", Unavailable),
+    "FP036": (401, "authentication-required", Unauthenticated),
+    "FP037": (401, "invalid-credential", Unauthenticated),
+    "FP038": (403, "insufficient-scope", Forbidden),
+    "FP039": (503, "verification-unavailable", Unavailable),
+    "FP041": (403, "seal-refused", SealRefused),
+    "FP042": (503, "no-seal-keys", Unavailable),
+    "FP043": (403, "role-not-allowed", Forbidden),
+    "FP044": (403, "queued-as-role", Forbidden),
+    "FP045": (403, "lock-forbidden", Forbidden),
+    "FP046": (429, "rate-limited", Unavailable),
 }
 
 # Problems whose code is an SQLSTATE of PostgreSQL's, with one of them.
 OF_POSTGRESQL = {
-    "23503": (409, "constraint-violation"),
-    "22P02": (400, "invalid-value"),
-    "42501": (403, "permission-denied"),
-    "55P03": (503, "database-busy"),
-    "P0001": (400, "database-refused"),
+    "23503": (409, "constraint-violation", ConstraintViolated),
+    "22P02": (400, "invalid-value", BadRequest),
+    "42501": (403, "permission-denied", Forbidden),
+    "55P03": (503, "database-busy", Unavailable),
+    "P0001": (400, "database-refused", BadRequest),
 }
 
 ASKED = ("http", "sources", "integration")
@@ -87,14 +107,15 @@ ASKED = ("http", "sources", "integration")
 
 
 def test_the_contract_has_every_problem_with_its_status() -> None:
-    listed = {(code, *fixed) for code, fixed in CONTRACT.items()} | {(None, *fixed) for fixed in OF_POSTGRESQL.values()}
+    listed: set[tuple[str | None, int, str]] = {(code, status, slug) for code, (status, slug, _) in CONTRACT.items()}
+    listed |= {(None, status, slug) for status, slug, _ in OF_POSTGRESQL.values()}
     declared = {(kind.code, kind.status, kind.slug) for kind in PROBLEM_TYPES}
     assert declared == listed, "a new problem gets a line in CONTRACT or OF_POSTGRESQL; lines that are there stay"
 
 
 def test_a_request_gets_each_problem() -> None:
     texts = [file.read_text() for folder in ASKED for file in (TESTS / folder).rglob("test_*.py")]
-    for code, (status, _) in (CONTRACT | OF_POSTGRESQL).items():
+    for code, (status, _, _) in (CONTRACT | OF_POSTGRESQL).items():
         found = [text for text in texts if f'"{code}"' in text and re.search(rf"\b{status}\b", text)]
         assert found, f"no test of {', '.join(ASKED)} has {code} with {status}: add one that sends a request"
 
@@ -120,18 +141,6 @@ def test_a_body_has_all_members_of_both_conventions() -> None:
 def test_tokens_are_strings() -> None:
     body = Problem(STALE_TOKEN, "x", presented_token=Token(MAX_TOKEN - 1), current_token=MAX_TOKEN).body()
     assert (body["presented_token"], body["current_token"]) == (str(MAX_TOKEN - 1), str(MAX_TOKEN))
-
-
-def test_refusals_are_never_retryable() -> None:
-    assert not STALE_TOKEN.retryable
-    assert not SPENT_TOKEN.retryable
-    retryable = {
-        "database-busy", "database-unavailable", "key-in-flight", "lock-held", "no-seal-keys", "outcome-unknown",
-        "queue-unavailable", "rate-limited", "request-too-slow", "source-quarantined", "source-unavailable",
-        "submission-unknown", "too-many-connections", "verification-unavailable",
-    }  # fmt: skip
-    found = {kind.slug for kind in PROBLEM_TYPES if kind.retryable}
-    assert found == retryable, "add it here, and to test_a_body_has_all_members_of_both_conventions"
 
 
 def test_verdicts_become_problems() -> None:

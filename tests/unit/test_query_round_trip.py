@@ -57,10 +57,7 @@ CONDITIONS = st.one_of(
 
 def groups(members: st.SearchStrategy[Filter]) -> st.SearchStrategy[Filter]:
     return st.builds(
-        Group,
-        st.sampled_from(["and", "or"]),
-        st.lists(members, min_size=1, max_size=3).map(tuple),
-        st.booleans(),
+        Group, st.sampled_from(["and", "or"]), st.lists(members, min_size=1, max_size=3).map(tuple), st.booleans()
     )
 
 

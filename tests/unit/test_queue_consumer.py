@@ -1,72 +1,18 @@
-"""The consumer of a queue over a log in memory (a mock): order, bounds, pauses, the end."""
+"""The consumer of a queue over a log in memory (a mock): order, bounds, pauses."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.queue_mock import Applying, MockLedger, MockLog, MockReports, message
+from tests.support.consumer_house import House, running, until
+from tests.support.queue_mock import message
 
 from fencepost.consuming.applying import Standing
-from fencepost.consuming.consumer import QueueConsumer
-from fencepost.consuming.deciding import Decider
 from fencepost.consuming.lanes import Lanes
 from fencepost.consuming.outcome import Decided, Later, Result
 from fencepost.consuming.session import ConsumerLimits
 from fencepost.queues.log import LogChangedError, LogUnavailableError, Position, Received
 from fencepost.storage.errors import UnavailableError
-from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, ConsumingTimes
-
-
-def applied(_received: Received, _standing: Standing) -> Result:
-    return Decided("applied")
-
-
-class House:
-    """A consumer with all its mocks."""
-
-    def __init__(
-        self, come_to: Callable[[Received, Standing], Result] = applied, limits: ConsumerLimits | None = None,
-        times: ConsumingTimes = TIMES.consuming,
-    ) -> None:  # fmt: skip
-        self.log, self.ledger, self.reports = MockLog(), MockLedger(), MockReports()
-        self.applying = Applying(come_to)
-        decider = Decider("kafka:q", self.applying, self.ledger, self.log.dead, now=lambda: 5.0)
-        self.consumer = QueueConsumer(
-            self.log, "m", self.ledger, decider, self.reports, limits or ConsumerLimits(), times
-        )
-
-    async def append(self, *resources: str) -> None:
-        for each in resources:
-            await self.log.append(message(each))
-
-    @property
-    def done(self) -> list[int]:
-        return [each.position.offset for each in self.log.done]
-
-    async def all_done(self, count: int) -> None:
-        async def enough() -> bool:
-            return len(self.log.done) >= count
-
-        await eventually(enough, what=f"{count} messages done")
-
-
-@asynccontextmanager
-async def running(house: House) -> AsyncIterator[None]:
-    task = asyncio.create_task(house.consumer.run())
-    try:
-        yield
-    finally:
-        house.consumer.stop()
-        await asyncio.wait_for(task, PATIENCE)
-
-
-async def until(what: str, true: Callable[[], bool]) -> None:
-    async def ask() -> bool:
-        return true()
-
-    await eventually(ask, what=what)
+from fencepost.times import ConsumingTimes
 
 
 async def test_messages_of_a_resource_are_decided_one_after_the_other_and_others_meanwhile() -> None:
@@ -81,6 +27,10 @@ async def test_messages_of_a_resource_are_decided_one_after_the_other_and_others
         await house.all_done(4)
     assert house.done == [2, 3, 0, 1]
     assert house.log.consumers[0].closed
+    assert sum(each.applied for each in house.ledger.noted) == 4
+    last = {each.partition: each for each in house.ledger.noted}
+    assert max(each.decided for each in last.values()) == 4
+    assert all(each.oldest is None for each in last.values())
 
 
 async def test_no_more_are_in_hand_than_the_limit_and_those_that_are_held_keep_their_room() -> None:
@@ -196,23 +146,16 @@ async def test_a_log_that_is_away_is_asked_again(method: str) -> None:
 
 
 async def test_a_log_that_says_it_lost_messages_is_quarantined() -> None:
-    house = House()
+    house = House(times=ConsumingTimes(pause=0.01, longest_pause=1.0))
     async with running(house):
         await until("the first look", lambda: house.ledger.checks == 1)
         house.log.failing["take"] = LogChangedError("partition 0 was cut off")
         await until("quarantined", lambda: house.ledger.quarantined == "partition 0 was cut off")
+        await until("looks for a raise, at growing distances", lambda: house.ledger.checks >= 8)
         del house.log.failing["take"]
         await house.append("t/a")
         house.ledger.quarantined, house.ledger.known_generation = None, 2
         await house.all_done(1)
-
-
-async def test_a_log_that_goes_on_saying_it_lost_messages_does_not_put_off_the_look_for_a_raise() -> None:
-    house = House()
-    async with running(house):
-        await until("the first look", lambda: house.ledger.checks == 1)
-        house.log.failing["take"] = LogChangedError("partition 0 was cut off")
-        await until("looks at growing distances", lambda: house.ledger.checks >= 8)
 
 
 async def test_what_has_not_begun_of_a_lost_partition_is_left_out() -> None:
@@ -251,55 +194,6 @@ async def test_what_a_key_has_in_another_partition_than_the_lost_one_goes_on() -
     assert begun == [here.position, astray.position]
 
 
-async def test_the_end_decides_what_has_begun_and_leaves_the_rest_to_others() -> None:
-    house = House()
-    house.applying.held[b"t/a"] = asyncio.Event()
-    await house.append("t/a", "t/a")
-    task = asyncio.create_task(house.consumer.run())
-    await until("the first has begun", lambda: house.applying.begun == [0])
-    house.consumer.stop()
-    await asyncio.sleep(0)
-    assert not task.done()
-    house.applying.held[b"t/a"].set()
-    await asyncio.wait_for(task, PATIENCE)
-    assert house.done == [0]
-    assert house.applying.begun == [0]
-    assert house.log.consumers[0].closed
-
-
-async def test_the_end_does_not_wait_for_ever() -> None:
-    house = House(limits=ConsumerLimits(drain=0.05))
-    house.applying.held[b"t/a"] = asyncio.Event()
-    await house.append("t/a")
-    task = asyncio.create_task(house.consumer.run())
-    await until("it has begun", lambda: house.applying.begun == [0])
-    house.consumer.stop()
-    await asyncio.wait_for(task, PATIENCE)
-    assert house.done == []
-
-
-async def test_the_end_comes_while_the_database_is_away() -> None:
-    house = House(lambda _r, _s: Later("away", everything=True))
-    await house.append("t/a", "t/b")
-    task = asyncio.create_task(house.consumer.run())
-    await until("paused", lambda: house.consumer.paused_because == "away")
-    house.ledger.failing = UnavailableError("away")
-    house.consumer.stop()
-    await asyncio.wait_for(task, PATIENCE)
-    assert house.done == []
-
-
-async def test_what_was_done_is_noted() -> None:
-    house = House()
-    await house.append("t/a", "t/b", "t/c")
-    async with running(house):
-        await house.all_done(3)
-    assert sum(each.applied for each in house.ledger.noted) == 3
-    last = {each.partition: each for each in house.ledger.noted}
-    assert max(each.decided for each in last.values()) == 3
-    assert all(each.oldest is None for each in last.values())
-
-
 async def test_a_message_that_is_tried_in_vain_is_reported_once_and_noted_until_it_is_decided() -> None:
     locked = [True]
     house = House(
@@ -320,54 +214,3 @@ async def test_a_message_that_is_tried_in_vain_is_reported_once_and_noted_until_
         locked.clear()
         await house.all_done(3)
     assert told()[-1] is None
-
-
-async def test_a_raise_while_a_message_is_written_ends_the_session_at_once() -> None:
-    def come_to(_received: Received, standing: Standing) -> Result:
-        return Later("raised meanwhile", everything=True) if standing.generation == 1 else Decided("applied")
-
-    house = House(come_to, ConsumerLimits(drain=3600.0))
-    running = asyncio.create_task(house.consumer.run())
-    await until("a look", lambda: house.ledger.checks == 1)
-    house.applying.held[b"t/a"] = asyncio.Event()
-    await house.append("t/a")
-    await until("a write has begun", lambda: house.applying.begun == [0])
-    house.ledger.known_generation = 2
-    await house.append("t/b")
-    await until("a look that finds the raise", lambda: house.ledger.checks >= 2)
-    house.applying.held.pop(b"t/a").set()
-    await house.all_done(2)
-    house.consumer.stop()
-    await running
-
-
-async def test_a_fault_where_what_is_done_is_said_is_reported_and_it_is_said_again() -> None:
-    house = House()
-    house.log.failing["done"] = RuntimeError("a fault")
-    await house.append("t/a", "t/b")
-    async with running(house):
-        await until("the fault is reported", lambda: bool(house.reports.faults))
-        del house.log.failing["done"]
-        await house.all_done(2)
-    assert [str(each) for each in house.reports.faults][:1] == ["a fault"]
-
-
-async def test_a_fault_where_the_consumer_reports_is_reported_and_it_goes_on() -> None:
-    house = House(times=ConsumingTimes(committed_every=0.01))
-    house.log.failing["decided"] = RuntimeError("a fault")
-    async with running(house):
-        await until("the fault is reported", lambda: bool(house.reports.faults))
-        del house.log.failing["decided"]
-        await until("what is committed is noted", lambda: bool(house.ledger.noted_committed))
-
-
-async def test_a_session_that_ends_by_a_fault_leaves_its_place_to_the_next_one() -> None:
-    house = House()
-    house.log.failing["done"] = RuntimeError("a fault")
-    await house.append("t/a")
-    running_on = asyncio.create_task(house.consumer.run())
-    await until("the fault is reported", lambda: bool(house.reports.faults))
-    house.consumer.stop()
-    with pytest.raises(RuntimeError, match="a fault"):
-        await running_on
-    assert [each.closed for each in house.log.consumers] == [True]

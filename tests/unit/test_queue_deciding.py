@@ -46,10 +46,34 @@ class House:
         return {letter.id: letter.reason for letter in self.log.dead.letters.values()}
 
 
-async def test_what_was_applied_with_its_record_is_settled() -> None:
-    house = House(Decided("applied"))
-    assert await house.decider.decide(received(), STANDING) == Settled("applied")
-    assert house.ledger.kept == {}, "its record is in the transaction of its effect"
+REFUSED = of_problem("refused", Problem(SPENT_TOKEN, "spent"))
+AGAIN = MarkReached(Problem(SPENT_TOKEN, "spent"))
+APPLIED_BEFORE = Settled("applied", before=True)
+NO_LETTERS: dict[str, tuple[Result, Recorded | None, int, Settled]] = {
+    "its record is in the transaction of its effect": (Decided("applied"), None, 0, Settled("applied")),
+    "it was refused": (REFUSED, None, 0, Settled("refused")),
+    "it was applied before, and meets an error now": (FAILED, APPLIED, 0, APPLIED_BEFORE),
+    "it comes again, and the row has its mark": (AGAIN, APPLIED, 0, APPLIED_BEFORE),
+    "it comes again, and its record is found": (Before(APPLIED), APPLIED, 0, APPLIED_BEFORE),
+    "its row has taken it, and its record is forgotten": (AGAIN, None, 0, APPLIED_BEFORE),
+    "the log has committed it, and its record is forgotten": (
+        MarkReached(Problem(STALE_TOKEN, "stale")), None, 8, APPLIED_BEFORE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", NO_LETTERS)
+async def test_what_is_no_dead_letter(why: str) -> None:
+    result, record, below, settled = NO_LETTERS[why]
+    house = House(result)
+    house.ledger.below = below
+    if record is not None:
+        house.ledger.kept[ID] = record
+    assert await house.decider.decide(received(), STANDING) == settled
+    assert house.letters == {}
+    assert {each: state_of(kept) for each, kept in house.ledger.kept.items()} == (
+        {ID: "refused"} if result is REFUSED else {} if record is None else {ID: "applied"}
+    )
 
 
 async def test_what_was_applied_under_a_key_of_the_client_gets_a_record_of_its_own() -> None:
@@ -77,28 +101,6 @@ async def test_what_failed_is_kept_and_then_put_to_the_dead_letters() -> None:
     letter = house.log.dead.letters[ID]
     assert (letter.reason, letter.position, letter.at) == ("FP016: there is no column x", Position(1, 7), 5.0)
     assert letter.message == received().message
-
-
-async def test_what_was_refused_is_kept_and_is_no_dead_letter() -> None:
-    refused = of_problem("refused", Problem(SPENT_TOKEN, "spent"))
-    house = House(refused)
-    assert await house.decider.decide(received(), STANDING) == Settled("refused")
-    assert state_of(house.ledger.kept[ID]) == "refused"
-    assert house.letters == {}
-
-
-async def test_what_was_applied_before_is_not_failed_by_what_it_meets_now() -> None:
-    house = House(FAILED)
-    house.ledger.kept[ID] = APPLIED
-    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
-    assert house.letters == {}
-
-
-@pytest.mark.parametrize("result", [MarkReached(Problem(SPENT_TOKEN, "spent")), Before(APPLIED)])
-async def test_a_message_that_comes_again_is_what_its_record_says(result: Result) -> None:
-    house = House(result)
-    house.ledger.kept[ID] = APPLIED
-    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
 
 
 async def test_a_message_that_failed_before_is_put_again() -> None:
@@ -138,19 +140,6 @@ async def test_a_letter_that_was_dropped_while_it_was_put_again_is_removed(
     monkeypatch.setattr(house.log.dead, "put", dropped_before)
     await house.decider.decide(received(), STANDING)
     assert (ID in house.letters, "t/a" in house.ledger.stopped, "t/a" in house.decider.stopped) == (stays,) * 3
-
-
-async def test_a_position_that_the_row_has_taken_was_applied_also_when_its_record_is_forgotten() -> None:
-    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")))
-    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
-    assert house.letters == {}
-
-
-async def test_a_position_that_the_log_has_committed_was_decided_also_when_its_record_is_forgotten() -> None:
-    house = House(MarkReached(Problem(STALE_TOKEN, "stale")))
-    house.ledger.below = 8
-    assert await house.decider.decide(received(), STANDING) == Settled("applied", before=True)
-    assert house.letters == {}
 
 
 @pytest.mark.parametrize(("age", "looked_up"), [(49.0, False), (50.0, True)])

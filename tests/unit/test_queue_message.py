@@ -1,11 +1,28 @@
-"""Messages of a log and the writes that they carry: what is read, what is made, what is refused by name."""
+"""Messages of a log, the writes that they carry, and their ids; docs/schemas says the same of them."""
 
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
-from fencepost.queues.log import Headers, Message
-from fencepost.queues.message import KNOWN, MalformedMessageError, WriteMessage, message_of, nonce_of, read_message
+from fencepost.fencing.token import MAX_TOKEN, Token
+from fencepost.queues.log import MOST_OFFSET, Headers, Message, Position, Received
+from fencepost.queues.message import (
+    KNOWN,
+    METHODS,
+    MalformedMessageError,
+    WriteMessage,
+    message_of,
+    nonce_of,
+    read_message,
+)
+from fencepost.queues.write_id import MalformedWriteIdError, WriteId, hash_of, parse_write_id
 
 KEY = b"orders/order-123"
 NONCE = "0123456789abcdef"
@@ -90,3 +107,122 @@ def test_the_nonce_of_a_malformed_message_is_found_where_it_is_one() -> None:
     assert nonce_of(_message(("write-nonce", NONCE.encode()), ("what", b"?"))) == NONCE
     assert nonce_of(_message(("write-nonce", b"\xff"))) is None
     assert nonce_of(_message()) is None
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "queue-messages.md").read_text("utf-8")
+
+
+def schema(name: str) -> Any:
+    found = json.loads((DOCS / "schemas" / name).read_text("utf-8"))
+    jsonschema_rs.meta.validate(found)
+    return found
+
+
+HEADERS_SCHEMA = schema("queue-headers.json")
+HEADERS = jsonschema_rs.Draft202012Validator(HEADERS_SCHEMA)
+VALUE = jsonschema_rs.Draft202012Validator(schema("queue-value.json"))
+
+METHOD = st.sampled_from([*(method.decode() for method in METHODS), "GET", "patch", ""])
+TOKEN = st.one_of(st.integers(-1, MAX_TOKEN).map(str), st.sampled_from(["", "01", "1_0", "+1", " 1", "1e3", "٣"]))
+NONCES = st.one_of(st.text("0123456789abcdef", min_size=15, max_size=17), st.just("0123456789ABCDEF"))
+TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
+OTHERS = st.sampled_from(["x-a", "X-Request-Id", "x", "traceparent", "Trace-Id", "baggage", "if-match", "fence_token"])
+MESSAGES = st.builds(
+    lambda known, others: {**others, **known},
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: {"method": METHOD, "fence-token": TOKEN, "write-nonce": NONCES}.get(name, TEXT) for name in KNOWN
+        },
+    ),
+    st.dictionaries(OTHERS, TEXT, max_size=2),
+)
+
+
+def is_read(headers: dict[str, str]) -> bool:
+    encoded = tuple((name, value.encode()) for name, value in headers.items())
+    try:
+        read_message(Message(b"orders/order-123", None, encoded))
+    except MalformedMessageError:
+        return False
+    return True
+
+
+@given(MESSAGES)
+@example({"method": "PATCH", "fence-token": str(MAX_TOKEN), "write-nonce": "0123456789abcdef", "x-a": ""})
+@example({"method": "PATCH", "unknown": "1"})
+@example({"query": "select=order_id"})
+def test_headers_fit_the_schema_if_and_only_if_they_are_read(headers: dict[str, str]) -> None:
+    assert HEADERS.is_valid(headers) == is_read(headers)
+
+
+EXAMPLES = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_an_example_of_the_page_fits_the_schemas_and_is_read(text: str) -> None:
+    message = json.loads(text)
+    HEADERS.validate(message["headers"])
+    if message["headers"]["method"] == "DELETE":
+        assert "value" not in message
+    else:
+        VALUE.validate(message["value"])
+    encoded = tuple((name, value.encode()) for name, value in message["headers"].items())
+    read = read_message(Message(message["key"].encode(), None, encoded))
+    assert read.named.table == "orders"
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (WriteId("postgres:default", Position(3, 17), NONCE), f"postgres:default.3.17.{NONCE}"),
+        (WriteId("kafka:orders", Position(0, 0)), "kafka:orders.0.0"),
+        (WriteId("kafka:orders.v2.1", Position(4, 5), NONCE), f"kafka:orders.v2.1.4.5.{NONCE}"),
+        (WriteId("kafka:orders.1.2", Position(3, 4)), "kafka:orders.1.2.3.4"),
+    ],
+)
+def test_an_id_is_read_as_it_was_made(made: WriteId, text: str) -> None:
+    assert str(made) == text
+    assert parse_write_id(text) == made
+
+
+def test_sixteen_digits_at_the_end_are_a_nonce_and_no_offset() -> None:
+    digits = "1234567890123456"
+    assert parse_write_id(f"kafka:a.1.2.{digits}") == WriteId("kafka:a", Position(1, 2), digits)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "postgres:default.01.2",
+        "postgres:default.1.-2",
+        f"postgres:default.1.2.{NONCE.upper()}",
+        f"postgres:default.1.{MOST_OFFSET + 1}",
+        "nats:default.1.2",
+        "postgres:default.1.2\n",
+        "postgres:default.١.2",  # noqa: RUF001 - digits of another script are no digits here
+    ],
+)
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(MalformedWriteIdError, match="is no id of a write"):
+        parse_write_id(text)
+
+
+def received(
+    at: float = 1.0, key: bytes = b"t/a", value: bytes | None = b"{}", *headers: tuple[str, bytes]
+) -> Received:
+    return Received(Position(1, 2), Message(key, value, headers), at)
+
+
+def test_the_hash_of_a_message_is_a_last_part_and_the_same_each_time() -> None:
+    assert hash_of("kafka:a", received()) == hash_of("kafka:a", received())
+    assert parse_write_id(f"kafka:a.1.2.{hash_of('kafka:a', received())}").nonce == hash_of("kafka:a", received())
+
+
+@pytest.mark.parametrize(
+    "other", [received(1.0, b"t/b"), received(1.0, b"t/a{", b"}"), received(1.0, b"t/a", b"{}", ("method", b"PUT"))]
+)
+def test_another_message_has_another_hash(other: Received) -> None:
+    assert hash_of("kafka:a", other) != hash_of("kafka:a", received())

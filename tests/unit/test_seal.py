@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.fencing.seal import (
-    LONGEST,
-    Binding,
-    SealedToken,
-    SealKeys,
-    SealKeysError,
-    parse_keys,
-    parse_presented,
-)
+from fencepost.fencing.seal import LONGEST, Binding, SealedToken, SealKeys, SealKeysError, parse_keys, parse_presented
 from fencepost.fencing.token import MalformedTokenError, Token
 
 KEYS = SealKeys({"new": b"n" * 32, "old": b"o" * 32})

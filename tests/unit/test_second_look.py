@@ -69,49 +69,35 @@ def run(directory: Path, healing: int, planted: str = "", no_skips: str = "", *m
     return done.returncode, done.stdout + done.stderr
 
 
-def test_ten_may_pass_only_alone_also_of_a_worker_that_crashed(tmp_path: Path) -> None:
-    code, output = run(tmp_path, 9, CRASHING)
+def test_ten_may_pass_only_alone_also_of_a_worker_that_crashed_and_one_by_the_clock(tmp_path: Path) -> None:
+    code, output = run(tmp_path, 8, CRASHING + BY_THE_CLOCK)
     assert code == 0, output
     listed = output.rpartition("passed only alone: 10")[2]
-    assert listed.count("AssertionError: the machine was busy, ") == 9, "each with its first message"
+    assert listed.count("AssertionError: the machine was busy, ") == 8, "each with its first message"
     assert "crashed while running 'test_planted.py::test_crashes'" in listed
+    assert "AssertionError: the clock" in listed
     assert "10 passed" in listed.strip().splitlines()[-1], "the closing line is pytest's own"
 
 
-def test_those_by_the_clock_run_after_the_others_and_get_a_second_look_with_them(tmp_path: Path) -> None:
-    code, output = run(tmp_path, 1, BY_THE_CLOCK)
-    assert code == 0, output
-    assert "passed only alone: 2" in output
-    assert "AssertionError: the clock" in output
-    assert "2 passed" in output.splitlines()[-1]
-    code, output = run(tmp_path, 1, BY_THE_CLOCK, "", "-k", "clock")
-    assert code == 0, output
-    assert "passed only alone" not in output
-
-
-def test_eleven_may_not(tmp_path: Path) -> None:
-    code, output = run(tmp_path, 11)
-    assert code == 1, output
-    assert "passed only alone: 11" in output
-
-
 @pytest.mark.parametrize(
-    ("planted", "end"), [(NOT_HEALING, "1 failed, 1 passed"), (NEVER_TWICE, "1 passed, 1 skipped")]
+    ("healing", "planted", "end"),
+    [(11, "", "11 passed"), (1, NOT_HEALING, "1 failed, 1 passed"), (1, NEVER_TWICE, "1 passed, 1 skipped")],
 )
-def test_what_does_not_heal_is_red(tmp_path: Path, planted: str, end: str) -> None:
-    code, output = run(tmp_path, 1, planted)
+def test_eleven_that_heal_and_one_that_does_not_are_red(tmp_path: Path, healing: int, planted: str, end: str) -> None:
+    code, output = run(tmp_path, healing, planted, "", "-n0")
     assert code == 1, output
-    assert "passed only alone: 1" in output
+    assert f"passed only alone: {healing}" in output
     assert end in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("planted", "no_skips", "listed"), [(VIOLATED, "", FOUND), (SKIPPED, "1", "its server is not installed")]
+    ("planted", "no_skips", "listed", "workers"),
+    [(VIOLATED, "", FOUND, "-n2"), (SKIPPED, "1", "its server is not installed", "-n0")],
 )
 def test_what_an_oracle_found_and_a_forbidden_skip_get_no_second_look(
-    tmp_path: Path, planted: str, no_skips: str, listed: str
+    tmp_path: Path, planted: str, no_skips: str, listed: str, workers: str
 ) -> None:
-    code, output = run(tmp_path, 1, planted, no_skips)
+    code, output = run(tmp_path, 1, planted, no_skips, workers)
     assert code == 1, output
     assert listed in output
     assert "passed only alone" not in output

@@ -15,17 +15,22 @@ from fencepost.locks.source import Holder, Source
 pytestmark = pytest.mark.long("tests of etcd")
 
 
+async def locking(node: EtcdBench, *words: str) -> asyncio.subprocess.Process:
+    """Start `etcdctl lock` with these words."""
+    return await asyncio.create_subprocess_exec(
+        *("etcdctl", f"--endpoints={node.endpoints[0]}", "lock", *words),
+        env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"},
+        stdout=subprocess.PIPE,
+    )
+
+
 async def test_etcdctl_lock_waits_for_us_and_its_revision_is_a_token(
     node: EtcdBench, source: Source, lock: str, tmp_path: Path
 ) -> None:
     grant = await granted(source, lock, ttl_ms=60_000)
     say = tmp_path / "say"
     say.write_text("echo $ETCD_LOCK_REV\n")
-    other = await asyncio.create_subprocess_exec(
-        *("etcdctl", f"--endpoints={node.endpoints[0]}", "lock", node.lock_name(lock), "sh", str(say)),
-        env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"},
-        stdout=subprocess.PIPE,
-    )
+    other = await locking(node, node.lock_name(lock), "sh", str(say))
     await queued(node, lock)
     more = await source.mint(lock, grant.handle, 3)
     assert more is not None
@@ -38,11 +43,7 @@ async def test_etcdctl_lock_waits_for_us_and_its_revision_is_a_token(
 
 
 async def test_we_wait_for_etcdctl_lock(node: EtcdBench, source: Source, lock: str) -> None:
-    other = await asyncio.create_subprocess_exec(
-        *("etcdctl", f"--endpoints={node.endpoints[0]}", "lock", "--ttl=60", node.lock_name(lock)),
-        env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"},
-        stdout=subprocess.PIPE,
-    )
+    other = await locking(node, "--ttl=60", node.lock_name(lock))
     assert other.stdout is not None
     key = (await other.stdout.readline()).decode().strip()
     assert key.startswith(f"{node.lock_name(lock)}/")
@@ -66,11 +67,7 @@ async def test_a_program_mints_under_etcdctl_lock_as_documented(
     mint.write_text(
         f"etcdctl --endpoints={node.endpoints[0]} put --ignore-value --ignore-lease $ETCD_LOCK_KEY -w json\n"
     )
-    other = await asyncio.create_subprocess_exec(
-        *("etcdctl", f"--endpoints={node.endpoints[0]}", "lock", node.lock_name(lock), "sh", str(mint)),
-        env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"},
-        stdout=subprocess.PIPE,
-    )
+    other = await locking(node, node.lock_name(lock), "sh", str(mint))
     reported, _ = await other.communicate()
     drawn = json.loads(reported)["header"]["revision"]
     assert drawn > before.tokens[0]

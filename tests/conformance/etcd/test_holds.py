@@ -36,32 +36,22 @@ async def test_another_programs_put_onto_the_owners_key_is_mended_by_the_next_re
     assert (await granted(source, lock)).tokens > grant.tokens, "it has expired"
 
 
-async def test_a_lease_that_an_operator_revokes_is_lost(node: EtcdBench, source: Source, lock: str) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000)
-    await node.ctl("lease", "revoke", grant.handle.partition(":")[0])
-    assert await source.mint(lock, grant.handle, 1) is None
-    assert await source.renew(lock, grant.handle, TTL) is False
-    await granted(source, lock, wait_s=0)
-
-
-async def test_a_key_that_an_operator_deletes_is_lost_though_its_lease_lives(
-    node: EtcdBench, source: Source, lock: str
-) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000)
-    await node.ctl("del", f"{node.lock_name(lock)}/{grant.handle.partition(':')[0]}")
-    assert await source.mint(lock, grant.handle, 1) is None
-    assert await source.renew(lock, grant.handle, TTL) is False
-    await granted(source, lock, wait_s=0)
-
-
-async def test_a_key_put_again_under_the_same_name_is_not_the_hold(node: EtcdBench, source: Source, lock: str) -> None:
+@pytest.mark.parametrize("harm", ["revoked", "deleted", "put again"])
+async def test_a_hold_that_an_operator_ends_is_lost(node: EtcdBench, source: Source, lock: str, harm: str) -> None:
+    """Also where its lease lives, and where another key of its name is there."""
     grant = await granted(source, lock, ttl_ms=60_000)
     lease = grant.handle.partition(":")[0]
-    await node.ctl("del", f"{node.lock_name(lock)}/{lease}")
-    await node.ctl("put", f"--lease={lease}", f"{node.lock_name(lock)}/{lease}", "again")
+    if harm == "revoked":
+        await node.ctl("lease", "revoke", lease)
+    else:
+        await node.ctl("del", f"{node.lock_name(lock)}/{lease}")
+    if harm == "put again":
+        await node.ctl("put", f"--lease={lease}", f"{node.lock_name(lock)}/{lease}", "again")
     assert await source.mint(lock, grant.handle, 1) is None
     assert await source.renew(lock, grant.handle, TTL) is False
-    await node.ctl("lease", "revoke", lease)
+    if harm == "put again":
+        await node.ctl("lease", "revoke", lease)
+    await granted(source, lock, wait_s=0)
 
 
 async def test_a_renewal_for_longer_than_granted_gets_it(node: EtcdBench, source: Source, lock: str) -> None:

@@ -1,21 +1,19 @@
-"""A real kube-apiserver for the tests of a file, and a namespace for each test."""
+"""A namespace of a real kube-apiserver for each test, and sources on it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
 from tests.conformance.kubernetes.operating import Leases, Make
-from tests.kube.apiserver import cluster
 
 from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
 from fencepost.locks.registry import SourceContext
 from fencepost.testing.servers.kubernetes import ADMIN, Cluster
 
 
-@pytest.fixture(scope="module")
-def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("kube")) as running:
-        yield running
+@pytest.fixture
+def kube(apiserver: Cluster) -> Cluster:
+    return apiserver
 
 
 @pytest.fixture

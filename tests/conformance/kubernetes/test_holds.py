@@ -13,7 +13,7 @@ async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_it
     make: Make, leases: Leases
 ) -> None:
     source = make()
-    grant = await granted(source, ttl_ms=30_000)
+    grant = await granted(source, tokens=5, ttl_ms=30_000)
     leases.delete(LOCK)
     # It has seen the Lease, and asks for the update straight away: the API server creates what a PUT does not find.
     assert await source.mint(LOCK, grant.handle, 1) is None
@@ -21,15 +21,9 @@ async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_it
     assert await source.renew(LOCK, grant.handle, 30_000) is False
     await source.release(LOCK, grant.handle)
     assert leases.get(LOCK) == {}
-
-
-async def test_tokens_go_on_above_after_a_lease_was_deleted(make: Make, leases: Leases) -> None:
-    source = make()
-    before = await granted(source, tokens=5, ttl_ms=30_000)
-    leases.delete(LOCK)
     after = await granted(make(), tokens=2)
-    assert after.tokens[0] > before.tokens[-1]
-    assert await source.mint(LOCK, before.handle, 1) is None
+    assert after.tokens[0] > grant.tokens[-1]
+    assert await source.mint(LOCK, grant.handle, 1) is None
 
 
 async def test_who_takes_his_own_expired_lock_again_gets_a_newer_token_under_a_new_identity(
@@ -68,7 +62,7 @@ async def test_a_token_is_the_resource_version_that_its_own_update_drew(make: Ma
         await source.release(LOCK, grant.handle)
 
 
-@pytest.mark.parametrize("time", ["1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z", None])
+@pytest.mark.parametrize("time", ["2999-01-01T00:00:00.000000Z", None])
 async def test_times_in_a_lease_decide_nothing(make: Make, leases: Leases, time: str | None) -> None:
     source = make()
     grant = await granted(source, ttl_ms=2000)

@@ -1,11 +1,10 @@
-"""A real kube-apiserver with the manifests of deploy/kubernetes, for the tests of a file, and sources on it."""
+"""A real kube-apiserver with the manifests of deploy/kubernetes, and sources on it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
 from tests.conformance.kubernetes_access.using import OURS, Make
-from tests.kube.apiserver import cluster
 from tests.kube.manifests import objects
 
 from fencepost.locks.kubernetes.source import KubernetesLeases, from_url
@@ -14,10 +13,9 @@ from fencepost.testing.servers.kubernetes import Cluster
 
 
 @pytest.fixture(scope="module")
-def kube(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("kube")) as running:
-        running.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}}, *objects("rbac.yaml"))
-        yield running
+def kube(apiserver: Cluster) -> Cluster:
+    apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}}, *objects("rbac.yaml"))
+    return apiserver
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from tests.conformance.kubernetes_access.using import Make, acquired
 
-from fencepost.locks.kubernetes.source import from_url
-from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import SourceConfigError, SourceError
 from fencepost.testing.servers.kubernetes import Cluster
 
@@ -45,22 +43,3 @@ async def test_a_kubeconfig_that_cannot_be_read_is_named_and_not_quoted(
     assert str(config) in str(error.value)
     assert "s3cret" not in str(error.value)
     assert error.value.__cause__ is None, "a traceback would quote it"
-
-
-@pytest.mark.parametrize(
-    ("url", "reported"),
-    [
-        ("kubernetes://10.0.0.1:6443/locks", "something else than in-cluster or kubeconfig"),
-        ("kubernetes://me:s3cret@in-cluster/locks", "something else than in-cluster or kubeconfig"),
-        ("kubernetes://in-cluster/a/b", "the path '/a/b'"),
-        ("kubernetes://in-cluster?context=x", "context, which is for kubernetes://kubeconfig only"),
-        ("kubernetes://kubeconfig?names=other", "names=other: it is one of hashed, own"),
-        ("kubernetes://kubeconfig?file=a&file=b", "file twice"),
-        ("kubernetes://kubeconfig#x", "has a #"),
-    ],
-)
-def test_a_url_that_has_something_else_is_refused(url: str, reported: str) -> None:
-    with pytest.raises(SourceConfigError, match=reported) as error:
-        from_url(url, SourceContext("kube", ""))
-    assert str(error.value).startswith("the URL of source kube ")
-    assert "s3cret" not in str(error.value)

@@ -23,6 +23,8 @@ BENCHES: tuple[str, ...] = ("kafka", "postgres", "redis")
 FAST = frozenset({"postgres", "redis"})
 """Those that start in a moment; what others show is left to `make test-all`."""
 PARTITIONS = 3
+KEYS = [f"orders/order-{number}" for number in range(12)]
+"""More than enough for all partitions."""
 ROOT = Path(__file__).parents[3]
 
 
@@ -34,8 +36,18 @@ ROOT = Path(__file__).parents[3]
 )
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueueBench]:
     """Run one log's server for this directory; skips where it is not installed."""
+    if request.param == "kafka":
+        yield kafka_bench.KafkaBench(request.getfixturevalue("one_broker"))
+        return
     module = importlib.import_module(f"tests.conformance.queues.{request.param}_bench")
     with module.running(tmp_path_factory.mktemp(request.param)) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """Run a Kafka of one broker for this directory; a test leaves it running."""
+    with kafka_bench.brokers(tmp_path_factory.mktemp("one"), 1) as running:
         yield running
 
 
@@ -193,6 +205,16 @@ async def member_process(bench: QueueBench, url: str) -> AsyncIterator[Callable[
 
 def message(key: str, value: str = "{}") -> Message:
     return Message(key.encode(), value.encode(), (("method", b"PATCH"),))
+
+
+async def filled(log: Log, each: int = 1) -> list[Position]:
+    """Append `each` messages of each key, one after the other of one key."""
+
+    async def of_key(key: str) -> list[Position]:
+        return [await log.append(message(key, f'{{"n": {n}}}')) for n in range(each)]
+
+    found = await asyncio.gather(*map(of_key, KEYS))
+    return [position for of_one in found for position in of_one]
 
 
 def positions(received: Sequence[Received]) -> list[Position]:

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import asyncpg
@@ -13,7 +13,7 @@ from tests.support.postgres import first_server, server_bin_dir
 from tests.support.processes import all_gone
 
 from fencepost.embedded.server import PostgresServer
-from fencepost.queues.log import Consumer, DeadLetters, LogState, LogUnavailableError, Message, Position, Received
+from fencepost.queues.log import LogUnavailableError
 from fencepost.queues.postgres.consumer import TTL
 from fencepost.queues.postgres.log import PostgresLog
 from fencepost.storage.connections.connection import Limits
@@ -35,60 +35,27 @@ ALTER SEQUENCE fencepost.queue_1 RESTART;
 ALTER SEQUENCE fencepost.queue_2 RESTART"""
 
 
-class LateLog:
-    """The log of a database that need not be there when it is opened. A gateway does not start without its database."""
+class OpenedLog(PostgresLog):
+    """The log of a database, with the connections to it."""
 
     def __init__(self, dsn: str, partitions: int) -> None:
-        self._dsn, self._partitions = dsn, partitions
-        self._database: Database | None = None
-        self._log: PostgresLog | None = None
+        self._dsn, self._partitions_asked = dsn, partitions
 
     async def open(self) -> None:
-        with suppress(LogUnavailableError):
-            await self.inner()
-
-    async def inner(self) -> PostgresLog:
-        if self._log is None:
-            try:
-                self._database = await Database.open(self._dsn, Limits(pool_size=4, batch_pool_size=1))
-            except StorageError as error:
-                raise LogUnavailableError(str(error)) from error
-            self._log = PostgresLog(self._database, self._dsn, self._partitions)
-        return self._log
+        try:
+            self._opened = await Database.open(self._dsn, Limits(pool_size=4, batch_pool_size=1))
+        except StorageError as error:
+            raise LogUnavailableError(str(error)) from error
+        super().__init__(self._opened, self._dsn, self._partitions_asked)
 
     async def close(self) -> None:
-        if self._log is not None and self._database is not None:
-            await self._log.close()
-            await self._database.close()
-
-    @property
-    def dead(self) -> DeadLetters:
-        assert self._log is not None
-        return self._log.dead
-
-    async def append(self, message: Message) -> Position:
-        return await (await self.inner()).append(message)
-
-    async def state(self) -> LogState:
-        return await (await self.inner()).state()
-
-    async def decided(self) -> Sequence[int]:
-        return await (await self.inner()).decided()
-
-    async def waiting(self, position: Position) -> Sequence[Received] | None:
-        return await (await self.inner()).waiting(position)
-
-    def consumer(self, member: str, lost: Callable[[frozenset[int]], None]) -> Consumer:
-        assert self._log is not None
-        return self._log.consumer(member, lost)
-
-    async def advice(self) -> list[str]:
-        return await (await self.inner()).advice()
+        await super().close()
+        await self._opened.close()
 
 
-def log_of(url: str) -> LateLog:
+def log_of(url: str) -> OpenedLog:
     dsn, _, partitions = url.partition("?partitions=")
-    return LateLog(dsn, int(partitions))
+    return OpenedLog(dsn, int(partitions))
 
 
 class PostgresQueueBench:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
-from tests.conformance.queues import kafka_bench
 from tests.conformance.queues.kafka_bench import make_topic, next_topic
 
 from fencepost.queues.kafka.dead_topic import DeadTopic
@@ -46,17 +45,11 @@ class Gated(DeadTopic):
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with kafka_bench.brokers(tmp_path_factory.mktemp("dead"), 1) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def topic(kafka: Kafka) -> str:
+def topic(one_broker: Kafka) -> str:
     """Make a topic with dead letters, each larger than a fetch and in a batch of its own."""
     topic = next_topic()
-    make_topic(kafka, f"{topic}.dead", 1)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    make_topic(one_broker, f"{topic}.dead", 1)
+    producer = Producer({"bootstrap.servers": one_broker.bootstrap})
     for number in range(LETTERS):
         producer.produce(f"{topic}.dead", b"x" * 2000, f"letter-{number}")
         assert producer.flush(30) == 0
@@ -67,12 +60,12 @@ Open = Callable[[float], Gated]
 
 
 @pytest.fixture
-def open_dead(kafka: Kafka, topic: str) -> Iterator[Open]:
+def open_dead(one_broker: Kafka, topic: str) -> Iterator[Open]:
     """Open a reader that may be silent for so many seconds."""
     opened: list[Gated] = []
 
     def open_one(silent_s: float) -> Gated:
-        opened.append(Gated(f"kafka://{kafka.bootstrap}/{topic}?{FEW}", silent_s))
+        opened.append(Gated(f"kafka://{one_broker.bootstrap}/{topic}?{FEW}", silent_s))
         return opened[-1]
 
     yield open_one
@@ -111,10 +104,10 @@ async def test_a_read_ends_when_it_is_stopped(open_dead: Open) -> None:
     assert len(dead.places) < LETTERS
 
 
-async def test_a_read_goes_on_from_where_one_that_failed_had_got_to(kafka: Kafka, open_dead: Open) -> None:
+async def test_a_read_goes_on_from_where_one_that_failed_had_got_to(one_broker: Kafka, open_dead: Open) -> None:
     dead = open_dead(3.0)
     reading = await stopped_in_the_middle(dead)
-    (broker,) = kafka.brokers
+    (broker,) = one_broker.brokers
     broker.server.pause()
     try:
         dead.gate.release(LETTERS)

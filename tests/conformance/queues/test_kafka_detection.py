@@ -3,9 +3,10 @@ is found, the source is quarantined, and once it is raised all goes on under tok
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
+import asyncpg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.cimpl import NewPartitions
@@ -14,7 +15,9 @@ from tests.conformance.queues.kafka_bench import admin, delete_topic, make_topic
 from tests.support.consuming import write
 from tests.support.interleave import Connect
 
+from fencepost.queues.log import LogUnavailableError
 from fencepost.queues.partitioner import partition_of
+from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.kafka import Broker, Kafka
 
 pytestmark = pytest.mark.long("tests with kafka")
@@ -43,6 +46,8 @@ async def test_a_topic_that_is_made_again_under_its_consumer(three_brokers: Kafk
         await queue.append("k0", 1, 2, 3)
         await queue.has(*(before := effects("k0", 1, 2, 3)))
         await asyncio.to_thread(delete_topic, three_brokers, topic)
+        with pytest.raises(LogUnavailableError, match=r"kafka-topics.sh .*--create --topic"):
+            await queue.log.state()
         await asyncio.to_thread(make_topic, three_brokers, topic, 1)
         (first, _) = await queue.append("k1", 7, 8)
         assert first.offset == 0
@@ -89,35 +94,53 @@ async def append_to_the_first(cluster: Kafka, topic: str, *keys: str) -> None:
     assert await asyncio.to_thread(producer.flush, 30) == 0
 
 
-@pytest.mark.parametrize("running", [True, False], ids=["a consumer that runs", "a consumer that was away"])
-async def test_an_unclean_election(three_brokers: Kafka, opened: Opened, running: bool) -> None:
-    topic, (first, second, _) = next_topic(), three_brokers.brokers
-    await asyncio.to_thread(make_topic, three_brokers, topic, 1, UNCLEAN, [[first.node, second.node]])
+@asynccontextmanager
+async def in_its_own_database(cluster: Kafka, topic: str, databases: Databases) -> AsyncIterator[ConsumedTopic]:
+    """Open the queue of a topic."""
+    database = databases.make()
+    owner = await asyncpg.connect(database)
     try:
-        await an_unclean_election(opened(three_brokers, topic), first, second, running=running)
+        async with consumed_topic(cluster, topic, owner, database) as queue:
+            yield queue
+    finally:
+        await owner.close()
+        databases.drop(database)
+
+
+async def test_an_unclean_election(three_brokers: Kafka, databases: Databases) -> None:
+    """One of two consumers runs, the other is away meanwhile."""
+    topics, (first, second, _) = (next_topic(), next_topic()), three_brokers.brokers
+    for topic in topics:
+        await asyncio.to_thread(make_topic, three_brokers, topic, 1, UNCLEAN, [[first.node, second.node]])
+    try:
+        async with AsyncExitStack() as stack:
+            running, away = [
+                await stack.enter_async_context(in_its_own_database(three_brokers, topic, databases))
+                for topic in topics
+            ]
+            await an_unclean_election(running, away, first, second)
     finally:
         for broker in (first, second):
             if not broker.server.running:
                 await started(broker)
 
 
-async def an_unclean_election(
-    opening: AbstractAsyncContextManager[ConsumedTopic], first: Broker, second: Broker, *, running: bool
-) -> None:
+async def an_unclean_election(running: ConsumedTopic, away: ConsumedTopic, first: Broker, second: Broker) -> None:
     """Have the second broker lead, which lacks what was consumed while it was away."""
-    async with opening as queue:
-        async with queue.consumed():
-            await queue.append("k0", 1, 2)
+    before = effects("k0", 1, 2, 3, 4, 5)
+    async with running.consumed():
+        async with away.consumed():
+            for queue in (running, away):
+                await queue.append("k0", 1, 2)
             await asyncio.to_thread(second.server.crash)
-            await queue.append("k0", 3, 4, 5)
-            await queue.has(*(before := effects("k0", 1, 2, 3, 4, 5)))
-            if running:
-                await lose_what_the_second_does_not_have(first, second)
-                await judge_a_loss(queue, before)
-        if not running:
-            await lose_what_the_second_does_not_have(first, second)
-            async with queue.consumed():
-                await judge_a_loss(queue, before)
+            for queue in (running, away):
+                await queue.append("k0", 3, 4, 5)
+            for queue in (running, away):
+                await queue.has(*before)
+        await lose_what_the_second_does_not_have(first, second)
+        await judge_a_loss(running, before)
+    async with away.consumed():
+        await judge_a_loss(away, before)
 
 
 async def lose_what_the_second_does_not_have(first: Broker, second: Broker) -> None:

@@ -12,14 +12,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 from tests.conformance.queues.conftest import Member, MemberProcess, message
-from tests.conformance.queues.kafka_bench import (
-    KafkaBench,
-    admin,
-    delete_topic,
-    make_topic,
-    next_topic,
-    url_of,
-)
+from tests.conformance.queues.kafka_bench import KafkaBench, admin, make_topic, next_topic, url_of
 
 from fencepost.queues.kafka.log import KafkaLog, from_url
 from fencepost.queues.kafka.membership import static_name
@@ -124,30 +117,6 @@ async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafk
     assert await values_after(log, 2, 2) == [b"4", b"5"]
 
 
-async def test_a_topic_that_was_made_again_begins_anew(cluster: Kafka, topic: str, log: KafkaLog) -> None:
-    await asyncio.to_thread(make_topic, cluster, topic, 1)
-    for _ in range(3):
-        await append(log, "old")
-    before = await log.state()
-    assert await values_after(log, 1, 3) == [b"old"] * 3
-    await asyncio.to_thread(delete_topic, cluster, topic)
-    with pytest.raises(LogUnavailableError, match=r"kafka-topics.sh .*--create --topic"):
-        await log.state()
-    await asyncio.to_thread(make_topic, cluster, topic, 1)
-    await append(log, "new")
-    after = await log.state()
-    assert after.incarnation != before.incarnation
-    assert after.ends == (1,)
-    assert await values_after(log, 2, 1) == [b"new"]
-
-
-async def test_partitions_that_were_added_are_seen(cluster: Kafka, topic: str, log: KafkaLog) -> None:
-    await asyncio.to_thread(make_topic, cluster, topic, 1)
-    before = await log.state()
-    await added(cluster, topic, log)
-    assert (await log.state()).incarnation == before.incarnation
-
-
 async def added(cluster: Kafka, topic: str, log: KafkaLog) -> None:
     """Give the topic three partitions."""
     client = admin(cluster)
@@ -164,11 +133,13 @@ async def test_a_member_that_was_dead_when_partitions_were_added_gets_them_in_th
 ) -> None:
     """The group gives a static member that comes back what it had, without a new assignment."""
     await asyncio.to_thread(make_topic, cluster, topic, 1)
+    before = await log.state()
     killed = await member_process("a")
     assert await killed.says() == {"partitions": [0]}
     os.kill(killed.pid, signal.SIGKILL)
     await killed.process.wait()
     await added(cluster, topic, log)
+    assert (await log.state()).incarnation == before.incarnation
     member = joined(log, 2)
     await member.has(3)
     await member.close()

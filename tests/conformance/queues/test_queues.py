@@ -1,81 +1,49 @@
-"""How every log of writes behaves (app/fencepost/queues/log.py), each on its real server."""
+"""How every log of writes behaves (app/fencepost/queues/log.py), each on its real server: messages and dead letters."""
 
 import asyncio
-import os
-import signal
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
-import pytest
-from tests.conformance.queues.bench import QueueBench
-from tests.conformance.queues.conftest import PARTITIONS, Another, Join, MemberProcess, message, positions
+from tests.conformance.queues.conftest import KEYS, PARTITIONS, Another, Join, filled, message, positions
 
-from fencepost.queues.log import (
-    MOST_OFFSET,
-    TAKEN_BYTES,
-    DeadLetter,
-    Log,
-    LogUnavailableError,
-    Message,
-    Position,
-    Received,
-)
+from fencepost.queues.log import MOST_OFFSET, TAKEN_BYTES, DeadLetter, Log, Message, Position, Received
 from fencepost.queues.partitioner import partition_of
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-Start = Callable[[str], Awaitable[MemberProcess]]
 
-KEYS = [f"orders/order-{number}" for number in range(12)]
-"""More than enough for all partitions."""
-
-
-async def filled(log: Log, each: int = 1) -> list[Position]:
-    """Append `each` messages of each key, one after the other of one key."""
-
-    async def of_key(key: str) -> list[Position]:
-        return [await log.append(message(key, f'{{"n": {n}}}')) for n in range(each)]
-
-    found = await asyncio.gather(*map(of_key, KEYS))
-    return [position for of_one in found for position in of_one]
+async def test_messages_come_as_they_were_appended(log: Log, join: Join) -> None:
+    headers = (("method", b"PUT"), ("x-a", b"\x00\xff"), ("x-a", b""))
+    sent = [Message("orders/ünï 1".encode(), value, headers) for value in (b'{"a": "\xc3\xbc"}', None, b"")]
+    places = [await log.append(each) for each in sent]
+    received = await join("a").take_until(3)
+    assert [each.message for each in received] == sent
+    assert positions(received) == places
+    assert all(1_600_000_000 < each.at < 5_000_000_000 for each in received)
 
 
-async def test_a_message_comes_as_it_was_appended(log: Log, join: Join) -> None:
-    sent = Message(
-        "orders/ünï 1".encode(), b'{"a": "\xc3\xbc"}', (("method", b"PUT"), ("x-a", b"\x00\xff"), ("x-a", b""))
-    )
-    position = await log.append(sent)
-    (received,) = await join("a").take_until(1)
-    assert received.message == sent
-    assert received.position == position
-    assert 1_600_000_000 < received.at < 5_000_000_000
-
-
-async def test_a_message_without_a_value_comes_without_one(log: Log, join: Join) -> None:
-    await log.append(Message(b"orders/1", None, (("method", b"DELETE"),)))
-    await log.append(Message(b"orders/1", b"", (("method", b"DELETE"),)))
-    received = await join("a").take_until(2)
-    assert [each.message.value for each in received] == [None, b""]
-
-
-async def test_the_key_chooses_the_partition_as_kafkas_java_client_does(log: Log) -> None:
-    for key in [*KEYS, "orders/ünï", "a", "ab", "abc", "x" * 500]:
-        assert (await log.append(message(key))).partition == partition_of(key.encode(), PARTITIONS), key
-
-
-async def test_offsets_of_a_partition_rise(log: Log, another: Another) -> None:
+async def test_the_key_chooses_the_partition_as_kafkas_java_client_does_and_its_offsets_rise(
+    log: Log, another: Another
+) -> None:
     other = await another()
-    for key in KEYS:
-        offsets = [(await by.append(message(key))).offset for by in (log, other, log, other)]
+    for key in [*KEYS, "orders/ünï", "a", "ab", "abc", "x" * 500]:
+        places = [await by.append(message(key)) for by in (log, other, log, other)]
+        assert {each.partition for each in places} == {partition_of(key.encode(), PARTITIONS)}, key
+        offsets = [each.offset for each in places]
         assert offsets == sorted(set(offsets))
         assert 0 <= offsets[0] <= offsets[-1] <= MOST_OFFSET
 
 
-async def test_messages_of_a_key_come_in_the_order_in_which_they_were_acknowledged(log: Log, join: Join) -> None:
-    await filled(log, 20)
-    received = await join("a").take_until(20 * len(KEYS))
+async def test_messages_come_once_in_the_order_in_which_they_were_acknowledged(log: Log, join: Join) -> None:
+    places = await filled(log, 20)
+    member = join("a")
+    received = await member.take_until(len(places))
+    assert len(set(positions(received))) == len(places)
     for key in KEYS:
         values = [each.message.value for each in received if each.message.key == key.encode()]
         assert values == [b'{"n": %d}' % n for n in range(20)]
+    for partition in range(PARTITIONS):
+        offsets = [each.position.offset for each in received if each.position.partition == partition]
+        assert offsets == sorted(offsets)
+    await member.nothing_comes()
 
 
 async def test_messages_appended_at_once_each_have_a_place_of_their_own(log: Log, another: Another, join: Join) -> None:
@@ -84,22 +52,6 @@ async def test_messages_appended_at_once_each_have_a_place_of_their_own(log: Log
     assert len(set(places)) == len(places)
     received = await join("a").take_until(len(places))
     assert set(positions(received)) == set(places)
-
-
-async def test_a_partition_is_taken_in_its_order(log: Log, join: Join) -> None:
-    await filled(log, 10)
-    received = await join("a").take_until(10 * len(KEYS))
-    for partition in range(PARTITIONS):
-        offsets = [each.position.offset for each in received if each.position.partition == partition]
-        assert offsets == sorted(set(offsets))
-
-
-async def test_what_was_taken_is_not_taken_again_by_the_same_member(log: Log, join: Join) -> None:
-    await filled(log)
-    member = join("a")
-    received = await member.take_until(len(KEYS))
-    assert len(set(positions(received))) == len(KEYS)
-    await member.nothing_comes()
 
 
 async def test_no_more_is_taken_than_was_asked_for(log: Log, join: Join) -> None:
@@ -135,12 +87,6 @@ async def test_few_are_taken_at_once_where_they_are_large(log: Log, join: Join) 
     assert len(set(positions(member.taken))) == count
 
 
-async def test_an_empty_log_gives_nothing_in_time(join: Join) -> None:
-    member = join("a")
-    await member.has(PARTITIONS)
-    assert await asyncio.wait_for(member.take(wait_s=0.3), PATIENCE) == []
-
-
 async def test_a_message_wakes_who_waits(log: Log, join: Join) -> None:
     member = join("a")
     await member.has(PARTITIONS)
@@ -164,16 +110,6 @@ async def test_nothing_is_taken_while_nothing_is_asked_for(log: Log, join: Join)
         assert await member.take(0, wait_s=0.2) == []
     assert len(member.consumer.partitions) == PARTITIONS
     assert len(await member.take_until(len(KEYS))) == len(KEYS)
-
-
-async def test_what_is_done_does_not_come_again(log: Log, join: Join) -> None:
-    await filled(log)
-    first = join("a")
-    await first.consumer.done(await first.take_until(len(KEYS)))
-    await first.close()
-    again = join("a")
-    await again.has(PARTITIONS)
-    await again.nothing_comes()
 
 
 async def test_what_is_not_done_comes_again(log: Log, join: Join) -> None:
@@ -207,122 +143,6 @@ async def test_what_is_done_before_the_rest_may_be_done_later(log: Log, join: Jo
     again = join("a")
     await again.has(PARTITIONS)
     await again.nothing_comes()
-
-
-async def test_a_log_that_is_opened_again_has_what_it_had(another: Another, join: Join) -> None:
-    first = await another()
-    places = await filled(first)
-    await first.close()
-    received = await join("a", of=await another()).take_until(len(KEYS))
-    assert set(positions(received)) == set(places)
-
-
-async def test_members_share_the_partitions(log: Log, another: Another, join: Join) -> None:
-    first, second = join("a"), join("b", of=await another())
-    await first.has(PARTITIONS)
-    first.keep_taking()
-
-    async def shared() -> bool:
-        await second.take(wait_s=0.05)
-        mine, theirs = first.consumer.partitions, second.consumer.partitions
-        heard = frozenset().union(*first.lost) >= theirs
-        return bool(theirs) and heard and not mine & theirs and mine | theirs == set(range(PARTITIONS))
-
-    await eventually(shared, within=2 * PATIENCE, what="partitions of both members")
-    second.keep_taking()
-    places = await filled(log)
-
-    async def all_came() -> bool:
-        return len(first.taken) + len(second.taken) >= len(places)
-
-    await eventually(all_came, what="all messages")
-    assert sorted(map(str, positions([*first.taken, *second.taken]))) == sorted(map(str, places))
-
-
-async def test_a_member_that_closes_hands_over_at_once(
-    bench: QueueBench, log: Log, another: Another, join: Join
-) -> None:
-    first, second = join("a"), join("b", of=await another())
-    await first.has(PARTITIONS)
-    first.keep_taking()
-    await second.has(1)
-    await first.close()
-    started = asyncio.get_running_loop().time()
-    await second.has(PARTITIONS)
-    assert asyncio.get_running_loop().time() - started < bench.handed_over_within_s / 2
-    await filled(log)
-    await second.take_until(len(KEYS))
-
-
-async def test_all_partitions_are_taken_from_after_some_were_gained_while_nothing_was_asked_for(
-    log: Log, another: Another, join: Join
-) -> None:
-    first, second = join("a"), join("b", of=await another())
-    await first.has(PARTITIONS)
-    first.keep_taking()
-    await second.has(1)
-    await first.stop()
-    for _ in range(8):
-        await first.take(0)
-    await second.close()
-
-    async def gained() -> bool:
-        await first.take(0)
-        return len(first.consumer.partitions) == PARTITIONS
-
-    await eventually(gained, within=2 * PATIENCE, what="the other's partitions")
-    await filled(log)
-    await first.take_until(len(KEYS))
-
-
-@pytest.mark.long("logs that are killed or paused")
-async def test_the_partitions_of_a_member_that_was_killed_go_to_another(
-    bench: QueueBench, log: Log, join: Join, member_process: Start
-) -> None:
-    killed = await member_process("a")
-    assert (await killed.says())["partitions"] == list(range(PARTITIONS))
-    places = await filled(log)
-    taken: list[list[int]] = []
-    while len(taken) < len(places):
-        taken += (await killed.says())["taken"]
-    os.kill(killed.pid, signal.SIGKILL)
-    await killed.process.wait()
-    started = asyncio.get_running_loop().time()
-    survivor = join("b")
-    received = await survivor.take_until(len(places))
-    assert asyncio.get_running_loop().time() - started < bench.handed_over_within_s
-    assert set(positions(received)) == set(places)
-
-
-async def test_a_member_that_is_started_again_goes_on(log: Log, join: Join, member_process: Start) -> None:
-    killed = await member_process("a")
-    await killed.says()
-    os.kill(killed.pid, signal.SIGKILL)
-    await killed.process.wait()
-    places = await filled(log)
-    received = await join("a").take_until(len(places))
-    assert set(positions(received)) == set(places)
-
-
-@pytest.mark.long("logs that are killed or paused")
-async def test_what_a_paused_member_held_goes_to_another_and_it_hears_of_it(
-    log: Log, join: Join, member_process: Start
-) -> None:
-    paused = await member_process("a")
-    assert (await paused.says())["partitions"] == list(range(PARTITIONS))
-    places = await filled(log)
-    taken: list[list[int]] = []
-    while len(taken) < len(places):
-        taken += (await paused.says())["taken"]
-    os.kill(paused.pid, signal.SIGSTOP)
-    survivor = join("b")
-    received = await survivor.take_until(len(places))
-    assert set(positions(received)) == set(places)
-    survivor.keep_taking()
-    os.kill(paused.pid, signal.SIGCONT)
-    lost: set[int] = set()
-    while lost != set(range(PARTITIONS)):  # one after another, or all at once: as the log notices
-        lost.update((await paused.says()).get("lost", ()))
 
 
 async def test_the_state_tells_the_ends(log: Log) -> None:
@@ -382,101 +202,6 @@ async def test_a_message_is_read_at_its_position_until_it_is_decided_where_the_l
     assert [each.position for each in await log.waiting(second) or ()] == [second]
 
 
-async def test_offsets_do_not_repeat_after_the_server_was_killed(bench: QueueBench, log: Log, join: Join) -> None:
-    before = await filled(log, 3)
-    incarnation = (await log.state()).incarnation
-    await bench.crash()
-    with pytest.raises(LogUnavailableError):
-        await log.append(message(KEYS[0]))
-    with pytest.raises(LogUnavailableError):
-        await log.state()
-    await bench.restart()
-    after = await filled(log)
-    assert (await log.state()).incarnation == incarnation
-    highest = {place.partition: place.offset for place in sorted(before, key=lambda each: each.offset)}
-    for place in after:
-        assert place.offset > highest[place.partition]
-    received = await join("a").take_until(len(before) + len(after))
-    assert set(positions(received)) >= {*before, *after}, "what was acknowledged is there"
-
-
-async def test_offsets_do_not_repeat_after_everything_was_done(bench: QueueBench, log: Log, join: Join) -> None:
-    """A log may remove what is done, and knows its ends nevertheless."""
-    before = await filled(log)
-    member = join("a")
-    await member.consumer.done(await member.take_until(len(before)))
-    await member.close()
-    ends = (await log.state()).ends
-    await bench.crash()
-    await bench.restart()
-    assert (await log.state()).ends >= ends
-    for place in await filled(log):
-        assert place.offset >= ends[place.partition]
-
-
-@pytest.mark.long("logs that are killed or paused")
-async def test_a_server_that_does_not_answer_is_unavailable_in_time(bench: QueueBench, log: Log) -> None:
-    await log.append(message(KEYS[0]))
-    await bench.pause()
-    try:
-        with pytest.raises(LogUnavailableError):
-            await asyncio.wait_for(log.append(message(KEYS[0])), PATIENCE)
-        with pytest.raises(LogUnavailableError):
-            await asyncio.wait_for(log.state(), PATIENCE)
-    finally:
-        await bench.resume()
-    await log.append(message(KEYS[0]))
-
-
-async def test_a_member_goes_on_after_its_server_was_away(bench: QueueBench, log: Log, join: Join) -> None:
-    member = join("a")
-    await member.has(PARTITIONS)
-    await bench.crash()
-
-    with suppress(LogUnavailableError):  # a log that reads from a buffer of its own need not notice
-        await member.take()
-    await bench.restart()
-    places = await filled(log)
-
-    async def all_came() -> bool:
-        try:
-            await member.take()
-        except LogUnavailableError:
-            return False
-        return set(positions(member.taken)) >= set(places)
-
-    await eventually(all_came, within=2 * PATIENCE, what="the messages after the restart")
-
-
-async def test_a_log_opens_without_its_server(bench: QueueBench, another: Another) -> None:
-    await bench.crash()
-    try:
-        log = await another()
-        with pytest.raises(LogUnavailableError):
-            await log.state()
-    finally:
-        await bench.restart()
-
-    async def answers() -> bool:
-        try:
-            return (await log.state()).partitions == PARTITIONS
-        except LogUnavailableError:
-            return False
-
-    await eventually(answers, what="the state")
-
-
-async def test_a_log_that_was_made_again_is_another_incarnation(bench: QueueBench, url: str, log: Log) -> None:
-    await filled(log)
-    before = await log.state()
-    await bench.make_again(url)
-
-    async def another_one() -> bool:
-        return (await log.state()).incarnation != before.incarnation
-
-    await eventually(another_one, what="another incarnation")
-
-
 def letter(log_name: str, number: int, value: bytes | None = b"{}") -> DeadLetter:
     """Make a dead letter; numbers rise with time."""
     headers = (("method", b"PATCH"), ("x-a", b"\xff"))
@@ -484,26 +209,20 @@ def letter(log_name: str, number: int, value: bytes | None = b"{}") -> DeadLette
     return DeadLetter(id_, "a reason: ünï", Position(1, number), Message(b"orders/1", value, headers), 1.7e9 + number)
 
 
-async def test_dead_letters_are_kept_as_they_were(log: Log, another: Another) -> None:
+async def test_dead_letters_are_kept_as_they_were_once_however_often_they_are_put(log: Log, another: Another) -> None:
     put = [letter("kafka:orders", 1), letter("kafka:orders", 2, None), letter("kafka:orders", 3, b"")]
     assert list(await log.dead.list(10)) == []
     assert await log.dead.count() == 0
-    for each in put:
-        await log.dead.put(each)
+    other = await another()
+    for by in (log, other, log):
+        for each in put:
+            await by.dead.put(each)
     dead = (await another()).dead
     assert list(await dead.list(10)) == put
     assert list(await dead.list(2)) == put[:2]
     assert await dead.get(put[1].id) == put[1]
     assert await dead.get(letter("kafka:orders", 9).id) is None
-    assert await dead.count() == 3
-
-
-async def test_a_dead_letter_is_there_once_however_often_it_is_put(log: Log, another: Another) -> None:
-    other = await another()
-    for by in (log, other, log):
-        await by.dead.put(letter("kafka:orders", 1))
-    assert list(await other.dead.list(10)) == [letter("kafka:orders", 1)]
-    assert await log.dead.count() == 1
+    assert await log.dead.count() == await dead.count() == 3
 
 
 async def test_a_dead_letter_can_be_dropped_once(log: Log, another: Another) -> None:

@@ -8,9 +8,7 @@ from tests.conformance.redis.taking import Opened
 from tests.conformance.redis_bench import RedisBench, command, running
 
 from fencepost.locks.registry import SourceContext, make
-from fencepost.locks.source import (
-    Source,
-)
+from fencepost.locks.source import Source
 
 
 @pytest.fixture(scope="package")

@@ -8,10 +8,7 @@ from tests.conformance.redis_bench import RedisBench, command
 from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.locks.redis.node import AT_ONCE
-from fencepost.locks.source import (
-    Source,
-    SourceUnavailableError,
-)
+from fencepost.locks.source import Source, SourceUnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
@@ -87,9 +84,7 @@ async def test_an_acquire_that_is_cancelled_twice_releases_all_the_same(
     assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
 
 
-async def test_requests_that_are_cancelled_leave_neither_answers_nor_connections_taken(
-    source: Source,
-) -> None:
+async def test_requests_that_are_cancelled_leave_neither_answers_nor_connections_taken(source: Source) -> None:
     await take(source)
     for round_trips in range(6):
         asking = [asyncio.create_task(source.inspect(LOCK)) for _ in range(2 * AT_ONCE)]

@@ -54,15 +54,14 @@ async def test_doctor_reports_what_is_unsafe(
     assert any("127.0.0.1:1 does not answer" in advice for advice in beside)
 
 
-async def test_issued_is_known_before_anything_was(open_source: Open, zookeeper: ZooKeeperBench) -> None:
-    source = await open_source(f"zookeeper://127.0.0.1:{zookeeper.port}/quite/new")
-    assert not await source.issued(2**47)
-    assert await source.issued(1)
-
-
-async def test_issued_by_another_process_is_known(source: ZooKeeperSource, open_source: Open, lock: str) -> None:
+async def test_issued_by_another_process_is_known_and_before_anything_was(
+    source: ZooKeeperSource, open_source: Open, zookeeper: ZooKeeperBench, lock: str
+) -> None:
     other = await open_source()
     for _ in range(10):
         minted = (await granted(source, lock)).tokens
         assert await other.issued(minted[-1])
         lock += "-"
+    new = await open_source(f"zookeeper://127.0.0.1:{zookeeper.port}/quite/new")
+    assert not await new.issued(2**47)
+    assert await new.issued(1)

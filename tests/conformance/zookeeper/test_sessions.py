@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fencepost.locks.source import Grant, SourceUnavailableError
 from fencepost.locks.zookeeper import session as zookeeper_session
 from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 
@@ -79,19 +78,27 @@ async def test_a_create_whose_answer_was_lost_blocks_no_waiter(
         assert len(await zookeeper.children(lock)) == 1
 
 
-async def test_a_create_that_was_given_up_is_removed_later(
+async def test_a_create_that_was_given_up_or_cancelled_is_removed_later(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
     """The session lives on, so nothing else would remove it."""
-    source = await open_source(session_s=30)
-    await source.release(lock, (await granted(source, lock)).handle)  # so that the lock's node is there
+    source, locks = await open_source(session_s=30), (lock, f"{lock}/cancelled")
+    for each in locks:
+        await source.release(each, (await granted(source, each)).handle)  # so that the lock's node is there
     await zookeeper.pause()
     try:
+        given_up, cancelled = [asyncio.create_task(acquire(source, each)) for each in locks]
+        await asyncio.wait([cancelled], timeout=0.2)
+        cancelled.cancel()
         with pytest.raises(SourceUnavailableError):
-            await acquire(source, lock)
+            await given_up
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
     finally:
         await zookeeper.resume()
-    await granted(await open_source(session_s=30), lock)
+    other = await open_source(session_s=30)
+    for each in locks:
+        await granted(other, each)
 
 
 async def test_a_release_that_could_not_be_sent_is_sent_later(
@@ -106,23 +113,6 @@ async def test_a_release_that_could_not_be_sent_is_sent_later(
             await source.release(lock, grant.handle)
         proxy.refusing = False
         assert await granted(await open_source(session_s=30), lock)
-
-
-async def test_a_cancelled_acquire_that_is_not_answered_leaves_nothing(
-    zookeeper: ZooKeeperBench, open_source: Open, lock: str
-) -> None:
-    source = await open_source(session_s=30)
-    await source.release(lock, (await granted(source, lock)).handle)
-    await zookeeper.pause()
-    try:
-        asked = asyncio.create_task(acquire(source, lock))
-        await asyncio.wait([asked], timeout=0.2)
-        asked.cancel()
-        await asyncio.wait([asked])
-        assert asked.cancelled()
-    finally:
-        await zookeeper.resume()
-    await granted(await open_source(), lock)
 
 
 async def test_a_mint_whose_answer_was_lost_is_drawn_again(
@@ -154,15 +144,7 @@ async def test_a_client_whose_thread_has_died_is_replaced(source: ZooKeeperSourc
     assert await eventually(back, within=LONG)
 
 
-async def test_a_closed_source_reports_it(open_source: Open, lock: str) -> None:
-    source = await open_source()
-    await granted(source, lock)
-    await source.close()
-    with pytest.raises(SourceUnavailableError, match="closed"):
-        await acquire(source, lock)
-
-
-async def test_a_waiter_gets_an_error_when_its_source_is_closed(
+async def test_a_closed_source_reports_it_also_to_a_waiter(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, open_source: Open, lock: str
 ) -> None:
     grant = await granted(await open_source(), lock)
@@ -171,38 +153,9 @@ async def test_a_waiter_gets_an_error_when_its_source_is_closed(
     await source.close()
     with pytest.raises(SourceUnavailableError, match="closed"):
         await waiter
+    with pytest.raises(SourceUnavailableError, match="closed"):
+        await acquire(source, lock)
     assert await zookeeper.children(lock) == [json.loads(grant.handle)["node"]]
-
-
-async def comes_back(source: ZooKeeperSource, lock: str) -> Grant:
-    """Wait until the source grants again."""
-
-    async def taken() -> Grant | None:
-        with contextlib.suppress(SourceUnavailableError):
-            return await granted(source, lock, 0)
-        return None
-
-    return await eventually(taken, within=2 * PATIENCE, what="a grant")
-
-
-async def test_servers_that_lost_their_data_are_used_again_by_the_same_process(tmp_path: Path) -> None:
-    """They refuse a client that has seen a later transaction than they have, and give no reason."""
-    with running(tmp_path) as bench:
-        source = ZooKeeperSource(parse(bench.url, "zk"))
-        await source.open()
-        try:
-            seen = await source.acquire("orders/k", owner="us", ttl_ms=1000, tokens=50, wait_s=LONG)
-            assert isinstance(seen, Grant)
-            await asyncio.to_thread(bench.server.stop)
-            shutil.rmtree(bench.data)
-            bench.data.mkdir()
-            await bench.restart()
-            anew = await comes_back(source, "orders/other")
-            assert anew.tokens[0] < seen.tokens[-1], "which quarantines the source"
-            assert await source.mint("orders/k", seen.handle, 1) is None
-            assert await source.mint("orders/other", anew.handle, 1)
-        finally:
-            await source.close()
 
 
 async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,46 +1,22 @@
--- claim of a scope: 200
--- claim of a scope, stale: 409
--- GET of a scope's mark: 200
+-- 0 are those of orders
+
+-- claim of a scope: 200 | claim of a scope, stale: 409 | GET of a scope's mark: 200
 --   $1 = ['b']
 --   $2 = ['ok']
 SELECT 'books/' || fencepost.enc((CAST(x.k0 AS pg_catalog.text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS text))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   ORDER BY x.o
 
--- PUT over a row: 200
--- PUT of nothing: 200
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
+-- PUT over a row: 200 | PUT of nothing: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with
+-- defaults: 201
 --   $1 = '{"book": "b", "part": "ok", "n": 1}'
 SELECT 'books/' || fencepost.enc((b."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."part")::text COLLATE pg_catalog."C")
   FROM json_to_record($1::json) AS b("book" character varying(10), "part" text)
 
--- PATCH: 200
--- PATCH, select: 200
--- PATCH, minimal: 204
--- PATCH of nothing: 200
--- PATCH with its key: 200
--- PATCH with its key, spelled otherwise: 200
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- GET of a mark: 200
--- GET of a mark: 400
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- DELETE with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
--- DELETE, and the connection breaks: 503
--- PUT, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE: 200
--- DELETE, no row: 404
--- DELETE, minimal: 204
+-- PATCH: 200 | PATCH, select: 200 | PATCH, minimal: 204 | PATCH of nothing: 200 | PATCH with its key: 200 | PATCH
+-- with its key, spelled otherwise: 200 | PATCH, stale: 409 | PATCH, no row: 404 | PUT of a new row: 201 | PUT of a
+-- new row with defaults: 201 | GET of a mark: 200 | GET of a mark: 400 | DELETE, stale: 409 | DELETE: 200 | DELETE,
+-- no row: 404 | DELETE, minimal: 204
 --   $1 = '1'
 SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")
   FROM "public"."ledger" AS r
@@ -61,32 +37,21 @@ SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.js
   FOR NO KEY UPDATE OF r
 
 -- GET by filter: 206
---   $1 = '1'
+--   $1 = ['1', '2']
 --   $2 = 2
 --   $3 = 67108864
 --   $4 = 0
 SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
-  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
--- POST one: 201
--- POST one, present: 409
--- POST one, stale: 409
--- POST many: 201
--- POST many, present and stale: 409
--- POST one, only values: 400
--- POST many, only values: 400
--- POST one, minimal: 201
--- POST with an Idempotency-Key: 201
--- POST, and the connection breaks: 503
+-- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
+-- | POST one, only values: 400 | POST many, only values: 400 | POST one, minimal: 201
 --   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
 SELECT DISTINCT 'books/' || fencepost.enc((b."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."part")::text COLLATE pg_catalog."C") AS scope
   FROM json_to_recordset($1::json) AS b("book" character varying(10), "part" text)
 
--- PATCH of an array: 204
--- PATCH of an array, stale: 409
--- PATCH of an array, only keys: 204
--- PATCH of an array, no row: 404
--- PATCH of an array, and the connection breaks: 503
+-- PATCH of an array: 204 | PATCH of an array, stale: 409 | PATCH of an array, only keys: 204 | PATCH of an array, no
+-- row: 404
 --   $1 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
 SELECT b."fencepost ordinal" AS place, 'ledger/' || fencepost.enc((b."id")::text COLLATE pg_catalog."C") AS resource, 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope
   FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal")
@@ -94,57 +59,20 @@ SELECT b."fencepost ordinal" AS place, 'ledger/' || fencepost.enc((b."id")::text
   ORDER BY b."id", b."fencepost ordinal"
 
 -- GET by filter: 206
---   $1 = '1'
+--   $1 = ['1', '2']
 SELECT count(*)
   FROM "public"."ledger" AS r
-  WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+  WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[]))
 
--- POST one: 201
--- POST one, present: 409
--- POST one, stale: 409
--- POST many: 201
--- POST many, present and stale: 409
--- POST one, only values: 400
--- POST many, only values: 400
--- POST one, minimal: 201
--- PATCH: 200
--- PATCH, select: 200
--- PATCH, minimal: 204
--- PATCH of nothing: 200
--- PATCH with its key: 200
--- PATCH with its key, spelled otherwise: 200
--- PATCH, stale: 409
--- PUT over a row: 200
--- PUT of nothing: 200
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PATCH of an array: 204
--- PATCH by filter: 204
--- PATCH of an array, stale: 409
--- PATCH by filter, stale: 409
--- PATCH of an array, only keys: 204
--- PATCH of an array, no row: 404
--- PATCH by filter of nothing: 204
--- PATCH by filter, minimal: 204
--- claim of a scope: 200
--- claim of a scope, stale: 409
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
--- PUT, and the connection breaks: 503
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
--- DELETE, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE: 200
--- DELETE, minimal: 204
--- DELETE by filter, stale: 409
--- DELETE by filter: 200
+-- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
+-- | POST one, only values: 400 | POST many, only values: 400 | POST one, minimal: 201 | PATCH: 200 | PATCH, select:
+-- 200 | PATCH, minimal: 204 | PATCH of nothing: 200 | PATCH with its key: 200 | PATCH with its key, spelled
+-- otherwise: 200 | PATCH, stale: 409 | PUT over a row: 200 | PUT of nothing: 200 | PUT, stale: 409 | PUT of a new
+-- row: 201 | PUT of a new row with defaults: 201 | PATCH of an array: 204 | PATCH by filter: 204 | PATCH of an array,
+-- stale: 409 | PATCH by filter, stale: 409 | PATCH of an array, only keys: 204 | PATCH of an array, no row: 404 |
+-- PATCH by filter of nothing: 204 | PATCH by filter, minimal: 204 | claim of a scope: 200 | claim of a scope, stale:
+-- 409 | DELETE, stale: 409 | DELETE: 200 | DELETE, minimal: 204 | DELETE by filter, stale: 409 | DELETE by filter:
+-- 200
 --   $1 = 'books'
 --   $2 = ['books/b,ok']
 --   $3 = 101
@@ -153,38 +81,18 @@ SELECT count(*)
 SELECT e.scope, e.refused_by
   FROM fencepost.gateway_enter($1, $2, $3, $4, $5) AS e
 
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
--- PATCH with an Idempotency-Key: 204
---   $1 = ''
---   $2 = 'data/ledger-PATCH-6c65646765722f31'
---   $3 = b'\xa6\x15\x13\x9b h\xcd\xfe?W\xdc\x17\x92\x10\xf9\xc7\xcd\xc5p\xce\xb4\x89\ ...
---   $4 = 200
---   $5 = ['cache-control', 'no-store', 'x-fence-mark', '136', 'x-fence-scope', 'books ...
---   $6 = b'{"id":1,"book":"b","part":"ok","n":1}'
-SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
-
--- PATCH by filter: 204
--- PATCH by filter, stale: 409
--- PATCH by filter of nothing: 204
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
--- DELETE by filter, stale: 409
--- DELETE by filter: 200
---   $1 = '1'
+-- PATCH by filter: 204 | PATCH by filter, stale: 409 | PATCH by filter of nothing: 204 | DELETE by filter, stale: 409
+-- | DELETE by filter: 200
+--   $1 = ['1', '2']
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) LIMIT 10001) AS m GROUP BY m.scope
+  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) LIMIT 10001) AS m GROUP BY m.scope
 
 -- PATCH by filter, minimal: 204
---   $1 = '1'
+--   $1 = ['1', '2']
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) CAST($1::text AS integer) LIMIT 41) AS m GROUP BY m.scope
+  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) LIMIT 41) AS m GROUP BY m.scope
 
--- GET of a mark: 200
--- GET of a scope's mark: 200
+-- GET of a mark: 200 | GET of a scope's mark: 200
 --   $1 = 'books'
 SELECT p.name
   FROM fencepost.protected p
@@ -192,31 +100,7 @@ SELECT p.name
   WHERE pg_catalog.left(p.scope, pg_catalog.strpos(p.scope, '/{') - 1) = $1
   ORDER BY p.name
 
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
--- PATCH with an Idempotency-Key: 204
--- PATCH with an Idempotency-Key, again: 200
--- PUT with an Idempotency-Key, again: 200
--- PUT with an Idempotency-Key, again: 201
--- DELETE with an Idempotency-Key, again: 204
--- POST with an Idempotency-Key, again: 201
--- PATCH with an Idempotency-Key, again: 204
---   $1 = ''
---   $2 = 'data/ledger-PATCH-6c65646765722f31'
---   $3 = b'\xa6\x15\x13\x9b h\xcd\xfe?W\xdc\x17\x92\x10\xf9\xc7\xcd\xc5p\xce\xb4\x89\ ...
-SELECT state, status, headers, answer
-  FROM fencepost.gateway_idem_begin($1, $2, $3)
-
--- GET of a mark: 200
--- GET of a scope's mark: 200
--- PATCH, and the connection breaks: 503
--- PUT, and the connection breaks: 503
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
--- DELETE, and the connection breaks: 503
+-- GET of a mark: 200 | GET of a scope's mark: 200
 --   $1 = 'books'
 --   $2 = ['books/b,ok']
 SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
@@ -229,8 +113,7 @@ SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_activ
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."book") IS NULL AND pg_catalog.pg_column_compression(r."part") IS NULL AND coalesce(pg_catalog.pg_column_size(r."book"), 0) + coalesce(pg_catalog.pg_column_size(r."part"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."ledger" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) OFFSET 0) AS p ON true
 
--- POST one, only values: 400
--- POST many, only values: 400
+-- POST one, only values: 400 | POST many, only values: 400
 --   $1 = '[{"book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "book", "part", "n", "fencepost ordinal"
@@ -260,11 +143,7 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
--- POST one: 201
--- POST one, present: 409
--- POST many: 201
--- POST with an Idempotency-Key: 201
--- POST, and the connection breaks: 503
+-- POST one: 201 | POST one, present: 409 | POST many: 201
 --   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
@@ -303,7 +182,6 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH of an array: 204
--- PATCH of an array, and the connection breaks: 503
 --   $1 = ['books/b,ok']
 --   $2 = '[{"id": 1, "n": 1}, {"id": 2, "n": 1}, {"id": 3, "n": 1}]'
 WITH
@@ -328,8 +206,7 @@ WITH
   UNION ALL SELECT fencepost.suppressed('ledger'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- PUT of nothing: 200
--- PUT of a new row with defaults: 201
+-- PUT of nothing: 200 | PUT of a new row with defaults: 201
 --   $1 = '1'
 --   $2 = 'books/b,ok'
 --   $3 = '{"book": "b", "part": "ok"}'
@@ -348,11 +225,7 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
--- PUT over a row: 200
--- PUT of a new row: 201
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
+-- PUT over a row: 200 | PUT of a new row: 201
 --   $1 = '1'
 --   $2 = 'books/b,ok'
 --   $3 = '{"book": "b", "part": "ok", "n": 1}'
@@ -409,11 +282,7 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
--- PATCH: 200
--- PATCH with its key: 200
--- PATCH with its key, spelled otherwise: 200
--- PATCH with an Idempotency-Key: 200
--- PATCH, and the connection breaks: 503
+-- PATCH: 200 | PATCH with its key: 200 | PATCH with its key, spelled otherwise: 200
 --   $1 = '1'
 --   $2 = 'books/b,ok'
 --   $3 = '{"n": 1}'
@@ -432,10 +301,8 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
   WHERE EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)
 
--- DELETE with an Idempotency-Key: 204
--- DELETE, and the connection breaks: 503
 -- DELETE, minimal: 204
---   $1 = '7'
+--   $1 = '2'
 --   $2 = 'books/b,ok'
 WITH
   hit AS MATERIALIZED (SELECT
@@ -468,11 +335,11 @@ WITH
 
 -- PATCH by filter of nothing: 204
 --   $1 = ['books/b,ok']
---   $2 = '1'
+--   $2 = ['1', '2']
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -496,11 +363,11 @@ WITH
 
 -- DELETE by filter: 200
 --   $1 = ['books/b,ok']
---   $2 = '1'
+--   $2 = ['1', '2']
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($2::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -523,15 +390,13 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter: 204
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
 --   $1 = ['books/b,ok']
 --   $2 = '{"n": 1}'
---   $3 = '1'
+--   $3 = ['1', '2']
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($3::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -558,11 +423,11 @@ WITH
 -- PATCH by filter, minimal: 204
 --   $1 = ['books/b,ok']
 --   $2 = '{"n": 1}'
---   $3 = '1'
+--   $3 = ['1', '2']
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) CAST($3::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -600,8 +465,6 @@ WITH
   WHERE NOT EXISTS (SELECT FROM i)
 
 -- PUT of a new row: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
 --   $1 = '5'
 --   $2 = '{"book": "b", "part": "ok", "n": 1}'
 WITH

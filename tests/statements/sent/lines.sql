@@ -1,6 +1,6 @@
--- DELETE with an Idempotency-Key: 204
--- DELETE, and the connection breaks: 503
--- DELETE, minimal: 204
+-- 0 are those of orders
+
+-- DELETE with an Idempotency-Key: 204 | DELETE, and the connection breaks: 503 | DELETE, minimal: 204
 --   $1 = '43'
 --   $2 = 'l6'
 --   $3 = 'account/43'
@@ -36,10 +36,7 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   ON CONFLICT DO NOTHING
   RETURNING $2::int AS number, ''::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
--- POST one: 201
--- POST one, present: 409
--- POST with an Idempotency-Key: 201
--- POST, and the connection breaks: 503
+-- POST one: 201 | POST one, present: 409 | POST with an Idempotency-Key: 201 | POST, and the connection breaks: 503
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
 --   $2 = 0
 INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
@@ -48,9 +45,7 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   ON CONFLICT DO NOTHING
   RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
--- PUT of a new row: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
+-- PUT of a new row: 201 | PUT with an Idempotency-Key: 201 | PUT, and the connection breaks: 503
 --   $1 = '43'
 --   $2 = 'l4'
 --   $3 = '{"n": 1}'
@@ -61,25 +56,18 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   ON CONFLICT DO NOTHING
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
--- PATCH, no row: 404
--- DELETE, no row: 404
+-- PATCH, no row: 404 | DELETE, no row: 404
 --   $1 = '43'
 SELECT 'account/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_catalog."C")
 
--- claim of a scope: 200
--- claim of a scope, stale: 409
--- GET of a scope's mark: 200
+-- claim of a scope: 200 | claim of a scope, stale: 409 | GET of a scope's mark: 200
 --   $1 = ['43']
 SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   ORDER BY x.o
 
--- PATCH of nothing: 200
--- PATCH with its key, spelled otherwise: 200
--- PATCH, no row: 404
--- GET of a mark: 200
--- GET of a mark: 400
--- DELETE, no row: 404
+-- PATCH of nothing: 200 | PATCH with its key, spelled otherwise: 200 | PATCH, no row: 404 | GET of a mark: 200 | GET
+-- of a mark: 400 | DELETE, no row: 404
 --   $1 = '43'
 --   $2 = 'l0'
 SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")
@@ -103,25 +91,20 @@ SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.js
 
 -- GET by filter: 206
 --   $1 = '43'
---   $2 = 2
---   $3 = 67108864
---   $4 = 0
+--   $2 = 'l%'
+--   $3 = 2
+--   $4 = 67108864
+--   $5 = 0
 SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
-  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) ORDER BY r."account_id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, $4::bigint AS most FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text ORDER BY r."account_id" LIMIT $3::bigint OFFSET $5::bigint) AS p) AS s
 
--- POST one, present: 409
--- POST many: 201
--- POST many, present and stale: 409
--- PATCH of an array, no row: 404
+-- POST one, present: 409 | POST many: 201 | POST many, present and stale: 409 | PATCH of an array, no row: 404
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
 SELECT DISTINCT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") AS scope
   FROM json_to_recordset($1::json) AS b("account_id" bigint)
 
--- PATCH of an array: 204
--- PATCH of an array, stale: 409
--- PATCH of an array, only keys: 204
--- PATCH of an array, no row: 404
--- PATCH of an array, and the connection breaks: 503
+-- PATCH of an array: 204 | PATCH of an array, stale: 409 | PATCH of an array, only keys: 204 | PATCH of an array, no
+-- row: 404 | PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}, {"account_id": 43, "line": "l1", ...
 SELECT b."fencepost ordinal" AS place, 'lines/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((b."line")::text COLLATE pg_catalog."C") AS resource, 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope
   FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal")
@@ -130,32 +113,17 @@ SELECT b."fencepost ordinal" AS place, 'lines/' || fencepost.enc((b."account_id"
 
 -- GET by filter: 206
 --   $1 = '43'
+--   $2 = 'l%'
 SELECT count(*)
   FROM "public"."lines" AS r
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text
 
--- POST one, present: 409
--- POST many: 201
--- POST many, present and stale: 409
--- PATCH of nothing: 200
--- PATCH with its key, spelled otherwise: 200
--- PATCH, no row: 404
--- PATCH of an array: 204
--- PATCH by filter: 204
--- PATCH of an array, stale: 409
--- PATCH by filter, stale: 409
--- PATCH of an array, only keys: 204
--- PATCH of an array, no row: 404
--- PATCH by filter of nothing: 204
--- PATCH by filter, minimal: 204
--- claim of a scope: 200
--- claim of a scope, stale: 409
--- PATCH with an Idempotency-Key: 204
--- PATCH of an array, and the connection breaks: 503
--- PATCH, and the connection breaks: 503
--- DELETE, no row: 404
--- DELETE by filter, stale: 409
--- DELETE by filter: 200
+-- POST one, present: 409 | POST many: 201 | POST many, present and stale: 409 | PATCH of nothing: 200 | PATCH with
+-- its key, spelled otherwise: 200 | PATCH, no row: 404 | PATCH of an array: 204 | PATCH by filter: 204 | PATCH of an
+-- array, stale: 409 | PATCH by filter, stale: 409 | PATCH of an array, only keys: 204 | PATCH of an array, no row:
+-- 404 | PATCH by filter of nothing: 204 | PATCH by filter, minimal: 204 | claim of a scope: 200 | claim of a scope,
+-- stale: 409 | PATCH with an Idempotency-Key: 204 | PATCH of an array, and the connection breaks: 503 | PATCH, and
+-- the connection breaks: 503 | DELETE, no row: 404 | DELETE by filter, stale: 409 | DELETE by filter: 200
 --   $1 = 'account'
 --   $2 = ['account/43']
 --   $3 = 102
@@ -164,13 +132,9 @@ SELECT count(*)
 SELECT e.scope, e.refused_by
   FROM fencepost.gateway_enter($1, $2, $3, $4, $5) AS e
 
--- PUT over a row: 200
--- PUT of nothing: 200
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- PUT, and the connection breaks: 503
---   $1 = [116]
+-- PUT over a row: 200 | PUT of nothing: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with
+-- defaults: 201 | PUT, and the connection breaks: 503
+--   $1 = [301]
 --   $2 = ['43']
 --   $3 = ['l0']
 --   $4 = ['{"n": 1}']
@@ -178,30 +142,18 @@ SELECT e.scope, e.verdict, e.refused_by
   FROM fencepost.gateway_enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[]), pg_catalog.unnest($3::text[]), pg_catalog.unnest($4::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
--- POST one: 201
--- POST one, present: 409
--- POST one, stale: 409
--- POST one, minimal: 201
--- POST, and the connection breaks: 503
+-- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST one, minimal: 201 | POST, and the connection
+-- breaks: 503
 --   $1 = [101]
 --   $2 = ['[{"account_id": 43, "line": "l0", "n": 1}]']
 SELECT e.scope, e.verdict, e.refused_by
   FROM fencepost.gateway_enter_each('account', ARRAY(SELECT 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") FROM ROWS FROM (pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) ORDER BY x.o), $1::bigint[], <lines>::oid, 'account/{account_id}') AS e
   ORDER BY e.number
 
--- PATCH: 200
--- PATCH, select: 200
--- PATCH, minimal: 204
--- PATCH with its key: 200
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PATCH, and the connection breaks: 503
--- DELETE, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE: 200
--- DELETE, no row: 404
--- DELETE, minimal: 204
---   $1 = [109]
+-- PATCH: 200 | PATCH, select: 200 | PATCH, minimal: 204 | PATCH with its key: 200 | PATCH, stale: 409 | PATCH, no
+-- row: 404 | PATCH, and the connection breaks: 503 | DELETE, and the connection breaks: 503 | DELETE, stale: 409 |
+-- DELETE: 200 | DELETE, no row: 404 | DELETE, minimal: 204
+--   $1 = [201]
 --   $2 = ['43']
 --   $3 = ['l0']
 SELECT e.scope, e.verdict, e.refused_by
@@ -210,44 +162,37 @@ SELECT e.scope, e.verdict, e.refused_by
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
---   $2 = 'data/lines-PATCH-6c696e65733f6163636f756e745f69643d65712e3433'
---   $3 = b'\xe1\xc8\xbf\x14\xf59\x08f^.\xdeP\x8e\x97\xbe\xd2>\x9d:\x8a1jb\xb8Kq\x0f>\ ...
+--   $2 = 'data/lines-PATCH-lines?account_id=eq.43&line=like.l*'
+--   $3 = <what was asked>
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
 --   $6 = b''
-SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
+-- as for orders
 
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
+-- with an Idempotency-Key: 204 | POST with an Idempotency-Key: 201
 --   $1 = ['']
---   $2 = ['data/lines-PATCH-6c696e65732f34332c6c30']
+--   $2 = ['data/lines-PATCH-lines/43,l0']
 --   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n136\nx-fence-scope\naccount/43\ncon ...
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n701\nx-fence-scope\naccount/43\ncon ...
 --   $6 = [b'{"account_id":43,"line":"l0","n":1}']
-SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
+-- as for orders
 
--- PATCH by filter: 204
--- PATCH by filter, stale: 409
--- PATCH by filter of nothing: 204
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
--- DELETE by filter, stale: 409
--- DELETE by filter: 200
+-- PATCH by filter: 204 | PATCH by filter, stale: 409 | PATCH by filter of nothing: 204 | PATCH with an
+-- Idempotency-Key: 204 | PATCH, and the connection breaks: 503 | DELETE by filter, stale: 409 | DELETE by filter: 200
 --   $1 = '43'
+--   $2 = 'l%'
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) LIMIT 10001) AS m GROUP BY m.scope
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text LIMIT 10001) AS m GROUP BY m.scope
 
 -- PATCH by filter, minimal: 204
 --   $1 = '43'
+--   $2 = 'l%'
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) LIMIT 41) AS m GROUP BY m.scope
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text LIMIT 41) AS m GROUP BY m.scope
 
--- GET of a mark: 200
--- GET of a scope's mark: 200
+-- GET of a mark: 200 | GET of a scope's mark: 200
 --   $1 = 'account'
 SELECT p.name
   FROM fencepost.protected p
@@ -255,21 +200,15 @@ SELECT p.name
   WHERE pg_catalog.left(p.scope, pg_catalog.strpos(p.scope, '/{') - 1) = $1
   ORDER BY p.name
 
--- PATCH with an Idempotency-Key: 204
--- PATCH with an Idempotency-Key, again: 204
+-- PATCH with an Idempotency-Key: 204 | PATCH with an Idempotency-Key, again: 204
 --   $1 = ''
---   $2 = 'data/lines-PATCH-6c696e65733f6163636f756e745f69643d65712e3433'
---   $3 = b'\xe1\xc8\xbf\x14\xf59\x08f^.\xdeP\x8e\x97\xbe\xd2>\x9d:\x8a1jb\xb8Kq\x0f>\ ...
-SELECT state, status, headers, answer
-  FROM fencepost.gateway_idem_begin($1, $2, $3)
+--   $2 = 'data/lines-PATCH-lines?account_id=eq.43&line=like.l*'
+--   $3 = <what was asked>
+-- as for orders
 
--- GET of a mark: 200
--- GET of a scope's mark: 200
--- PATCH, and the connection breaks: 503
--- PUT, and the connection breaks: 503
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
--- DELETE, and the connection breaks: 503
+-- GET of a mark: 200 | GET of a scope's mark: 200 | PATCH, and the connection breaks: 503 | PUT, and the connection
+-- breaks: 503 | POST, and the connection breaks: 503 | PATCH of an array, and the connection breaks: 503 | DELETE,
+-- and the connection breaks: 503
 --   $1 = 'account'
 --   $2 = ['account/43']
 SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor_of($1), 0) AS floor, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
@@ -283,8 +222,7 @@ SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_activ
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."line") IS NULL AND coalesce(pg_catalog.pg_column_size(r."line"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) OFFSET 0) AS p ON true
 
--- PUT of nothing: 200
--- PUT of a new row with defaults: 201
+-- PUT of nothing: 200 | PUT of a new row with defaults: 201
 --   $1 = '43'
 --   $2 = 'l0'
 --   $3 = 'account/43'
@@ -318,14 +256,8 @@ UPDATE "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id" AS "account_id") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
--- PATCH: 200
--- PATCH with its key: 200
--- PUT over a row: 200
--- PUT of a new row: 201
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PATCH, and the connection breaks: 503
+-- PATCH: 200 | PATCH with its key: 200 | PUT over a row: 200 | PUT of a new row: 201 | PATCH with an Idempotency-Key:
+-- 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | PATCH, and the connection breaks: 503 |
 -- PUT, and the connection breaks: 503
 --   $1 = '43'
 --   $2 = 'l0'
@@ -338,8 +270,7 @@ UPDATE "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
--- POST one, present: 409
--- POST many: 201
+-- POST one, present: 409 | POST many: 201
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
 WITH
   b AS MATERIALIZED (SELECT "account_id", "line", "n", "fencepost ordinal"
@@ -377,8 +308,7 @@ WITH
   UNION ALL SELECT fencepost.suppressed('lines'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- PATCH of an array: 204
--- PATCH of an array, and the connection breaks: 503
+-- PATCH of an array: 204 | PATCH of an array, and the connection breaks: 503
 --   $1 = ['account/43']
 --   $2 = '[{"account_id": 43, "line": "l0", "n": 1}, {"account_id": 43, "line": "l1", ...
 WITH
@@ -426,10 +356,11 @@ WITH
 -- PATCH by filter of nothing: 204
 --   $1 = ['account/43']
 --   $2 = '43'
+--   $3 = 'l%'
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $3::text AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -454,10 +385,11 @@ WITH
 -- DELETE by filter: 200
 --   $1 = ['account/43']
 --   $2 = '43'
+--   $3 = 'l%'
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $3::text AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -479,16 +411,15 @@ WITH
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
--- PATCH by filter: 204
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
+-- PATCH by filter: 204 | PATCH with an Idempotency-Key: 204 | PATCH, and the connection breaks: 503
 --   $1 = ['account/43']
 --   $2 = '{"n": 1}'
 --   $3 = '43'
+--   $4 = 'l%'
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $4::text AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -516,10 +447,11 @@ WITH
 --   $1 = ['account/43']
 --   $2 = '{"n": 1}'
 --   $3 = '43'
+--   $4 = 'l%'
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $4::text AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -543,14 +475,12 @@ WITH
   FROM verdict
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PUT with an Idempotency-Key, again: 200
--- PUT with an Idempotency-Key, again: 201
+-- PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | PUT with an Idempotency-Key, again: 200 | PUT
+-- with an Idempotency-Key, again: 201
 --   $1 = ''
---   $2 = ['data/lines-PUT-6c696e65732f34332c6c30']
+--   $2 = ['data/lines-PUT-lines/43,l0']
 --   $3 = [b'@\x03\xe5?D`\x9e>li\xf2\xd051#-k\xec`w\tF\x0eV\xd34u\xa4\n\x99`R']
---   $4 = [137]
+--   $4 = [702]
 --   $5 = ['43']
 --   $6 = ['l0']
 --   $7 = ['{"n": 1}']
@@ -562,12 +492,11 @@ WITH
   JOIN k USING (number)
   ORDER BY e.number
 
--- POST with an Idempotency-Key: 201
--- POST with an Idempotency-Key, again: 201
+-- POST with an Idempotency-Key: 201 | POST with an Idempotency-Key, again: 201
 --   $1 = ''
---   $2 = ['data/lines-POST-6c696e6573']
+--   $2 = ['data/lines-POST-lines']
 --   $3 = [b'\x0f>\x8e1\xb3y\xfe1\xdb2v\x05\xf6\xe0Z\xec\x9fJ\xb4\x0b\xdfW\xfb[k\xd9\x ...
---   $4 = [140]
+--   $4 = [705]
 --   $5 = ['[{"account_id": 43, "line": "l6", "n": 1}]']
 WITH
   k AS MATERIALIZED (SELECT *
@@ -577,14 +506,12 @@ WITH
   JOIN k USING (number)
   ORDER BY e.number
 
--- PATCH with an Idempotency-Key: 200
--- DELETE with an Idempotency-Key: 204
--- PATCH with an Idempotency-Key, again: 200
--- DELETE with an Idempotency-Key, again: 204
+-- PATCH with an Idempotency-Key: 200 | DELETE with an Idempotency-Key: 204 | PATCH with an Idempotency-Key, again:
+-- 200 | DELETE with an Idempotency-Key, again: 204
 --   $1 = ''
---   $2 = ['data/lines-PATCH-6c696e65732f34332c6c30']
+--   $2 = ['data/lines-PATCH-lines/43,l0']
 --   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
---   $4 = [136]
+--   $4 = [701]
 --   $5 = ['43']
 --   $6 = ['l0']
 WITH

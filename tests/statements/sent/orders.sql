@@ -1,6 +1,6 @@
 -- claim of a absent row: 200
 --   $1 = 'orders/k6'
---   $2 = 127
+--   $2 = 502
 --   $3 = '"public"."orders"'
 --   $4 = 'orders'
 --   $5 = '{"columns": [{"name": "order_id", "type": "text", "number": 1}], "relation" ...
@@ -13,8 +13,7 @@ SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = 
   FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
   LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
 
--- PUT, and the connection breaks: 503
--- POST, and the connection breaks: 503
+-- PUT, and the connection breaks: 503 | POST, and the connection breaks: 503
 --   $1 = '"public"."orders"'
 WITH RECURSIVE part(oid) AS (
     SELECT $1::text::regclass::oid
@@ -35,7 +34,7 @@ INSERT INTO "public"."orders" AS r ("last_fence_token")
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'k5'
---   $2 = 119
+--   $2 = 304
 --   $3 = 0
 INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
@@ -52,11 +51,8 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
--- POST one: 201
--- POST one, present: 409
--- POST one, stale: 409
--- POST with an Idempotency-Key: 201
--- POST, and the connection breaks: 503
+-- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST with an Idempotency-Key: 201 | POST, and the
+-- connection breaks: 503
 --   $1 = 101
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
 --   $3 = 0
@@ -66,11 +62,9 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
--- PUT of a new row: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
+-- PUT of a new row: 201 | PUT with an Idempotency-Key: 201 | PUT, and the connection breaks: 503
 --   $1 = 'k4'
---   $2 = 118
+--   $2 = 303
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
@@ -89,24 +83,21 @@ INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
--- DELETE with an Idempotency-Key: 204
--- DELETE, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, minimal: 204
+-- DELETE with an Idempotency-Key: 204 | DELETE, and the connection breaks: 503 | DELETE, stale: 409 | DELETE,
+-- minimal: 204
 --   $1 = 'k6'
---   $2 = 137
+--   $2 = 704
 --   $3 = 0
 SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
-  FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
+  FROM fencepost."orders_<hash>_delete"(CAST($1::text AS text), $2::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
   WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
--- DELETE: 200
--- DELETE, no row: 404
+-- DELETE: 200 | DELETE, no row: 404
 --   $1 = 'k0'
---   $2 = 153
+--   $2 = 901
 --   $3 = 0
 SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
-  FROM fencepost."orders_86a1f739f8_delete"(CAST($1::text AS text), $2::bigint, NULL) AS r
+  FROM fencepost."orders_<hash>_delete"(CAST($1::text AS text), $2::bigint, NULL) AS r
   WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- GET by filter: 206
@@ -121,13 +112,9 @@ SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, 
 --   $1 = 'k6'
 SELECT EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text))
 
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- PATCH of an array, stale: 409
--- PATCH of an array, no row: 404
--- POST, and the connection breaks: 503
--- PATCH of an array, and the connection breaks: 503
+-- POST one, present: 409 | POST one, stale: 409 | POST many, present and stale: 409 | PATCH of an array, stale: 409 |
+-- PATCH of an array, no row: 404 | POST, and the connection breaks: 503 | PATCH of an array, and the connection
+-- breaks: 503
 --   $1 = '[{"order_id": "k0", "status": "x", "at": null}]'
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) b."order_id") AS live, fencepost.gateway_mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal")
@@ -147,83 +134,61 @@ SELECT fencepost.gateway_floor_of($1)
 
 -- PATCH with an Idempotency-Key: 204
 --   $1 = ''
---   $2 = 'data/orders-PATCH-6f72646572733f7374617475733d65712e782661743d69732e6e756c6c'
---   $3 = b'K\xc6\xbc\x1b\x80:\xf7#@\xe1\xcb\x97x\xc5\x16U,L\xaczt7Z\xabYK\x80kS\x13gF'
+--   $2 = 'data/orders-PATCH-orders?status=eq.x&at=is.null'
+--   $3 = <what was asked>
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-5/*']
 --   $6 = b''
 SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
+-- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
+-- with an Idempotency-Key: 204 | POST with an Idempotency-Key: 201
 --   $1 = ['']
---   $2 = ['data/orders-PATCH-6f72646572732f6b30']
+--   $2 = ['data/orders-PATCH-orders/k0']
 --   $3 = [b'\xde\xd0\x81hY:\xbc\x9e\x072$\x1f\xa5\x83\xb1\xf3\xafD\xcf\x86\x12\xf1\xe ...
 --   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
+--   $5 = ['cache-control\nno-store\nx-fence-mark\n701\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"k0","status":"x","sku":null,"at":null}']
 SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
 --   $1 = 'orders/k6'
---   $2 = 127
+--   $2 = 502
 --   $3 = 'strict'
 SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 
--- PATCH with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
--- PATCH with an Idempotency-Key, again: 200
--- PUT with an Idempotency-Key, again: 200
--- PUT with an Idempotency-Key, again: 201
--- DELETE with an Idempotency-Key, again: 204
--- POST with an Idempotency-Key, again: 201
+-- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
+-- with an Idempotency-Key: 204 | POST with an Idempotency-Key: 201 | PATCH with an Idempotency-Key, again: 200 | PUT
+-- with an Idempotency-Key, again: 200 | PUT with an Idempotency-Key, again: 201 | DELETE with an Idempotency-Key,
+-- again: 204 | POST with an Idempotency-Key, again: 201
 --   $1 = ''
---   $2 = ['data/orders-PATCH-6f72646572732f6b30']
+--   $2 = ['data/orders-PATCH-orders/k0']
 --   $3 = [b'\xde\xd0\x81hY:\xbc\x9e\x072$\x1f\xa5\x83\xb1\xf3\xafD\xcf\x86\x12\xf1\xe ...
 SELECT k.state, k.status, k.headers, k.answer
   FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
--- GET of a mark: 200
--- PATCH, and the connection breaks: 503
--- PUT, and the connection breaks: 503
--- DELETE, and the connection breaks: 503
+-- GET of a mark: 200 | PATCH, and the connection breaks: 503 | PUT, and the connection breaks: 503 | DELETE, and the
+-- connection breaks: 503
 --   $1 = 'k0'
 SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'orders/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
--- DELETE by filter, stale: 409
--- DELETE by filter: 200
+-- DELETE by filter, stale: 409 | DELETE by filter: 200
 --   $1 = 'orders=1'
 SELECT pg_catalog.set_config('fencepost.token', $1, true)
 
--- PATCH with an Idempotency-Key: 204
--- PATCH with an Idempotency-Key, again: 204
+-- PATCH with an Idempotency-Key: 204 | PATCH with an Idempotency-Key, again: 204
 --   $1 = ''
---   $2 = 'data/orders-PATCH-6f72646572733f7374617475733d65712e782661743d69732e6e756c6c'
---   $3 = b'K\xc6\xbc\x1b\x80:\xf7#@\xe1\xcb\x97x\xc5\x16U,L\xaczt7Z\xabYK\x80kS\x13gF'
+--   $2 = 'data/orders-PATCH-orders?status=eq.x&at=is.null'
+--   $3 = <what was asked>
 SELECT state, status, headers, answer
   FROM fencepost.gateway_idem_begin($1, $2, $3)
 
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, no row: 404
+-- PATCH, stale: 409 | PATCH, no row: 404 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with defaults:
+-- 201 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409 | PUT with an
+-- Idempotency-Key: 201 | PUT, and the connection breaks: 503 | DELETE, stale: 409 | DELETE, no row: 404
 --   $1 = ['k0']
 SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text)) AS live, fencepost.gateway_mark_without_row('orders', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
@@ -239,28 +204,24 @@ SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_activ
 
 -- PATCH of nothing: 200
 --   $1 = 'k0'
---   $2 = 112
+--   $2 = 204
 --   $3 = 0
 UPDATE "public"."orders" AS r
   SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- claim of a row: 200
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
+-- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
 --   $1 = 'k0'
---   $2 = 126
+--   $2 = 501
 UPDATE "public"."orders" AS r
   SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
--- PUT of nothing: 200
--- PUT of a new row with defaults: 201
+-- PUT of nothing: 200 | PUT of a new row with defaults: 201
 --   $1 = 'k0'
---   $2 = 117
+--   $2 = 302
 --   $3 = 0
 UPDATE "public"."orders" AS r
   SET "status" = DEFAULT, "sku" = DEFAULT, "at" = DEFAULT, "last_fence_token" = -$2::bigint
@@ -269,7 +230,7 @@ UPDATE "public"."orders" AS r
 
 -- PATCH, minimal: 204
 --   $1 = 'k0'
---   $2 = 111
+--   $2 = 203
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -280,7 +241,7 @@ UPDATE "public"."orders" AS r
 
 -- PATCH, select: 200
 --   $1 = 'k0'
---   $2 = 110
+--   $2 = 202
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -289,15 +250,10 @@ UPDATE "public"."orders" AS r
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id" AS "order_id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- PATCH: 200
--- PATCH with its key: 200
--- PATCH with its key, spelled otherwise: 200
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PATCH with an Idempotency-Key: 200
--- PATCH, and the connection breaks: 503
+-- PATCH: 200 | PATCH with its key: 200 | PATCH with its key, spelled otherwise: 200 | PATCH, stale: 409 | PATCH, no
+-- row: 404 | PATCH with an Idempotency-Key: 200 | PATCH, and the connection breaks: 503
 --   $1 = 'k0'
---   $2 = 109
+--   $2 = 201
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -306,14 +262,10 @@ UPDATE "public"."orders" AS r
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- PUT over a row: 200
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
+-- PUT over a row: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT with an Idempotency-Key: 200 | PUT with an
+-- Idempotency-Key: 201 | PUT, and the connection breaks: 503
 --   $1 = 'k0'
---   $2 = 116
+--   $2 = 301
 --   $3 = '{"status": "x", "at": null}'
 --   $4 = 0
 UPDATE "public"."orders" AS r
@@ -322,8 +274,7 @@ UPDATE "public"."orders" AS r
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- POST of nothing: 400
--- POST many of nothing: 400
+-- POST of nothing: 400 | POST many of nothing: 400
 --   $1 = 106
 --   $2 = '[{}]'
 WITH
@@ -339,10 +290,7 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
--- POST one, present: 409
--- POST one, stale: 409
--- POST many: 201
--- POST many, present and stale: 409
+-- POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
 --   $1 = 102
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
 WITH
@@ -358,8 +306,7 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
--- POST one, only values: 400
--- POST many, only values: 400
+-- POST one, only values: 400 | POST many, only values: 400
 --   $1 = 104
 --   $2 = '[{"status": "x", "at": null}]'
 WITH
@@ -376,7 +323,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 122
+--   $1 = 403
 --   $2 = '[{"order_id": "k0"}, {"order_id": "k1"}, {"order_id": "k2"}]'
 WITH
   b AS MATERIALIZED (SELECT *
@@ -400,11 +347,9 @@ WITH
   UNION ALL SELECT fencepost.suppressed('orders'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- PATCH of an array: 204
--- PATCH of an array, stale: 409
--- PATCH of an array, no row: 404
--- PATCH of an array, and the connection breaks: 503
---   $1 = 120
+-- PATCH of an array: 204 | PATCH of an array, stale: 409 | PATCH of an array, no row: 404 | PATCH of an array, and
+-- the connection breaks: 503
+--   $1 = 401
 --   $2 = '[{"order_id": "k0", "status": "x", "at": null}, {"order_id": "k1", "status" ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -429,7 +374,7 @@ WITH
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 124
+--   $1 = 405
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -489,7 +434,7 @@ WITH
   WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."orders"'))
 
 -- DELETE by filter: 200
---   $1 = 156
+--   $1 = 904
 --   $2 = 'x'
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
@@ -518,11 +463,9 @@ WITH
   UNION ALL SELECT 'outdated', fencepost.outdated('orders')::text, NULL
   WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."orders"'))
 
--- PATCH by filter: 204
--- PATCH by filter, stale: 409
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
---   $1 = 121
+-- PATCH by filter: 204 | PATCH by filter, stale: 409 | PATCH with an Idempotency-Key: 204 | PATCH, and the connection
+-- breaks: 503
+--   $1 = 402
 --   $2 = '{"status": "x", "at": null}'
 --   $3 = 'x'
 WITH
@@ -553,7 +496,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 125
+--   $1 = 406
 --   $2 = '{"status": "x", "at": null}'
 --   $3 = 'x'
 WITH

@@ -1,6 +1,8 @@
+-- 2 are those of orders
+
 -- claim of a absent row: 200
 --   $1 = 'typed/ok,d,6,2026-01-31 00:00:00+00'
---   $2 = 127
+--   $2 = 502
 --   $3 = '"public"."typed"'
 --   $4 = 'typed'
 --   $5 = '{"columns": [{"name": "m", "type": "public.mood", "number": 1}, {"name": "d ...
@@ -9,19 +11,7 @@
 --   $8 = 'external'
 --   $9 = 4611686018427387903
 --   $10 = None
-SELECT CASE WHEN p.relation IS NULL THEN fencepost.outdated($4) WHEN p.source = $8 THEN CASE WHEN p.max_token IS DISTINCT FROM $9 OR p.max_jump IS DISTINCT FROM $10 THEN fencepost.outdated($4) END WHEN p.source = $7 THEN fencepost.require_issued($1, $2) ELSE fencepost.require_issued($1, $2, p.source) END
-  FROM (SELECT pg_catalog.to_regclass($3) AS named) AS t
-  LEFT JOIN fencepost.protected p ON p.relation OPERATOR(pg_catalog.=) t.named AND p.name = $4 AND fencepost.key_of(p.relation)::text = $5 AND p.rule = $6 AND p.scope IS NULL
-
--- PUT, and the connection breaks: 503
--- PUT, and the connection breaks: 201
---   $1 = '"public"."typed"'
-WITH RECURSIVE part(oid) AS (
-    SELECT $1::text::regclass::oid
-    UNION ALL SELECT i.inhrelid
-    FROM part
-    JOIN pg_inherits i ON i.inhparent = part.oid)
-  SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
+-- as for orders
 
 -- POST one, only values: 400
 --   $1 = 104
@@ -53,11 +43,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
--- POST one: 201
--- POST one, present: 409
--- POST one, stale: 409
--- POST with an Idempotency-Key: 201
--- POST, and the connection breaks: 503
+-- POST one: 201 | POST one, present: 409 | POST one, stale: 409
 --   $1 = 101
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 --   $3 = 0
@@ -67,30 +53,26 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
--- DELETE with an Idempotency-Key: 204
--- DELETE, and the connection breaks: 503
--- DELETE, stale: 409
--- DELETE, minimal: 204
---   $1 = 'ok'
---   $2 = 'd'
---   $3 = '6'
---   $4 = '2026-01-31T00:00:00Z'
---   $5 = 137
---   $6 = 0
-SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
-  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
-  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
-
--- DELETE: 200
--- DELETE, no row: 404
+-- DELETE, stale: 409 | DELETE, minimal: 204
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 153
+--   $5 = 1
+--   $6 = 0
+SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
+  FROM fencepost."typed_<hash>_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
+  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- DELETE: 200 | DELETE, no row: 404
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '0'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 901
 --   $6 = 0
 SELECT $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, $5::bigint AS mark, '' AS resource
-  FROM fencepost."typed_a3bd9fb0d1_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, NULL) AS r
+  FROM fencepost."typed_<hash>_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, NULL) AS r
   WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- PATCH with its key, spelled otherwise: 200
@@ -118,16 +100,8 @@ SELECT CASE WHEN pg_catalog.octet_length(p.json) OPERATOR(pg_catalog.<=) $5::big
 SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
   FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, $5::bigint AS most FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $2::text) OPERATOR(pg_catalog.=) CAST($3::text AS jsonb) ORDER BY r."m" LIMIT $4::bigint OFFSET $6::bigint) AS p) AS s
 
--- PUT over a row: 200
--- PUT of nothing: 200
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- claim of a absent row: 200
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- PUT, and the connection breaks: 201
+-- PUT over a row: 200 | PUT of nothing: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with
+-- defaults: 201 | claim of a absent row: 200
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '0'
@@ -141,18 +115,14 @@ SELECT CAST($1::text AS public.mood) OPERATOR(pg_catalog.=) CAST(CAST($1::text A
 --   $4 = '2026-01-31T00:00:00Z'
 SELECT EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone))
 
--- POST one, present: 409
--- POST one, stale: 409
--- POST many, present and stale: 409
--- PATCH of an array, stale: 409
+-- POST one, present: 409 | POST one, stale: 409 | POST many, present and stale: 409 | PATCH of an array, stale: 409 |
 -- PATCH of an array, no row: 404
--- PATCH of an array, and the connection breaks: 503
 --   $1 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t") AS live, fencepost.gateway_mark_without_row('typed', n.resource) AS without_row, c.issued, c.max_jump
   FROM ROWS FROM (json_to_recordset($1::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal")
   CROSS JOIN LATERAL (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(b."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((b."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(b."n")) || ',' || fencepost.enc(fencepost.canon(b."t")) AS resource) AS n
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
-  ORDER BY b."m", b."d", b."n", b."t", b."fencepost ordinal"
+  ORDER BY b."m", b."d" COLLATE pg_catalog."C", b."n", b."t", b."fencepost ordinal"
 
 -- GET by filter: 206
 --   $1 = 'ok'
@@ -163,55 +133,12 @@ SELECT count(*)
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $2::text) OPERATOR(pg_catalog.=) CAST($3::text AS jsonb)
 
 -- claim of a absent row: 200
---   $1 = 'typed'
-SELECT fencepost.gateway_floor_of($1)
-
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PATCH with an Idempotency-Key: 204
---   $1 = ''
---   $2 = 'data/typed-PUT-74797065642f6f6b2c642c302c323032362d30312d33315430303a30303a ...
---   $3 = b"\x93D\x9a'\xc3\x9fT\xfb\x15\x08\x84\xa9\x88\xc7\xfc`\x1e\xbeA\xda\xdf\x08X ...
---   $4 = 200
---   $5 = ['cache-control', 'no-store', 'x-fence-mark', '135', 'content-type', 'applic ...
---   $6 = b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1},"t ...
-SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
-
--- PATCH with an Idempotency-Key: 200
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
---   $1 = ['']
---   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
---   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
---   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n134\ncontent-type\napplication/json']
---   $6 = [b'{"m":"ok","d":"d","n":0.00,"t":"2026-01-31T00:00:00+00:00","j":{"k": 1}," ...
-SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
-
--- claim of a absent row: 200
 --   $1 = 'typed/ok,d,6,2026-01-31 00:00:00+00'
---   $2 = 127
+--   $2 = 502
 --   $3 = 'strict'
-SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
-
--- PATCH with an Idempotency-Key: 200
--- DELETE with an Idempotency-Key: 204
--- POST with an Idempotency-Key: 201
--- PATCH with an Idempotency-Key, again: 200
--- DELETE with an Idempotency-Key, again: 204
--- POST with an Idempotency-Key, again: 201
---   $1 = ''
---   $2 = ['data/typed-PATCH-74797065642f6f6b2c642c302c323032362d30312d33315430303a303 ...
---   $3 = [b'\rX&Tx\xe5\x0b,Fg\xd238\x84\xce&\xe2\xbd\xa0\x97\xe0\xb1`\x18R\xd9\xe2\x8 ...
-SELECT k.state, k.status, k.headers, k.answer
-  FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
-  ORDER BY k.number
+-- as for orders
 
 -- GET of a mark: 200
--- PATCH, and the connection breaks: 503
--- PUT, and the connection breaks: 503
--- DELETE, and the connection breaks: 503
--- PUT, and the connection breaks: 201
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '0'
@@ -220,35 +147,9 @@ SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE
   FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
   LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
--- DELETE by filter, stale: 409
--- DELETE by filter: 200
---   $1 = 'typed=1'
-SELECT pg_catalog.set_config('fencepost.token', $1, true)
-
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PATCH with an Idempotency-Key: 204
--- PUT with an Idempotency-Key, again: 200
--- PUT with an Idempotency-Key, again: 201
--- PATCH with an Idempotency-Key, again: 204
---   $1 = ''
---   $2 = 'data/typed-PUT-74797065642f6f6b2c642c302c323032362d30312d33315430303a30303a ...
---   $3 = b"\x93D\x9a'\xc3\x9fT\xfb\x15\x08\x84\xa9\x88\xc7\xfc`\x1e\xbeA\xda\xdf\x08X ...
-SELECT state, status, headers, answer
-  FROM fencepost.gateway_idem_begin($1, $2, $3)
-
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT of a new row with defaults: 201
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 201
--- DELETE, stale: 409
--- DELETE, no row: 404
+-- PATCH, stale: 409 | PATCH, no row: 404 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with defaults:
+-- 201 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409 | DELETE, stale:
+-- 409 | DELETE, no row: 404
 --   $1 = ['ok']
 --   $2 = ['d']
 --   $3 = ['0']
@@ -259,13 +160,12 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typ
   CROSS JOIN (SELECT (SELECT p.max_token FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS issued, (SELECT p.max_jump FROM fencepost.protected p WHERE p.name OPERATOR(pg_catalog.=) 'typed') AS max_jump) AS c
   ORDER BY x.o
 
--- PUT of nothing: 200
--- PUT of a new row with defaults: 201
+-- PUT of nothing: 200 | PUT of a new row with defaults: 201
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 117
+--   $5 = 302
 UPDATE "public"."typed" AS r
   SET "j" = DEFAULT, "tags" = DEFAULT, "feelings" = DEFAULT, "s" = DEFAULT, "last_fence_token" = -$5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
@@ -276,7 +176,7 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 111
+--   $5 = 203
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
@@ -290,7 +190,7 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 110
+--   $5 = 202
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
@@ -299,17 +199,12 @@ UPDATE "public"."typed" AS r
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m" AS "m") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- PATCH: 200
--- PATCH with its key: 200
--- PATCH, stale: 409
--- PATCH, no row: 404
--- PATCH with an Idempotency-Key: 200
--- PATCH, and the connection breaks: 503
+-- PATCH: 200 | PATCH with its key: 200 | PATCH, stale: 409 | PATCH, no row: 404
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 109
+--   $5 = 201
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $7 = 0
 UPDATE "public"."typed" AS r
@@ -318,19 +213,12 @@ UPDATE "public"."typed" AS r
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- PATCH with its key, spelled otherwise: 200
--- PUT over a row: 200
--- PUT, stale: 409
--- PUT of a new row: 201
--- PUT with an Idempotency-Key: 200
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 503
--- PUT, and the connection breaks: 201
+-- PATCH with its key, spelled otherwise: 200 | PUT over a row: 200 | PUT, stale: 409 | PUT of a new row: 201
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 114
+--   $5 = 206
 --   $6 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
 UPDATE "public"."typed" AS r
   SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
@@ -343,29 +231,25 @@ UPDATE "public"."typed" AS r
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 112
+--   $5 = 204
 --   $6 = 0
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = -$5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- claim of a row: 200
--- claim of a row, stale: 409
--- claim of a absent row: 200
--- claim of a absent row, stale: 409
+-- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 126
+--   $5 = 501
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = -$5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
--- POST of nothing: 400
--- POST many of nothing: 400
+-- POST of nothing: 400 | POST many of nothing: 400
 --   $1 = 106
 --   $2 = '[{}]'
 WITH
@@ -381,10 +265,7 @@ WITH
   UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
--- POST one, present: 409
--- POST one, stale: 409
--- POST many: 201
--- POST many, present and stale: 409
+-- POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
 --   $1 = 102
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
@@ -393,7 +274,7 @@ WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
     FROM b
-    ORDER BY b."m", b."d", b."n", b."t"
+    ORDER BY b."m", b."d" COLLATE pg_catalog."C", b."n", b."t"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT *
   FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
@@ -401,7 +282,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH of an array, only keys: 204
---   $1 = 122
+--   $1 = 403
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z"}, {"m": "ok", "d ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -425,11 +306,8 @@ WITH
   UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- PATCH of an array: 204
--- PATCH of an array, stale: 409
--- PATCH of an array, no row: 404
--- PATCH of an array, and the connection breaks: 503
---   $1 = 120
+-- PATCH of an array: 204 | PATCH of an array, stale: 409 | PATCH of an array, no row: 404
+--   $1 = 401
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 WITH
   b AS MATERIALIZED (SELECT *
@@ -453,8 +331,7 @@ WITH
   UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
--- POST one, only values: 400
--- POST many, only values: 400
+-- POST one, only values: 400 | POST many, only values: 400
 --   $1 = 104
 --   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
 WITH
@@ -471,7 +348,7 @@ WITH
   WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
---   $1 = 124
+--   $1 = 405
 --   $2 = 'ok'
 --   $3 = 'k'
 --   $4 = '1'
@@ -535,7 +412,7 @@ WITH
   WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."typed"'))
 
 -- DELETE by filter: 200
---   $1 = 156
+--   $1 = 904
 --   $2 = 'ok'
 --   $3 = 'k'
 --   $4 = '1'
@@ -566,11 +443,8 @@ WITH
   UNION ALL SELECT 'outdated', fencepost.outdated('typed')::text, NULL
   WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."typed"'))
 
--- PATCH by filter: 204
--- PATCH by filter, stale: 409
--- PATCH with an Idempotency-Key: 204
--- PATCH, and the connection breaks: 503
---   $1 = 121
+-- PATCH by filter: 204 | PATCH by filter, stale: 409
+--   $1 = 402
 --   $2 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $3 = 'ok'
 --   $4 = 'k'
@@ -603,7 +477,7 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PATCH by filter, minimal: 204
---   $1 = 125
+--   $1 = 406
 --   $2 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 --   $3 = 'ok'
 --   $4 = 'k'
@@ -636,13 +510,11 @@ WITH
   WHERE passes AND hits > (SELECT count(*) FROM w)
 
 -- PUT of a new row: 201
--- PUT with an Idempotency-Key: 201
--- PUT, and the connection breaks: 201
 --   $1 = 'ok'
 --   $2 = 'd'
 --   $3 = '4'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 118
+--   $5 = 303
 --   $6 = '{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}'
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
@@ -659,7 +531,7 @@ WITH
 --   $2 = 'd'
 --   $3 = '5'
 --   $4 = '2026-01-31T00:00:00Z'
---   $5 = 119
+--   $5 = 304
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), -$5::bigint

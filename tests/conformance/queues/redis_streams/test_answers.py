@@ -7,12 +7,15 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
 from tests.conformance.redis_bench import DURABLE, command, redis_server
 from tests.support.cutting_proxy import cutting_proxy
 
+from fencepost.cli.doctor_queues import examine_queues, read_configured_queues
 from fencepost.queues.log import LogUnavailableError, LogUnknownError, Position
 from fencepost.queues.redis.log import RedisLog
+from fencepost.settings import Settings
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import eventually
 
@@ -37,21 +40,23 @@ async def test_an_append_whose_answer_is_lost_may_be_there(port: int, url: str, 
             await appending
 
 
-async def test_an_append_to_a_server_that_is_not_there_was_not_done(log_at: Opened) -> None:
-    with pytest.raises(LogUnavailableError) as caught:
-        await log_at(f"redis://127.0.0.1:{free_port()}/orders").append(message(0))
-    assert not isinstance(caught.value, LogUnknownError)
-
-
-async def test_an_append_that_is_refused_was_not_done(port: int, log: RedisLog) -> None:
+async def test_an_append_that_is_refused_or_cannot_be_sent_was_not_done(
+    port: int, log: RedisLog, log_at: Opened
+) -> None:
     await log.state()
     await command(port, "CONFIG SET", "min-replicas-to-write", "3")
     try:
-        with pytest.raises(LogUnavailableError, match="NOREPLICAS") as caught:
-            await log.append(message(0))
+        for asked, words in (
+            (log, "NOREPLICAS"),
+            (log_at(f"redis://127.0.0.1:{free_port()}/orders"), "cannot be asked"),
+            (log_at(f"redis://nobody:hunter2@127.0.0.1:{port}/orders"), "invalid username-password pair"),
+        ):
+            with pytest.raises(LogUnavailableError, match=words) as caught:
+                await asked.append(message(0))
+            assert not isinstance(caught.value, LogUnknownError)
+            assert "hunter2" not in str(caught.value)
     finally:
         await command(port, "CONFIG SET", "min-replicas-to-write", "0")
-    assert not isinstance(caught.value, LogUnknownError)
     assert await command(port, "EXISTS", f"{QUEUE}:0") == 0
 
 
@@ -60,13 +65,6 @@ async def test_the_next_server_of_the_url_is_asked_after_one_that_is_away(port: 
     with pytest.raises(LogUnavailableError):
         await log.append(message(0))
     assert await log.append(message(0)) == Position(0, 0)
-
-
-async def test_no_password_is_shown(port: int, log_at: Opened) -> None:
-    with pytest.raises(LogUnavailableError) as caught:
-        await log_at(f"redis://nobody:hunter2@127.0.0.1:{port}/orders").append(message(0))
-    assert "hunter2" not in str(caught.value)
-    assert not isinstance(caught.value, LogUnknownError)
 
 
 @pytest.mark.long("answers and owners of Redis that are waited for")
@@ -184,40 +182,45 @@ def _bytes(answer: object) -> bytes:
     return answer if isinstance(answer, bytes) else str(answer).encode()
 
 
-async def test_what_doctor_says_of_a_healthy_server(log: RedisLog) -> None:
+LOSING = [
+    ({"appendfsync": "everysec"}, "appendfsync everysec"),
+    ({"appendonly": "no"}, "appendonly no"),
+    ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, "a partition with all its messages, too"),
+    ({"maxmemory": "100mb", "maxmemory-policy": "volatile-ttl"}, "who owns a partition, too"),
+]
+
+
+async def test_what_loses_messages_is_named(port: int, log: RedisLog, log_at: Opened) -> None:
     await log.append(message(0))
     assert await log.advice() == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"appendfsync": "everysec"}, "appendfsync everysec"),
-        ({"appendonly": "no"}, "appendonly no"),
-        ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, "a partition with all its messages, too"),
-        ({"maxmemory": "100mb", "maxmemory-policy": "volatile-ttl"}, "who owns a partition, too"),
-    ],
-)
-async def test_what_loses_messages_is_named(port: int, log: RedisLog, settings: dict[str, str], words: str) -> None:
-    before = {name: (await command(port, "CONFIG GET", name))[name] for name in settings}
-    for name, value in settings.items():
-        await command(port, "CONFIG SET", name, value)
-    try:
-        (sentence,) = await log.advice()
-    finally:
-        for name, value in before.items():
+    for settings, words in LOSING:
+        before = {name: (await command(port, "CONFIG GET", name))[name] for name in settings}
+        for name, value in settings.items():
             await command(port, "CONFIG SET", name, value)
-    assert words in sentence
-
-
-async def test_a_stream_that_expires_is_named(port: int, log: RedisLog) -> None:
-    await log.append(message(0))
+        try:
+            (sentence,) = await log.advice()
+        finally:
+            for name, value in before.items():
+                await command(port, "CONFIG SET", name, value)
+        assert words in sentence
+    await command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
+    (sentence,) = await log_at(f"redis://modest:x@127.0.0.1:{port}/orders").advice()
+    assert "does not let this user read its configuration" in sentence
     await command(port, "EXPIRE", f"{QUEUE}:0", "1000")
     (sentence,) = await log.advice()
     assert f"PERSIST {QUEUE}:0" in sentence
 
 
-async def test_a_configuration_that_may_not_be_read_is_named(port: int, log_at: Opened) -> None:
-    await command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
-    (sentence,) = await log_at(f"redis://modest:x@127.0.0.1:{port}/orders").advice()
-    assert "does not let this user read its configuration" in sentence
+async def test_doctor_shows_what_a_queues_server_may_lose_and_which_cannot_be_asked(port: int) -> None:
+    here, away = f"redis://127.0.0.1:{port}/orders", f"redis://127.0.0.1:{free_port()}/other"
+    await command(port, "CONFIG SET", "appendonly", "no")
+    try:
+        found = await examine_queues(read_configured_queues(Settings(queues=SecretStr(f"{away} {here}"))))
+    finally:
+        await command(port, "CONFIG SET", "appendonly", "yes")
+    by_subject = {each.subject: (each.level, each.text) for each in found}
+    assert by_subject.keys() == {"queue redis:other", "queue redis:orders"}
+    level, text = by_subject["queue redis:orders"]
+    assert (level, "keeps no journal" in text) == ("warning", True)
+    level, text = by_subject["queue redis:other"]
+    assert (level, "cannot be asked" in text) == ("error", True)

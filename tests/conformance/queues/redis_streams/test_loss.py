@@ -1,21 +1,17 @@
 """A queue that was deleted, restored from an old file or spoiled: what appends, takes and tells the state."""
 
-import asyncio
-import functools
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
-from tests.conformance.redis_bench import RedisBench, command, redis_server
+from tests.conformance.redis_bench import command, redis_server
 
 from fencepost.queues.log import LogChangedError, LogUnavailableError, Position
 from fencepost.queues.redis.log import RedisLog
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import eventually
 
 
 async def test_after_a_flush_it_is_another_incarnation_and_the_first_append_says_so(port: int, log: RedisLog) -> None:
@@ -142,50 +138,3 @@ async def test_a_key_of_another_program_is_not_taken_for_a_queue(port: int, log:
     await command(port, "SET", QUEUE, "something")
     with pytest.raises(LogUnavailableError, match=r"something else than a queue as fencepost:\{orders\}"):
         await log.append(message(0))
-
-
-async def _append_until(log: RedisLog, over: asyncio.Event, acknowledged: list[int], number: int) -> None:
-    """Append messages with rising numbers; those that were acknowledged are kept."""
-    while not over.is_set():
-        number += 100
-        try:
-            await log.append(message(number))
-        except LogUnavailableError:
-            await asyncio.sleep(0.01)
-        else:
-            acknowledged.append(number)
-
-
-async def _has(acknowledged: list[int], count: int) -> bool:
-    return len(acknowledged) >= count
-
-
-async def _kill_under_appends(bench: RedisBench, log: RedisLog) -> list[int]:
-    """Append in ten tasks while the server is killed five times; return what was acknowledged."""
-    over, acknowledged, chance = asyncio.Event(), list[int](), random.Random(17)
-    tasks = [asyncio.create_task(_append_until(log, over, acknowledged, number)) for number in range(10)]
-    for _ in range(5):
-        enough = len(acknowledged) + chance.randrange(50, 200)
-        await eventually(functools.partial(_has, acknowledged, enough), what="appends")
-        await bench.crash()
-        await bench.restart()
-    over.set()
-    await asyncio.gather(*tasks)
-    return acknowledged
-
-
-@pytest.mark.long("servers killed under appends")
-async def test_what_was_acknowledged_is_there_after_the_server_was_killed(
-    server: RedisBench, log: RedisLog, port: int
-) -> None:
-    incarnation = (await log.state()).incarnation
-    acknowledged = await _kill_under_appends(server, log)
-    state = await log.state()
-    assert state.incarnation == incarnation
-    entries = await command(port, "XRANGE", f"{QUEUE}:0", "-", "+")
-    there = [int(fields[b"value"]) for _, fields in entries]
-    assert len(set(there)) == len(there)
-    assert set(acknowledged) <= set(there)
-    for task in range(10):
-        mine = [number for number in there if number % 100 == task]
-        assert mine == sorted(mine), "in the order of each appender"

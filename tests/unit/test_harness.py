@@ -1,11 +1,15 @@
-"""Which tests run on which PostgreSQL."""
+"""Which tests run on which PostgreSQL, what an oracle's Violation is, and the ports that servers of tests get."""
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.support.selection import runs_on
+from tests.support.violations import Violation, judging, violations_in
+
+from fencepost.testing.servers.ports import range_of
 
 FIRST, SECOND = BOTH = ("embedded-18", "debian-15")
 ANY, VERSIONS = (), (pytest.mark.versions,)
@@ -50,7 +54,34 @@ def test_one_that_is_named_runs_on_both_but_in_folders_of_one_server() -> None:
     assert on("cli", by_name=True) == on("cli", VERSIONS, spread=True) == [FIRST]
 
 
-def test_where_one_server_is_installed_it_runs_everything() -> None:
-    for how in (False, True):
-        assert runs_on(collected("integration", postgres=SECOND), [SECOND], by_name=False, spread=how)
-        assert runs_on(collected("cli", postgres=SECOND), [SECOND], by_name=False, spread=how)
+def test_a_violation_is_found_in_a_group_and_in_what_an_exception_was_raised_from() -> None:
+    violation = Violation("two hold x")
+    later = TimeoutError()
+    later.__cause__ = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [violation])])
+    assert violations_in(later) == [violation]
+    assert violations_in(AssertionError("a mere one")) == violations_in(None) == []
+
+
+def test_what_a_scenario_asserts_is_a_violation_and_says_what_was_asserted() -> None:
+    with pytest.raises(Violation, match="raise_what_is_told: ") as raised, judging():
+        raise_what_is_told()
+    assert "the second holder" in str(raised.value)
+
+
+def raise_what_is_told() -> None:
+    raise AssertionError("the second holder")
+
+
+@pytest.mark.parametrize(("error", "within"), [(TimeoutError(), 9.0), (AssertionError(), -1.0)])
+def test_a_wait_that_came_to_its_end_and_what_comes_too_late_are_none(error: Exception, within: float) -> None:
+    with pytest.raises(type(error)) as raised, judging(within):
+        raise error
+    assert raised.value is error
+
+
+def test_no_two_workers_share_a_port_and_no_outgoing_connection_has_one() -> None:
+    ranges = [range_of(worker, 32768) for worker in ("", *(f"gw{n}" for n in range(15)))]
+    for one, other in itertools.combinations(ranges, 2):
+        assert not set(one) & set(other)
+    assert max(map(max, ranges)) < 32768
+    assert range_of("gw0", 1024) == range(1), "the system chooses"

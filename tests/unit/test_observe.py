@@ -1,12 +1,16 @@
-"""Every event reaches a metric, and docs/operations.md lists every metric with its labels."""
+"""Every event reaches a metric, and docs/operations.md lists every metric; what is logged and counted of refusals."""
 
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from fencepost.observe.caller_refusals import DAY, MOST, OTHERS, CallerRefusals
 from fencepost.observe.events import (
     Accepted,
     BatchesFail,
@@ -36,6 +40,7 @@ from fencepost.observe.events import (
     SourceTrouble,
 )
 from fencepost.observe.instruments import QueueFigures
+from fencepost.observe.logs import MOST_REFUSALS, EventLog, configure
 from fencepost.observe.metrics import Metrics
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -126,3 +131,83 @@ def exposed(metrics: Metrics) -> dict[str, set[str]]:
 
 def lines(metrics: Metrics) -> list[str]:
     return metrics.exposition().decode().splitlines()
+
+
+@pytest.fixture
+def logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[structlog.typing.EventDict]]:
+    caplog.set_level(logging.INFO)
+    # A logger that has logged keeps what was configured then (cache_logger_on_first_use), and is not captured.
+    monkeypatch.setattr("fencepost.observe.logs.log", structlog.stdlib.get_logger("fencepost"))
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+
+
+def refused(code: str) -> Refused:
+    return Refused("orders", "patch", code, "detail", "orders/1", 1, 2)
+
+
+def test_a_flood_of_refusals_is_counted_and_not_logged_one_by_one(logged: list[structlog.typing.EventDict]) -> None:
+    log = EventLog()
+    for _ in range(MOST_REFUSALS + 20):
+        log.on_event(refused("FP001"))
+    log.on_event(refused("FP002"))
+    assert len(logged) == MOST_REFUSALS
+    log.log_withheld()
+    assert [(entry["code"], entry["count"]) for entry in logged[MOST_REFUSALS:]] == [("FP001", 20), ("FP002", 1)]
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+def test_a_name_cannot_move_the_cursor_nor_begin_a_line(
+    capfd: pytest.CaptureFixture[str], style: Literal["console", "json"]
+) -> None:
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        configure("info", style)
+        for name in ("\x1b[2J\x1b]0;owned\x07", "a\nb [error] all is lost", "\x9b31m", "\u202egnp.exe", "na\u2028me"):
+            logging.getLogger("fencepost.test").warning("of %s", name)
+            EventLog().on_event(Refused("orders", "patch", "FP001", name, name, 1, 2))
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+    written = capfd.readouterr().err
+    assert len(written.splitlines()) == written.count("\n") == 10
+    assert not [line for line in written.splitlines() if not line.isprintable()]
+
+
+def of_caller(caller: str, code: str = "FP037", detail: str = "no") -> CallerRefused:
+    return CallerRefused(caller, code, detail)
+
+
+def test_they_are_counted_by_caller_and_code() -> None:
+    counted = CallerRefusals()
+    for event in (of_caller("ann"), of_caller("ann", detail="last"), of_caller("ann", "FP045"), of_caller("bob")):
+        counted.on_event(event)
+    counted.on_event(Refused("orders", "patch", "FP001", "stale", None, None, None))
+    assert counted.take() == {("ann", "FP037"): (2, "last"), ("ann", "FP045"): (1, "no"), ("bob", "FP037"): (1, "no")}
+    assert counted.take() == {}
+
+
+def test_what_could_not_be_written_down_is_added_to_what_came_since() -> None:
+    counted = CallerRefusals()
+    counted.on_event(of_caller("ann"))
+    taken = counted.take()
+    counted.on_event(of_caller("ann"))
+    counted.give_back(taken)
+    assert counted.take() == {("ann", "FP037"): (2, "no")}
+
+
+def test_those_that_are_counted_apart_are_as_many_in_a_day_as_in_a_moment() -> None:
+    """Each is a row of the database: who has many addresses must not make as many rows."""
+    now = [0.0]
+    counted = CallerRefusals(lambda: now[0])
+    for number in range(MOST):
+        counted.on_event(of_caller(f"address {number}"))
+    counted.take()
+    counted.on_event(of_caller("address new"))
+    counted.on_event(of_caller("address 1"))
+    assert set(counted.take()) == {(OTHERS, "FP037"), ("address 1", "FP037")}
+    now[0] = DAY + 1
+    counted.on_event(of_caller("address new"))
+    assert set(counted.take()) == {("address new", "FP037")}

@@ -1,0 +1,66 @@
+"""The consumer of a queue over a log in memory, with all its mocks."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from tests.support.queue_mock import Applying, MockLedger, MockLog, MockReports, message
+
+from fencepost.consuming.applying import Standing
+from fencepost.consuming.consumer import QueueConsumer
+from fencepost.consuming.deciding import Decider
+from fencepost.consuming.outcome import Decided, Result
+from fencepost.consuming.session import ConsumerLimits
+from fencepost.queues.log import Received
+from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import TIMES, ConsumingTimes
+
+
+def applied(_received: Received, _standing: Standing) -> Result:
+    return Decided("applied")
+
+
+class House:
+    """A consumer with all its mocks."""
+
+    def __init__(
+        self, come_to: Callable[[Received, Standing], Result] = applied, limits: ConsumerLimits | None = None,
+        times: ConsumingTimes = TIMES.consuming,
+    ) -> None:  # fmt: skip
+        self.log, self.ledger, self.reports = MockLog(), MockLedger(), MockReports()
+        self.applying = Applying(come_to)
+        decider = Decider("kafka:q", self.applying, self.ledger, self.log.dead, now=lambda: 5.0)
+        self.consumer = QueueConsumer(
+            self.log, "m", self.ledger, decider, self.reports, limits or ConsumerLimits(), times
+        )
+
+    async def append(self, *resources: str) -> None:
+        for each in resources:
+            await self.log.append(message(each))
+
+    @property
+    def done(self) -> list[int]:
+        return [each.position.offset for each in self.log.done]
+
+    async def all_done(self, count: int) -> None:
+        async def enough() -> bool:
+            return len(self.log.done) >= count
+
+        await eventually(enough, what=f"{count} messages done")
+
+
+@asynccontextmanager
+async def running(house: House) -> AsyncIterator[None]:
+    task = asyncio.create_task(house.consumer.run())
+    try:
+        yield
+    finally:
+        house.consumer.stop()
+        await asyncio.wait_for(task, PATIENCE)
+
+
+async def until(what: str, true: Callable[[], bool]) -> None:
+    async def ask() -> bool:
+        return true()
+
+    await eventually(ask, what=what)

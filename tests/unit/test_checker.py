@@ -1,0 +1,258 @@
+"""The checker's input and output: what is no history, histories that are read back, and the words of violations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.support.story import Story
+
+from fencepost.cli.main import main
+from fencepost.testing.checker import Verdict
+from fencepost.testing.history import NOT_READ, End, Invoke, Note, Recorder, read
+
+HEADER: dict[str, Any] = {"history": "fencepost/1"}
+WRITE: dict[str, Any] = {
+    "time": 10,
+    "event": "invoke",
+    "id": 1,
+    "process": "w1",
+    "op": "write",
+    "resource": "orders/7",
+    "token": 33,
+    "value": "a",
+}
+DONE: dict[str, Any] = {"time": 20, "event": "ok", "id": 1}
+FAULT: list[dict[str, Any]] = [
+    {"time": 5, "event": "fault", "id": 8, "kind": "paused", "target": "w1"},
+    {"time": 6, "event": "healed", "id": 8},
+]
+READ: dict[str, Any] = {"time": 30, "event": "invoke", "id": 2, "process": "w1", "op": "read", "resource": "orders/7"}
+
+
+def fencepost_check(path: Path, *options: str) -> Result:
+    return CliRunner().invoke(main, ["check", str(path), *options])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "history.jsonl"
+
+
+def save(path: Path, *lines: dict[str, Any] | str) -> None:
+    spelled = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(f"{line}\n" for line in spelled), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"time": 40, "event": "ok", "id":', "this is not JSON"),
+        ({"time": 40}, '"event" is None'),
+        ({"time": True, "event": "note", "text": "x"}, "'time' cannot be True"),
+        ({**READ, "time": 40, "tokn": 5}, "an event of kind 'invoke' has no 'tokn'"),
+        ({**READ, "time": 40, "token": 0}, "'token' cannot be 0: it must be a whole number above 0"),
+        ({**READ, "time": 29}, "the clock goes backwards, from 30 to 29"),
+        (
+            {**READ, "time": 40},
+            "operation 2 begins a second time before it ended: ids must be unique. It began in line 6",
+        ),
+        ({"time": 40, "event": "ok", "id": 1}, "operation 1 ends, and did not begin before"),
+        ({"time": 40, "event": "ok", "id": 2}, "a read that is ok needs the value"),
+        ({"time": 40, "event": "refused", "id": 2}, "a refusal needs a reason"),
+        ({**READ, "time": 40, "id": 5, "token": 7}, "an operation read has no 'token': only write, delete, claim, acq"),
+        ({"time": 40, "event": "ok", "id": 2, "value": "a", "expires": 50}, "the answer to a read has no 'expires'"),
+        (
+            {"time": 40, "event": "refused", "id": 2, "reason": "stale"},
+            "operation 2 is refused as stale, which compares",
+        ),
+        ({"time": 40, "event": "healed", "id": 9}, "fault 9 is healed, and did not begin before"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named(path: Path, line: dict[str, Any] | str, message: str) -> None:
+    save(path, HEADER, *FAULT, WRITE, DONE, READ, line)
+    found = fencepost_check(path, "--porcupine", str(path.with_name("porcupine")))
+    assert found.exit_code == 2, found.output
+    assert f"{path}, line 7: {message}" in found.output
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_history_that_was_cut_off_is_checked_without_its_last_line_when_asked(path: Path) -> None:
+    save(path, HEADER, WRITE, DONE, READ)
+    with path.open("a") as file:
+        file.write('{"time": 40, "event": "ok", "i')
+    found = fencepost_check(path)
+    assert found.exit_code == 2
+    assert f"{path}, line 5: the file ends in the middle of this line" in found.output
+    assert "--cut-off-last-line" in found.output
+    shorter = fencepost_check(path, "--cut-off-last-line")
+    assert shorter.exit_code == 0
+    assert "2 operations on 1 resources, 1 accepted, 0 refused, 1 unknown" in shorter.output
+
+
+def test_a_violation_ends_with_1_and_its_words(path: Path) -> None:
+    save(path, HEADER, WRITE, DONE, READ, {"time": 40, "event": "ok", "id": 2, "value": None})
+    found = fencepost_check(path)
+    assert found.exit_code == 1
+    assert "[register] w1 read no row in orders/7" in found.output
+    assert "VIOLATED: 2 operations on 1 resources" in found.output
+    assert fencepost_check(path, "--model", "once", "--model", "register").exit_code == 1
+
+
+UNKNOWN: dict[str, Any] = {"time": 20, "event": "unknown", "id": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "models"),
+    [([], []), ([WRITE, UNKNOWN], []), ([WRITE, DONE], ["mutex"]), ([WRITE, DONE], ["plain_mutex", "once", "set"])],
+)
+def test_a_history_with_nothing_to_check_is_not_valid(
+    path: Path, lines: list[dict[str, Any]], models: list[str]
+) -> None:
+    save(path, HEADER, *lines)
+    found = fencepost_check(path, *(word for model in models for word in ("--model", model)))
+    assert found.exit_code == 2
+    assert f"nothing to check: the history has {len(lines[:1])} operations" in found.output
+    assert "valid:" not in found.output
+    assert all(f"{model}: " in found.output for model in models)
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def words(verdict: Verdict) -> str:
+    assert not verdict.valid
+    (violation,) = verdict.violations
+    return violation.words
+
+
+def test_a_stale_write_that_was_accepted(story: Story) -> None:
+    story.call("w3", "write", "orders/7", 0, 0.5, token=32, value="first")
+    story.call("w5", "write", "orders/7", 1.05, 1.1, token=34, value="new")
+    story.call("w3", "write", "orders/7", 1.15, 1.204, token=33, value="old")
+    assert words(story.check()) == (
+        "A stale write was accepted: w3 wrote 'old' to orders/7 under token 33 at 1.150 s, and that was accepted at"
+        " 1.204 s, after w5's write under token 34 had been accepted at 1.100 s.\n"
+        "  w5 wrote 'new' to orders/7 under token 34: asked at 1.050 s, accepted at 1.100 s\n"
+        "  w3 wrote 'old' to orders/7 under token 33: asked at 1.150 s, accepted at 1.204 s"
+    )
+
+
+def test_a_refusal_with_a_mark_that_was_never_there(story: Story) -> None:
+    story.call("w3", "write", "orders/7", 0, 1, token=33, value="a")
+    story.call(
+        "w5", "write", "orders/7", 2, 3, token=34, value="b", end_event="refused", end_reason="missing", end_mark=40
+    )
+    story.call("w6", "claim", "orders/7", 4, 5, token=40)
+    found = words(story.check())
+    assert found.startswith(
+        "w5's write of orders/7 under token 34 was refused as missing, the mark being 40, although orders/7 can"
+        " not have had a mark that allows this answer while it was under way.\n"
+    )
+    assert "w6 claimed orders/7" in found
+
+
+def test_a_lost_update_shows_in_a_set_and_names_the_elements(story: Story) -> None:
+    story.call("w1", "add", "set", 0, 1, value="1")
+    story.call("w2", "add", "set", 0, 1, value="2")
+    story.call("w2", "add", "set", 0, 1, value="3", end_event="refused", end_reason="stale")
+    story.call("w3", "read_set", "set", 2, 3, end_values=("2", "3"))
+    lost, strange = story.check().violations
+    assert "misses 1 that were certainly in the set before: '1'." in lost.words
+    assert "shows 1 that no accepted add can have put there: '3'." in strange.words
+
+
+def test_tokens_of_a_lock_that_fall(story: Story) -> None:
+    story.call("w1", "acquire", "lock/a", 0, 1, end_token=5)
+    story.call("w2", "acquire", "lock/a", 2, 3, end_token=4)
+    assert words(story.check()).startswith("lock/a was granted to w2 with token 4 after it had been granted to w1")
+
+
+def test_two_holders_at_once_matter_only_without_tokens(story: Story) -> None:
+    story.call("w1", "acquire", "lock/a", 0, 1, end_token=5)
+    story.call("w2", "acquire", "lock/a", 2, 3, end_token=6)
+    story.call("w1", "release", "lock/a", 4, 5)
+    assert story.check().valid
+    assert "while it was held by w1, which believed so until 4.000 s" in words(story.check("plain_mutex"))
+    bare = Story()
+    bare.call("w1", "acquire", "lock/a", 0, 1)
+    bare.call("w2", "acquire", "lock/a", 2, 3)
+    assert not bare.check().valid
+
+
+@pytest.mark.parametrize("how", ["released", "expired", "killed"])
+def test_who_has_stopped_to_believe_holds_no_lock(story: Story, how: str) -> None:
+    expires = 15 * 10**8 if how == "expired" else None
+    story.call("w1", "acquire", "lock/a", 0, 1, end_expires=expires)
+    if how == "released":
+        story.call("w1", "release", "lock/a", 1.5, 1.6)
+    if how == "killed":
+        story.killed("w1", 1.5)
+    story.call("w2", "acquire", "lock/a", 2, 3)
+    assert story.check("plain_mutex").valid
+
+
+def test_a_key_with_two_effects(story: Story) -> None:
+    story.call("w1", "write", "orders/7", 0, 1, token=5, value="a", key="k", rule="epoch")
+    story.call("w1", "write", "orders/7", 2, 3, token=5, value="a", key="k", rule="epoch")
+    (once,) = story.check("once").violations
+    assert once.words.startswith("Two operations with the Idempotency-Key 'k' were both done.")
+
+
+def test_a_repeated_answer_may_be_the_operations_own(story: Story) -> None:
+    """The gateway has looked it up, because its connection broke after the commit."""
+    story.call("w1", "write", "orders/7", 0, 1, token=5, value="a", key="k", end_replayed=True)
+    story.call("w2", "read", "orders/7", 2, 3, end_value="a")
+    assert story.check().valid
+    story.call("w2", "read", "orders/7", 4, 5, end_value=None)
+    assert {each.model for each in story.check().violations} == {"register"}
+
+
+def test_a_repeated_answer_shows_that_the_lost_one_happened(story: Story) -> None:
+    story.call("w1", "write", "orders/7", 0, 1, token=5, value="a", key="k", end_event="unknown", end_why="cut")
+    story.call("w1", "write", "orders/7", 2, 3, token=5, value="a", key="k", end_replayed=True)
+    story.call("w2", "read", "orders/7", 4, 5, end_value="a")
+    assert story.check().valid
+    story.call("w2", "read", "orders/7", 6, 7, end_value=None)
+    assert "outcome unknown at 1.000 s (cut)" in words(story.check())
+
+
+def test_of_two_unknown_operations_with_one_key_only_one_can_have_happened(story: Story) -> None:
+    for since in (0, 1):
+        story.call("w1", "write", "orders/7", since, None, token=5, value="a", key="k", rule="epoch")
+    story.call("w2", "read", "orders/7", 2, 3, end_value="a")
+    story.call("w1", "write", "orders/7", 4, 5, token=5, value="b", rule="epoch")
+    story.call("w2", "read", "orders/7", 6, 7, end_value="b")
+    assert story.check().valid
+    story.call("w2", "read", "orders/7", 8, 9, end_value="a")
+    assert not story.check().valid
+
+
+def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with Recorder(path, seed=7, workload="register") as recorder:
+        write = recorder.invoke(process="w1", op="write", resource="orders/7", token=33, value="a", key="k")
+        stale = recorder.invoke(process="w2", op="write", resource="orders/7", token=32, value="b", rule="epoch")
+        fault = recorder.fault("paused", "w1")
+        write.ok(replayed=True)
+        stale.refused("stale", mark=33)
+        fault.healed()
+        reading = recorder.invoke(process="w1", op="read", resource="orders/8")
+        reading.ok(value=None)
+        recorder.invoke(process="w1", op="read_set", resource="s").ok(values=("a", "b"))
+        recorder.invoke(process="w1", op="claim", resource="orders/7", token=34).unknown("the connection broke")
+        recorder.note("the end")
+    history = read(path)
+    assert history.header == {"history": "fencepost/1", "seed": 7, "workload": "register"}
+    events = list(history)
+    assert events == list(history)
+    first = events[0]
+    assert first == Invoke(first.time, 1, "w1", "write", "orders/7", token=33, value="a", key="k")
+    ends = [event for event in events if isinstance(event, End)]
+    assert [end.value for end in ends] == [NOT_READ, NOT_READ, None, NOT_READ, NOT_READ]
+    assert (ends[1].reason, ends[1].mark, ends[3].values) == ("stale", 33, ("a", "b"))
+    assert isinstance(events[-1], Note)
+    assert [event.time for event in events] == sorted(event.time for event in events)

@@ -1,0 +1,222 @@
+"""Query strings: what is refused, and what SQL they become: quoted identifiers, and no value in its text."""
+
+import re
+
+import pytest
+
+from fencepost.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
+from fencepost.storage.statements.parameters import Bound, compiled
+from fencepost.storage.statements.query import Condition, Field, Group, JsonStep, QueryError, Selected
+from fencepost.storage.statements.query_sql import render_filters, render_select
+from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("status=foo.bar", "status=foo.bar: unknown operator foo; known are eq, neq, gt, gte, lt, lte, like"),
+        ("tags=cs.{a}", "tags=cs.{a}: operator cs is not supported; supported are eq, neq"),
+        ("t=eq(any).{1}", "t=eq(any).{1}: eq(any) and eq(all) are not supported"),
+        ("a=1", "a=1: a filter is written operator.value"),
+        ("a=EQ.1", "unknown operator EQ"),
+        ("=eq.1", "expected a column's name"),
+        ("a=in.1,2", "expected ( before the values of in at character 4, found '1'"),
+        ("a=in.(1,2", "expected ) after the values of in at character 8, found the end"),
+        ("a=is.nul", "a=is.nul: is takes null, not_null, true, false, unknown"),
+        ("rel.a=eq.1", "embedded resources are not supported; quote a column's name that has a dot"),
+        ("a(b=eq.1", 'quote unusual ones: "a,b"'),
+        ('""=eq.1', "expected a name, closed by"),
+        ('a->"b=eq.1', "expected a JSON key, closed by"),
+        ("a->>b->c=eq.1", "->> gives text"),
+        ("a->2147483648=eq.1", "2147483648 is out of range"),
+        ("a" + "->b" * 33 + "=eq.1", "a JSON path of more than 32 steps"),
+        ("or=()", "expected a column's name"),
+        ("or=(a)", "expected .operator.value after the column"),
+        ("or=(a.foo.1)", "unknown operator foo"),
+        ("select=rel(*)", "select=rel(*): embedded resources and aggregates are not supported"),
+        ("select=count()", "aggregates are not supported"),
+        ("select=a::", "'' is no type's name"),
+        ("select=a::int;drop table x", "no type's name"),
+        ("select=a b,*c", "expected a comma, ::type or the end"),
+        ("order=a.ascending", "expected a comma, or .asc or .desc"),
+        ('a=in.("b,c)', 'begins with " and does not end with one before , or )'),
+        ('or=(a.eq."b,c.eq.1)', 'begins with " and does not end with one before , or )'),
+        ('a=in.("b"c)', 'begins with " and does not end with one before , or )'),
+        ('a=in.("b", "c")', 'begins with " and does not end with one before , or )'),
+        ("limit=-1", "limit=-1: must be a whole number from 0"),
+        ("limit=1.0", "must be a whole number"),
+        ("offset=9223372036854775808", "offset=9223372036854775808: must be a whole number"),
+        ("limit=1&limit=1", "limit: given twice"),
+        ("on_conflict=a", "on_conflict: not supported"),
+        ("a=eq.%2", "must be followed by two hexadecimal digits"),
+        ("a=eq.%ff", "is not UTF-8"),
+        ("a=eq.%00", "has no character NUL"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_a_reason(raw: str, message: str) -> None:
+    with pytest.raises(QueryError) as caught:
+        parse_query(raw.encode())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b"a=%s", b"a->%s=eq.1", b"select=a::%s!", b"limit=%s", b"or=(a.%s.1)", b"a=eq.1&%s"])
+def test_an_error_shows_a_long_parameter_shortened(raw: bytes) -> None:
+    with pytest.raises(QueryError) as caught:
+        parse_query(raw.replace(b"%s", b"9" * 10_000))
+    assert len(str(caught.value)) < 400
+
+
+def nested(depth: int) -> bytes:
+    return b"and=" + b"(and" * (depth - 1) + b"(a.eq.1" + b")" * depth
+
+
+def test_nesting_is_bounded() -> None:
+    assert parse_query(nested(MAX_DEPTH)).filters
+    for depth in (MAX_DEPTH + 1, 20_000):
+        with pytest.raises(QueryError, match="nested more than 32 deep"):
+            parse_query(nested(depth))
+
+
+def test_the_number_of_terms_is_bounded_but_not_the_length_of_a_list() -> None:
+    assert len(parse_query(b"&".join([b"a=eq.1"] * MAX_TERMS)).filters) == MAX_TERMS
+    with pytest.raises(QueryError, match="1001 filters"):
+        parse_query(b"&".join([b"a=eq.1"] * MAX_TERMS) + b"&order=a")
+    (only,) = parse_query(b"a=in.(" + b",".join([b"1"] * 20_000) + b")").filters
+    assert isinstance(only, Condition)
+    assert len(only.value) == 20_000
+
+
+def test_blanks_count_in_values_and_nowhere_else() -> None:
+    query = parse_query(b"%20status%09=in.(%20lead,%20b)&%20limit=1&or=(%20a.eq.%20b%20,%20c.is.null%20)&a=eq.%20b")
+    assert query.limit == 1
+    names, either, plain = query.filters
+    assert names == Condition(Field("status"), "in", (" lead", " b"))
+    assert either == Group("or", (Condition(Field("a"), "eq", " b "), Condition(Field("c"), "is", "null")))
+    assert plain == Condition(Field("a"), "eq", " b")
+    assert parse_query(b"a=in.(%20)").filters == (Condition(Field("a"), "in", (" ",)),)
+    with pytest.raises(QueryError, match="limit: given twice"):
+        parse_query(b"limit=1&limit%20=2")
+
+
+HOSTILE_NAME = 'a"); DROP TABLE x; --'
+
+
+def column(name: str, base_type: str, base_name: str, type_: str | None = None, labels: tuple[str, ...] = ()) -> Column:
+    return Column(
+        name=name,
+        type=type_ or base_type,
+        base_type=base_type,
+        base_name=base_name,
+        nullable=True,
+        default=None,
+        generated=False,
+        identity="",
+        comment=None,
+        enum_labels=labels,
+    )
+
+
+COLUMNS = (
+    column("n", "integer", "int4"),
+    column("t", "text", "text"),
+    column("a", "integer[]", "_int4"),
+    column("j", "jsonb", "jsonb"),
+    column("m", "public.mood", "mood", "public.mood_domain", ("sad", "ok")),
+    column(HOSTILE_NAME, "text", "text"),
+    column(MARK_COLUMN, "bigint", "int8"),
+)
+TABLE = Table(
+    oid=1,
+    schema="public",
+    relation="things",
+    name="things",
+    kind="table",
+    comment=None,
+    row_security=False,
+    columns={each.name: each for each in COLUMNS},
+    key=("n",),
+)
+
+
+def in_full(sql: str) -> str:
+    """Write `{=}` as PostgreSQL's own operator, whatever the search_path has."""
+    return re.sub(r"{([^\w ]+)}", r"OPERATOR(pg_catalog.\1)", sql)
+
+
+@pytest.mark.parametrize(
+    ("raw", "sql", "values"),
+    [
+        ("", "true", []),
+        ("n=neq.1&t=lt.b", 'r."n" {<>} CAST($1::text AS integer) AND r."t" {<} CAST($2::text AS text)', ["1", "b"]),
+        ("t=like.*a%25_", 'r."t" {~~} $1::text', ["%a%_"]),
+        ("n=in.(1,2)", 'r."n" {=} ANY (CAST($1::text[] AS integer[]))', [["1", "2"]]),
+        (
+            'a=in.("{1,2}")',
+            'r."a" {=} ANY (SELECT CAST(v AS integer[]) FROM pg_catalog.unnest($1::text[]) AS v)',
+            [["{1,2}"]],
+        ),
+        ("m=gt.sad", 'CAST(r."m" AS public.mood) {>} CAST($1::text AS public.mood)', ["sad"]),
+        (
+            "or=(n.eq.1,not.and(t.eq.2,n.is.null))",
+            '(r."n" {=} CAST($1::text AS integer) OR NOT (r."t" {=} CAST($2::text AS text) AND r."n" IS NULL))',
+            ["1", "2"],
+        ),
+        (
+            "j->a->0->>b=eq.x",
+            '(r."j" {->} $1::text {->} CAST($2::text AS integer) {->>} $3::text) {=} CAST($4::text AS text)',
+            ["a", "0", "b", "x"],
+        ),
+        (
+            "a->0=eq.2",
+            '(pg_catalog.to_jsonb(r."a") {->} CAST($1::text AS integer)) {=} CAST($2::text AS jsonb)',
+            ["0", "2"],
+        ),
+        ('"a\\"); DROP TABLE x; --"=eq.1', f"r.{quote(HOSTILE_NAME)} {{=}} CAST($1::text AS text)", ["1"]),
+    ],
+)
+def test_a_filter_becomes_sql_with_bound_values(raw: str, sql: str, values: list[str | list[str]]) -> None:
+    bound = Bound()
+    text = render_filters(TABLE, parse_query(raw.encode()).filters, bound)
+    statement = compiled(text, bound.parameters)
+    assert statement.sql == in_full(sql)
+    assert statement.arguments(None) == values
+
+
+ALL = f'r."n", r."t", r."a", r."j", r."m", r.{quote(HOSTILE_NAME)}'
+
+
+@pytest.mark.parametrize(
+    ("raw", "sql"),
+    [
+        ("", ALL),
+        ("select=*,last_fence_token", f'{ALL}, r."last_fence_token"::text AS "last_fence_token"'),
+        ("select=mark:last_fence_token", 'r."last_fence_token"::text AS "mark"'),
+        ('select="x\\"y":n::text', 'CAST(r."n" AS text) AS "x""y"'),
+        ("select=j->a->0", '(r."j" {->} $1::text {->} CAST($2::text AS integer)) AS "a"'),
+        ("select=j->>k::numeric(4,1)", 'CAST((r."j" {->>} $1::text) AS numeric(4,1)) AS "k"'),
+    ],
+)
+def test_a_select_becomes_a_target_list(raw: str, sql: str) -> None:
+    bound = Bound()
+    text = render_select(TABLE, parse_query(raw.encode()).select, bound)
+    assert compiled(text, bound.parameters).sql == in_full(sql)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Selected(Field("n"), cast="int) FROM x --"),
+        Selected(Field("n"), cast='"int"'),
+        Selected(Field("n"), alias="é" * 32),
+        Selected(Field("j", (JsonStep("", as_text=False),))),
+    ],
+)
+def test_a_selected_column_that_sql_cannot_express_is_refused(item: Selected) -> None:
+    with pytest.raises(QueryError, match=r"^select: "):
+        render_select(TABLE, (item,), Bound())
+
+
+@pytest.mark.parametrize("raw", ["t->>a=is.null", "n->0=eq.1", "m->>a=is.null", "or=(n.eq.1,t->a.is.null)"])
+def test_a_path_into_what_has_no_parts_is_refused(raw: str) -> None:
+    with pytest.raises(QueryError, match="into which no JSON path leads"):
+        render_filters(TABLE, parse_query(raw.encode()).filters, Bound())
