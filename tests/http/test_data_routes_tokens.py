@@ -6,7 +6,7 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
 MALFORMED = [b"", b"0", b"34, 34", b"\xd9\xa3", b"34\x0b"]
-"""The grammar: unit/test_token.py."""
+"""The grammar: unit/test_fencing.py."""
 
 
 async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> None:

@@ -101,7 +101,7 @@ async def test_a_member_of_a_value_may_be(raw: bytes) -> None:
 
 async def test_a_value_may_be_deep() -> None:
     assert await read_body(b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}")
-    for depth in (1000, 100_000):
+    for depth in (20_000, 100_000):  # Python from 3.12 on takes some 10,000
         with pytest.raises(RequestError, match=r"nested too deeply|depth limit exceeded"):
             await read_body(b'{"a": ' + b"[" * depth + b"]" * depth + b"}")
 
