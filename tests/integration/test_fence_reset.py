@@ -233,3 +233,14 @@ async def test_a_bogus_mark_does_not_spread(connect: Connect, database: str) -> 
     await reset(owner, "state/new", 50, WHY)
     await protect(owner, "orders", max_token=2**62 - 1, scope="")
     assert await race.live_mark("k") == 50
+
+
+async def test_a_write_under_way_is_waited_for(race: Race) -> None:
+    await reset(race.observer, "orders/gone", 50, WHY)
+    holder = await race.begin(race.a)
+    assert written(await race.update(race.a, "k", BOGUS + 1))
+    resetting = await race.waits(race.b, reset(race.b, "orders/k", 50, WHY))
+    await holder.commit()
+    assert await resetting == Reset("orders/k", BOGUS + 1, 50)
+    assert await race.update(race.a, "k", 50) is None
+    assert written(await race.update(race.a, "k", 51))

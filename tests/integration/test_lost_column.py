@@ -61,6 +61,14 @@ async def test_those_of_an_external_source_only_with_a_word(connect: Connect, da
         assert await race.direct(race.a, statement, 101) == "ok", statement
 
 
+async def test_the_marks_that_are_known_count_if_they_are_higher(connect: Connect, database: str) -> None:
+    race = await opened(connect, database, "external")
+    await lost(race)
+    await protect(race.observer, "orders", above=10)
+    for statement in (UPDATE, INSERT):
+        assert await race.direct(race.a, statement, 40) == "FP409", statement
+
+
 async def test_the_word_is_for_a_table_that_has_lost_its_marks(connect: Connect, database: str) -> None:
     race = await opened(connect, database, "external")
     with pytest.raises(ProtectError, match="--above"):

@@ -84,9 +84,6 @@ async def test_delete_that_waits_for_a_delete_learns_who_came_first(race: Race) 
             assert await race.recorded(key) == (34, True), token
 
 
-# Controls: the same interleavings with the tempting SQL instead
-
-
 async def claimed(gateway: Gateway, key: str, token: int) -> Outcome:
     return await claim(gateway, Claim(Resource("orders", (key,)), Token(token)))
 

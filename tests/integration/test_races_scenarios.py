@@ -40,6 +40,7 @@ OF_EQUAL_TOKENS = [
     races.update_waits_for_update, races.delete_waits_for_update, races.insert_waits_for_delete,
     races.deleted_key_remembers, races.pruned_mark_leaves_a_floor, races.spent_token_stays_spent_for_direct_sql,
     answers.claim_returns_what_it_fenced, answers.insert_meets_a_claim_under_way,
+    races.echo_of_the_column_is_no_token,
 ]  # fmt: skip
 """Which say what becomes of a token that equals the mark."""
 ALL = [

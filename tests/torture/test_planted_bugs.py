@@ -26,6 +26,7 @@ SIX = frozenset({
     "tokens are drawn before the lock is taken",
 })  # fmt: skip
 """Of `make test-all`. `make torture-mutants` runs all."""
+assert {planted.name for planted in PLANTED} >= SIX
 SETTINGS = {planted.setting.name: planted.setting for planted in PLANTED}
 OF_SIX = {planted.setting.name for planted in PLANTED if planted.name in SIX}
 PAGE = Path(__file__).parents[2] / "docs" / "torture.md"

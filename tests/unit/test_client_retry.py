@@ -143,7 +143,7 @@ def granted(status: int) -> httpx.Response:
 async def test_an_acquire_is_repeated_with_the_same_secret_and_a_repeated_grant_is_renewed_before_it_is_trusted() -> (
     None
 ):
-    """The answer to the first request was lost for 40 s: its lease may be over, whatever the second answer is."""
+    """The answer to the first request was lost for 40 s: its lease may be over."""
     clock = Hurried()
     mock = Mock(CUT, lambda: granted(200), lambda: httpx.Response(200, json={}), lambda: httpx.Response(204))
     async with Client("http://mock", transport=mock, clock=clock) as c, c.lock("a") as lease:

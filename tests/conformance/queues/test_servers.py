@@ -13,10 +13,7 @@ from fencepost.testing.servers.waiting import PATIENCE, eventually
 async def test_after_the_server_was_killed_all_go_on_where_they_were(
     bench: QueueBench, url: str, log: Log, join: Join
 ) -> None:
-    """What was done does not come again, what was acknowledged does, and no offset comes twice.
-
-    A log may remove what is done, and knows its ends nevertheless.
-    """
+    """What was acknowledged comes, and no offset comes twice."""
     member = join("a")
     done = await filled(log)
     await member.consumer.done(await member.take_until(len(done)))
@@ -46,6 +43,20 @@ async def test_after_the_server_was_killed_all_go_on_where_they_were(
 
     await eventually(all_came, within=2 * PATIENCE, what="the messages after the restart")
     await late.close()
+
+
+async def test_offsets_do_not_repeat_after_everything_was_done(bench: QueueBench, log: Log, join: Join) -> None:
+    """A log may remove what is done, and knows its ends nevertheless."""
+    before = await filled(log)
+    member = join("a")
+    await member.consumer.done(await member.take_until(len(before)))
+    await member.close()
+    ends = (await log.state()).ends
+    await bench.crash()
+    await bench.restart()
+    assert (await log.state()).ends >= ends
+    for place in await filled(log):
+        assert place.offset >= ends[place.partition]
 
 
 @pytest.mark.long("logs that are killed or paused")

@@ -1,6 +1,6 @@
 """What is recorded of a write behind broken glass (R14), and that no role changes it afterwards."""
 
-from tests.support.glass import OPERATOR, REASON, STRANGER, UPDATE, count, records, run
+from tests.support.glass import OPERATOR, REASON, ROLE, STRANGER, UPDATE, count, records, run
 from tests.support.racing import Race
 
 from fencepost.storage.protecting.protect import protect
@@ -40,6 +40,14 @@ async def test_a_record_names_who_why_and_how(plain: Race) -> None:
     assert row["application"] == "psql"
     assert row["at"] >= begun
     assert (row["client"] is None) == (await race.a.fetchval("SELECT inet_client_addr() IS NULL"))
+
+
+async def test_the_role_of_a_record_is_the_one_that_was_set(plain: Race) -> None:
+    race = plain
+    await race.observer.execute(f"GRANT ALL ON public.orders TO {ROLE}")
+    assert await run(race.a, [f"SET LOCAL ROLE {ROLE}", UPDATE], login=OPERATOR) == "ok"
+    row = await race.observer.fetchrow("SELECT login, role FROM fencepost.break_glass_log")
+    assert tuple(row or ()) == (OPERATOR, ROLE)
 
 
 async def test_the_log_is_append_only_for_its_owner_too(plain: Race) -> None:

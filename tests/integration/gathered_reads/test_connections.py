@@ -14,7 +14,9 @@ from fencepost.gateway.outcomes import Done
 from fencepost.gateway.read import ReadOne
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.use_cases import read_one
-from fencepost.testing.servers.waiting import eventually
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.query import Field, Selected
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import TIMES
 
 
@@ -103,3 +105,24 @@ async def test_others_get_the_connection_between_two_statements(race: Race, sent
         await asyncio.gather(*tasks)
         assert sent.keys == [[("k0",)], [("k1",)]]
         await gateway.gathered.close()
+
+
+async def test_slow_reads_of_one_caller_leave_connections_to_others(race: Race, gateway: Gateway) -> None:
+    await race.observer.execute("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)")
+    await protect(race.observer, "other")
+    await gateway.catalog.reload()
+    transaction = await race.begin(race.observer)
+    await race.observer.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+    selects = [(Selected(Field("n"), alias=f"a{n}"),) for n in range(12)]
+    slow = [asyncio.create_task(read_one(gateway, ReadOne("orders", ("k1",), each, "evil"))) for each in selects]
+
+    async def all_of_its_own() -> bool:
+        return not gateway.reads.has_room("evil")
+
+    await eventually(all_of_its_own, what="as many connections as one caller may have")
+    async with asyncio.timeout(PATIENCE):
+        (found,) = await asyncio.gather(read_one(gateway, ReadOne("other", ("1",), None, "good")))
+    assert isinstance(found, Done)
+    assert not any(each.done() for each in slow)
+    await transaction.rollback()
+    assert all(isinstance(each, Done) for each in await asyncio.gather(*slow))

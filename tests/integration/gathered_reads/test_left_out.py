@@ -126,3 +126,26 @@ async def test_each_row_is_found_by_its_index(connect: Connect, database: str) -
             await observer.execute("DEALLOCATE p")
             assert any("Index Scan using many_pkey" in line for line in plan), plan
             assert not any("Seq Scan" in line for line in plan), plan
+
+
+async def test_an_answer_has_its_bound_in_company_too(gateway: Gateway) -> None:
+    few = replace(gateway, max_answer_bytes=37)
+    assert await shown_of(reading(few, "k1", "k2")) == ["FP016", "FP016"]
+    gateway.catalog.current.tables["orders"].plans.clear()
+    assert [isinstance(each, tuple) for each in await shown_of(reading(replace(few, max_answer_bytes=38), "k1"))] == [
+        True
+    ]
+
+
+async def test_a_document_of_some_size_is_read_alone(race: Race, gateway: Gateway, sent: Statements) -> None:
+    """How long it is as text, PostgreSQL would have to find out: 1e100000 has a few bytes."""
+    await race.observer.execute("ALTER TABLE orders ADD x jsonb")
+    for key, most in (("k1", 90), ("k2", 3)):
+        document = f"(SELECT jsonb_agg(i) FROM generate_series(1, {most}) i)"
+        update = f"UPDATE orders SET x = {document} WHERE order_id = '{key}'"
+        assert await race.direct(race.observer, update, 91) == "ok"
+    await gateway.catalog.reload()
+    found = await shown_of(reading(gateway, "k1", "k2"))
+    assert all(isinstance(each, tuple) for each in found)
+    sizes = [size for each in sent.sizes for size in each]
+    assert [size is None for size in sizes] == [True, False]

@@ -1,0 +1,1 @@
+"""A package, so that its servers end when the tests of this directory have run."""
