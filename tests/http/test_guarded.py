@@ -146,11 +146,11 @@ async def test_those_who_send_halves_keep_nobody_out(demo_database: str, start_g
         each.close()
 
 
+@pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
 async def test_more_connections_than_may_be_are_503_while_all_work(
-    demo_database: str, start_gateway: StartGateway
+    demo_database: str, start_gateway: StartGateway, bound: str
 ) -> None:
-    """Of one address; of all together: test_admin_port.py."""
-    url = await start_gateway(demo_database, max_connections_per_address=2)
+    url = await start_gateway(demo_database, **{bound: 2})
     streams = [await RawConnection.open(url) for _ in range(2)]
     for each in streams:  # with what is refused behind it: the stream goes on, and counts
         await each.send(b"GET /v1/elections/events?name=a HTTP/1.1\r\n" + HOST + b"\r\nNO HTTP\r\n\r\n")

@@ -33,6 +33,7 @@ from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
         ("or=()", "expected a column's name"),
         ("or=(a)", "expected .operator.value after the column"),
         ("or=(a.foo.1)", "unknown operator foo"),
+        ("order=rel(a)", "embedded resources and aggregates are not supported"),
         ("select=rel(*)", "select=rel(*): embedded resources and aggregates are not supported"),
         ("select=count()", "aggregates are not supported"),
         ("select=a::", "'' is no type's name"),
