@@ -52,6 +52,10 @@ def matching(**values: object) -> FilteredWrite:
     return FilteredWrite("orders", NEW, Token(100), body=body(**values) if values else None)
 
 
+def row_of(key: str) -> dict[str, object]:
+    return {"order_id": key, "customer": 1}
+
+
 def together(use: Callable[[Gateway, Any], Awaitable[Any]], **values: int) -> Request:
     """Send three at once, which share batches; give back the answer to the first one."""
 
@@ -73,11 +77,11 @@ REQUESTS: dict[str, Request] = {
     "PATCH in a batch": together(patch, n=1),
     "PATCH by a filter": lambda g: patch_many(g, matching(n=1)),
     "PATCH with an array": lambda g: patch_rows(g, rows_patch(100, {"order_id": "k", "n": 1})),
-    "PUT": lambda g: put(g, keyed("k", 100, n=1)),
-    "PUT in a batch": together(put, n=1),
-    "PUT of a new row": lambda g: put(g, keyed("none", 100, n=1)),
-    "POST": lambda g: insert(g, posted(100, {"order_id": "none"})),
-    "POST of rows": lambda g: insert(g, posted(100, {"order_id": "none"}, {"order_id": "none2"})),
+    "PUT": lambda g: put(g, keyed("k", 100, n=1, customer=1)),
+    "PUT in a batch": together(put, n=1, customer=1),
+    "PUT of a new row": lambda g: put(g, keyed("none", 100, n=1, customer=1)),
+    "POST": lambda g: insert(g, posted(100, row_of("none"))),
+    "POST of rows": lambda g: insert(g, posted(100, row_of("none"), row_of("none2"))),
     "DELETE": lambda g: delete(g, keyed("k", 100)),
     "DELETE with an Idempotency-Key": lambda g: delete(g, replace(keyed("k", 100), once=once("d"))),
     "DELETE in a batch": together(delete),
@@ -85,13 +89,8 @@ REQUESTS: dict[str, Request] = {
 }
 NO_SCOPE = "claim of a scope"
 """Its name is no table's, and by then no scope's."""
-OF_SCOPES: dict[str, Request] = {
-    NO_SCOPE: lambda g: claim(g, claiming("customer/1")),
-    "PATCH": REQUESTS["PATCH"],
-    "DELETE": REQUESTS["DELETE"],
-    "DELETE by a filter": REQUESTS["DELETE by a filter"],
-    "POST": lambda g: insert(g, posted(100, {"order_id": "none", "customer": 1})),
-}
+OF_SCOPES: dict[str, Request] = {NO_SCOPE: lambda g: claim(g, claiming("customer/1"))}
+OF_SCOPES |= {name: request for name, request in REQUESTS.items() if "claim" not in name}
 ROWS = "SELECT array_agg(r::text ORDER BY order_id) FROM public.orders r"
 
 
@@ -128,6 +127,29 @@ async def waiting(race: Race, gateway: Gateway, request: Request) -> Any:
     return await asked
 
 
+@asynccontextmanager
+async def replacing(race: Race) -> "AsyncIterator[None]":
+    """Have a copy of the table, which nothing protects, take its name, in the connection c."""
+    async with race.c.transaction():
+        await race.c.execute("ALTER TABLE public.orders RENAME TO orders_before")
+        await race.c.execute("CREATE TABLE public.orders (LIKE public.orders_before INCLUDING INDEXES)")
+        await race.c.execute("INSERT INTO public.orders SELECT * FROM public.orders_before")
+        yield
+
+
+async def replaced(race: Race, gateway: Gateway, request: Request) -> Any:
+    async with replacing(race):
+        pass
+    return await request(gateway)
+
+
+async def replaced_meanwhile(race: Race, gateway: Gateway, request: Request) -> Any:
+    async with replacing(race):
+        asked = asyncio.ensure_future(request(gateway))
+        await blocks_another_session(race.c, race.observer)
+    return await asked
+
+
 async def is_refused(race: Race, when: When, request: Request, name: str, code: str = "FP005") -> None:
     """Send the request, which is refused and leaves no trace."""
     before = await race.observer.fetchval(ROWS)
@@ -158,6 +180,19 @@ async def test_of_scopes_too(when: When, connect: Connect, database: str) -> Non
     for name, request in OF_SCOPES.items():
         await is_refused(race, when, request, name, "FP007" if name == NO_SCOPE else "FP005")
         await protect(race.observer, "orders", scope=SCOPED)
+
+
+@pytest.mark.parametrize("when", [replaced, replaced_meanwhile], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("scope", [None, SCOPED], ids=["rows", "scopes"])
+async def test_an_unprotected_table_that_took_the_name_is_not_written(
+    when: When, scope: str | None, connect: Connect, database: str
+) -> None:
+    race = await a_race(connect, database, scope=scope)
+    for name, request in (OF_SCOPES if scope else REQUESTS).items():
+        if name != NO_SCOPE:
+            await is_refused(race, when, request, name)
+            await race.observer.execute("DROP TABLE public.orders")
+            await race.observer.execute("ALTER TABLE public.orders_before RENAME TO orders")
 
 
 async def delete_waits_for_unprotect(race: Race) -> None:

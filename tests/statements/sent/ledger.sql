@@ -33,7 +33,7 @@ SELECT (b."id" OPERATOR(pg_catalog.=) CAST($2::text AS integer)) IS TRUE
 --   $2 = 'books/b,ok'
 SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
   FROM "public"."ledger" AS r
-  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
   FOR NO KEY UPDATE OF r
 
 -- GET by filter: 206
@@ -121,6 +121,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("book", "part", "n")
     SELECT "book", "part", "n"
     FROM b
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
   SELECT *
@@ -136,6 +137,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
     ORDER BY b."id"
     RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
@@ -151,6 +153,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
     ORDER BY b."id"
     RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
   SELECT *
@@ -166,7 +169,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."fencepost ordinal"
     FROM b
-    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
@@ -189,7 +192,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
-    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
@@ -213,12 +216,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "book" = b."book", "part" = b."part", "n" = DEFAULT
     FROM json_to_record($3::json) AS b("book" character varying, "part" text)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -232,12 +235,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "book" = b."book", "part" = b."part", "n" = b."n"
     FROM json_to_record($3::json) AS b("book" character varying, "part" text, "n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -251,12 +254,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -270,12 +273,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id" AS "id") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -289,12 +292,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -307,10 +310,10 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR UPDATE OF r),
   w AS (DELETE FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -323,10 +326,10 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR UPDATE OF r),
   w AS (DELETE FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -339,7 +342,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -367,7 +370,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -396,7 +399,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -427,7 +430,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -458,6 +461,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part")
     SELECT CAST($1::text AS integer), b."book", b."part"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text)
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM i
@@ -471,6 +475,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT CAST($1::text AS integer), b."book", b."part", b."n"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text, "n" integer)
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM i

@@ -29,6 +29,7 @@ WITH RECURSIVE part(oid) AS (
 INSERT INTO "public"."orders" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
@@ -38,6 +39,7 @@ INSERT INTO "public"."orders" AS r ("last_fence_token")
 --   $3 = 0
 INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
   SELECT CAST($1::text AS text), -$2::bigint
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
@@ -48,6 +50,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
   SELECT "order_id", "status", "at", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "status" text, "at" timestamp with time zone)
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
@@ -59,6 +62,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
   SELECT "order_id", "status", "at", -$1::bigint
   FROM json_to_recordset($2::json) AS b("order_id" text, "status" text, "at" timestamp with time zone)
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
@@ -70,6 +74,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
   SELECT CAST($1::text AS text), b."status", b."at", -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
@@ -80,6 +85,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
 INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
   SELECT "status", "at", -$1::bigint
   FROM json_to_recordset($2::json) AS b("status" text, "at" timestamp with time zone)
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
@@ -90,7 +96,7 @@ INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
 --   $3 = 0
 SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."orders_<hash>_delete"(CAST($1::text AS text), $2::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
-  WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+  WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- DELETE: 200 | DELETE, no row: 404
 --   $1 = 'k0'
@@ -98,7 +104,7 @@ SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
 --   $3 = 0
 SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
   FROM fencepost."orders_<hash>_delete"(CAST($1::text AS text), $2::bigint, NULL) AS r
-  WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+  WHERE EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- GET by filter: 206
 --   $1 = 'x'
@@ -208,7 +214,7 @@ SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_activ
 --   $3 = 0
 UPDATE "public"."orders" AS r
   SET "last_fence_token" = -$2::bigint
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
@@ -216,7 +222,7 @@ UPDATE "public"."orders" AS r
 --   $2 = 501
 UPDATE "public"."orders" AS r
   SET "last_fence_token" = -$2::bigint
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of nothing: 200 | PUT of a new row with defaults: 201
@@ -225,7 +231,7 @@ UPDATE "public"."orders" AS r
 --   $3 = 0
 UPDATE "public"."orders" AS r
   SET "status" = DEFAULT, "sku" = DEFAULT, "at" = DEFAULT, "last_fence_token" = -$2::bigint
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
@@ -236,7 +242,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
@@ -247,7 +253,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id" AS "order_id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200 | PATCH with its key: 200 | PATCH with its key, spelled otherwise: 200 | PATCH, stale: 409 | PATCH, no
@@ -259,7 +265,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PUT over a row: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT with an Idempotency-Key: 200 | PUT with an
@@ -271,7 +277,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "sku" = DEFAULT, "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- POST of nothing: 400 | POST many of nothing: 400
@@ -283,6 +289,7 @@ WITH
   i AS (INSERT INTO "public"."orders" AS r ("last_fence_token")
     SELECT -$1::bigint
     FROM b
+    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
@@ -299,6 +306,7 @@ WITH
   i AS (INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
     SELECT "order_id", "status", "at", -$1::bigint
     FROM b
+    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY b."order_id"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
@@ -315,6 +323,7 @@ WITH
   i AS (INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
     SELECT "status", "at", -$1::bigint
     FROM b
+    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
@@ -330,7 +339,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
-    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id"
+    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
@@ -356,7 +365,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."at" AS v1, b."fencepost ordinal"
     FROM b
-    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id"
+    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
@@ -379,7 +388,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -409,7 +418,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -439,7 +448,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -471,7 +480,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -502,7 +511,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *

@@ -20,6 +20,7 @@
 INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
   SELECT coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
@@ -30,6 +31,7 @@ INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_tok
 INSERT INTO "public"."typed" AS r ("last_fence_token")
   SELECT -$1::bigint
   FROM json_array_elements($2::json) AS b("fencepost ordinal")
+  WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
@@ -40,6 +42,7 @@ INSERT INTO "public"."typed" AS r ("last_fence_token")
 INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
   SELECT "m", "d", "n", "t", coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
@@ -50,6 +53,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
 INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
   SELECT "m", "d", "n", "t", coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
   FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
@@ -62,7 +66,7 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
 --   $6 = 0
 SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
   FROM fencepost."typed_<hash>_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
-  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
+  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- DELETE: 200 | DELETE, no row: 404
 --   $1 = 'ok'
@@ -73,7 +77,7 @@ SELECT $6::int AS number, ''::text AS json, $5::bigint AS mark, '' AS resource
 --   $6 = 0
 SELECT $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, $5::bigint AS mark, '' AS resource
   FROM fencepost."typed_<hash>_delete"(CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), $5::bigint, NULL) AS r
-  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
+  WHERE EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"m": "ok", "d": "d", "n": " 0", "t": "2026-01-31T00:00:00Z", "j": {"k": 1} ...
@@ -168,7 +172,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."typ
 --   $5 = 302
 UPDATE "public"."typed" AS r
   SET "j" = DEFAULT, "tags" = DEFAULT, "feelings" = DEFAULT, "s" = DEFAULT, "last_fence_token" = -$5::bigint
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, minimal: 204
@@ -182,7 +186,7 @@ UPDATE "public"."typed" AS r
 UPDATE "public"."typed" AS r
   SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
@@ -196,7 +200,7 @@ UPDATE "public"."typed" AS r
 UPDATE "public"."typed" AS r
   SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m" AS "m") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200 | PATCH with its key: 200 | PATCH, stale: 409 | PATCH, no row: 404
@@ -210,7 +214,7 @@ UPDATE "public"."typed" AS r
 UPDATE "public"."typed" AS r
   SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $7::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH with its key, spelled otherwise: 200 | PUT over a row: 200 | PUT, stale: 409 | PUT of a new row: 201
@@ -223,7 +227,7 @@ UPDATE "public"."typed" AS r
 UPDATE "public"."typed" AS r
   SET "j" = coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags" = b."tags", "feelings" = b."feelings", "s" = b."s", "last_fence_token" = -$5::bigint
   FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH of nothing: 200
@@ -235,7 +239,7 @@ UPDATE "public"."typed" AS r
 --   $6 = 0
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = -$5::bigint
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
@@ -246,7 +250,7 @@ UPDATE "public"."typed" AS r
 --   $5 = 501
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = -$5::bigint
-  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND r."last_fence_token" < $5::bigint
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST of nothing: 400 | POST many of nothing: 400
@@ -258,6 +262,7 @@ WITH
   i AS (INSERT INTO "public"."typed" AS r ("last_fence_token")
     SELECT -$1::bigint
     FROM b
+    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT *
@@ -274,6 +279,7 @@ WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
     FROM b
+    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY b."m", b."d" COLLATE pg_catalog."C", b."n", b."t"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT *
@@ -289,7 +295,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone)) WITH ORDINALITY AS b("m", "d", "n", "t", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
-    JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
+    JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t" AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY r."m", r."d", r."n", r."t"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1, hit.k2, hit.k3 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
@@ -314,7 +320,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint), json_array_elements($2::json)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost element", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark", coalesce(b."j", CAST(b."fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS v0, b."tags" AS v1, b."feelings" AS v2, b."s" AS v3, b."fencepost ordinal"
     FROM b
-    JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t"
+    JOIN "public"."typed" AS r ON r."m" OPERATOR(pg_catalog.=) b."m" AND r."d" OPERATOR(pg_catalog.=) b."d" AND r."n" OPERATOR(pg_catalog.=) b."n" AND r."t" OPERATOR(pg_catalog.=) b."t" AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY r."m", r."d", r."n", r."t"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1, hit.k2, hit.k3 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
@@ -340,6 +346,7 @@ WITH
   i AS (INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
     SELECT "j", "tags", "feelings", "s", -$1::bigint
     FROM b
+    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT *
@@ -355,7 +362,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
-    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -387,7 +394,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
-    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -419,7 +426,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
-    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb)
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($2::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $3::text) OPERATOR(pg_catalog.=) CAST($4::text AS jsonb) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -452,7 +459,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
-    WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb)
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -485,7 +492,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."last_fence_token" AS "fencepost mark"
     FROM "public"."typed" AS r
-    WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb)
+    WHERE r."m" OPERATOR(pg_catalog.=) CAST($3::text AS public.mood) AND (r."j" OPERATOR(pg_catalog.->) $4::text) OPERATOR(pg_catalog.=) CAST($5::text AS jsonb) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     ORDER BY r."m", r."d", r."n", r."t" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -520,6 +527,7 @@ WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), coalesce(b."j", CAST($6::json OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), b."tags", b."feelings", b."s", -$5::bigint
     FROM json_to_record($6::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM i
@@ -535,6 +543,7 @@ WITH
 WITH
   i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "last_fence_token")
     SELECT CAST($1::text AS public.mood), CAST($2::text AS character varying), CAST($3::text AS numeric), CAST($4::text AS timestamp with time zone), -$5::bigint
+    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource)
   SELECT *
   FROM i

@@ -188,14 +188,16 @@ def _insert_all(table: ProtectedTable, columns: tuple[str, ...], target: Shown) 
     chosen = target.several(source, ("number", JSON, "mark", "resource"))
     return (
         f"WITH b AS MATERIALIZED ({given}),"
-        f" i AS ({_insert(table, names, f' FROM b ORDER BY {order}')} RETURNING {kept})"
+        f" i AS ({_insert(table, names, ' FROM b', f' ORDER BY {order}')} RETURNING {kept})"
         f" SELECT * FROM ({chosen}) AS a UNION ALL {missing}"
     )
 
 
-def _insert(table: ProtectedTable, values: dict[str, str], source: str) -> str:
-    stored = values | dict(mark_of(table).stored)
-    return f"INSERT INTO {table.sql_name} AS r ({', '.join(stored)}) SELECT {', '.join(stored.values())}{source}"
+def _insert(table: ProtectedTable, values: dict[str, str], source: str, order: str = "") -> str:
+    mark = mark_of(table)
+    stored = values | dict(mark.stored)
+    rows = f"SELECT {', '.join(stored.values())}{source} WHERE {mark.same_table}{order}"
+    return f"INSERT INTO {table.sql_name} AS r ({', '.join(stored)}) {rows}"
 
 
 def _reached(

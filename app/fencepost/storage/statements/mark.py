@@ -7,13 +7,15 @@ A row's mark is compared and stored by the statement itself. A scope's mark was 
 from typing import NamedTuple
 
 from fencepost.storage.statements.parameters import SCOPE, SCOPES, TOKEN
-from fencepost.storage.statements.row_sql import FOUND_MARK, MARK, comparison, row_scope
+from fencepost.storage.statements.row_sql import FOUND_MARK, MARK, comparison, literal, row_scope
 from fencepost.storage.tables.catalog import ProtectedTable
 
 
 class Mark(NamedTuple):
     """Pieces of SQL about the row `r`."""
 
+    same_table: str
+    """The table's name still means the table that the catalog has seen; raises FP000 where it does not (R13)."""
     passes: str
     """The write of one row may go on."""
     within: tuple[str, ...]
@@ -30,15 +32,29 @@ class Mark(NamedTuple):
 
 def mark_of(table: ProtectedTable) -> Mark:
     """Give the pieces for a table."""
-    rule, scope = table.fence.rule, table.fence.scope
+    rule, scope, same = table.fence.rule, table.fence.scope, _same_table(table)
     if scope is not None:
         named = row_scope(table, scope)
-        return Mark(f"{named} = {SCOPE}", (f"{named} = ANY ({SCOPES})",), "false", "0::bigint", ())
+        within = (same, f"{named} = ANY ({SCOPES})")
+        return Mark(same, f"{same} AND {named} = {SCOPE}", within, "false", "0::bigint", ())
     lets_pass = f"{comparison(rule)} {TOKEN}"
     return Mark(
-        passes=f"r.{MARK} {lets_pass}",
-        within=(),
+        same_table=same,
+        passes=f"{same} AND r.{MARK} {lets_pass}",
+        within=(same,),
         refuses=f"NOT {FOUND_MARK} {lets_pass}",
         shown=f"r.{MARK}",
         stored=((MARK, f"-{TOKEN}"),),
+    )
+
+
+def _same_table(table: ProtectedTable) -> str:
+    """Compare what the name means, in the statement that writes, with what was protected: nothing keeps an owner from
+    renaming a protected table and giving its name to one without triggers, and no notification tells of it. PostgreSQL
+    reads both constants when it plans the statement, and plans it again when the name means another table.
+    """
+    named = f"{literal(table.sql_name)}::pg_catalog.regclass"
+    return (
+        f"({named} OPERATOR(pg_catalog.=) {table.oid}::oid"
+        f" OR fencepost.outdated({literal(table.fence.name)}) IS NULL)"
     )
