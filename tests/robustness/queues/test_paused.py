@@ -39,7 +39,8 @@ ATTEMPTS = 5
 SEEN_WITHIN = 10.0
 """Seconds. A consumer writes at once when it goes on, and reports it a second later."""
 EFFECTS = "SELECT count(*) FROM oracle.effects"
-UNTOLD = "SELECT count(*) FROM fencepost.queue_partitions WHERE oldest_at IS NOT NULL"
+NOTHING_LEFT = "SELECT bool_and(oldest_at IS NULL) FROM fencepost.queue_partitions"
+"""By the reports of consumers, once a second; NULL before the first one."""
 REDELIVERED = "SELECT sum(redelivered) FROM fencepost.queue_partitions"
 """What consumers found decided already, by the fence or by the record, when they came to write it."""
 
@@ -123,10 +124,10 @@ async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, seed:
                 lambda: all_applied(house, submitters), within=TAKEN_OVER_WITHIN, what="what the first one had in hand"
             )
 
-            async def told() -> bool:
-                return not await looking.fetchval(UNTOLD)
+            async def reported() -> bool:
+                return bool(await looking.fetchval(NOTHING_LEFT))
 
-            await eventually(told, what="the second one's word that nothing is left")
+            await eventually(reported, what="the second one's report that nothing is left")
             before: int = await looking.fetchval(REDELIVERED)
 
         async def found_decided() -> bool:
