@@ -29,6 +29,7 @@ from weakref import WeakSet
 
 import asyncpg
 
+from fencepost.storage.connections.array_types import know_arrays
 from fencepost.storage.errors import SessionError
 
 CONNECT_WITHIN: Final = 10.0
@@ -109,10 +110,11 @@ async def connect_first(dsn: str, settings: Mapping[str, str]) -> "asyncpg.Conne
 
 
 async def settle(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> dict[str, str]:
-    """Set these settings in the session of a connection, and return what is in force there, by name.
+    """Set these settings in the session of a new connection, and return what is in force there, by name.
 
     SessionError: something else is. asyncpg's errors and the socket's.
     """
+    know_arrays(connection)
     wanted = dict(settings)
     if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE and "statement_timeout" in wanted:
         # It would end the connection in the middle of a write, and the limits of statements do what it is for.

@@ -106,17 +106,15 @@ def _time(expression: str) -> str:
     return f"pg_catalog.to_json({expression}) OPERATOR(pg_catalog.#>>) '{{}}' AS {expression}"
 
 
-# Arrays go as text[], which asyncpg knows: others it looks up first, under the search_path of whose session this is.
-_TOKENS = "CAST(tokens AS text[]) AS tokens"
 _ACQUIRE = (
-    f"SELECT verdict, lease_id, owner, claim_token, {_TOKENS}, ttl_ms, {_time('granted_at')}, {_time('expires_at')},"
+    f"SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, {_time('granted_at')}, {_time('expires_at')},"
     " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 )
 _LEASE = (
     f"lease_id, names, owner, claims, ttl_ms, last_token, {_time('granted_at')}, {_time('expires_at')}, remaining_ms,"
     " writes"
 )
-_EXTEND = f"SELECT {_LEASE}, {_TOKENS} FROM fencepost.extend($1, $2, $3, $4)"
+_EXTEND = f"SELECT {_LEASE}, tokens FROM fencepost.extend($1, $2, $3, $4)"
 _INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
 _LOST = f"SELECT names, owner, {_time('ended_at')}, ended_by, superseded_by FROM fencepost.lost($1)"
 _LOCKS = (
@@ -172,7 +170,7 @@ async def acquire(
         row["lease_id"],
         row["owner"],
         None if row["claim_token"] is None else Token(row["claim_token"]),
-        tuple(Token(int(token)) for token in row["tokens"] or ()),
+        tuple(map(Token, row["tokens"] or ())),
         row["ttl_ms"],
         row["granted_at"],
         row["expires_at"],
@@ -188,15 +186,15 @@ async def extend(
 ) -> Lease | None:
     """Renew (ttl_ms > 0; -1 as before; 0 not) and mint (tokens > 0). None: it is lost, or not the caller's."""
     row = await connection.fetchrow(_EXTEND, lease_id, secret_hash, ttl_ms, tokens)
-    return None if row is None else _lease(row, tuple(Token(int(token)) for token in row["tokens"]))
+    return None if row is None else _lease(row, tuple(map(Token, row["tokens"])))
 
 
 async def release(connection: Connection, lease_id: int, secret_hash: bytes, gateway: UUID) -> list[UUID] | None:
     """Give the locks back. Returns this gateway's visits that are to try now; None: it is held by another."""
-    woken: list[str] | None = await connection.fetchval(
-        "SELECT CAST(fencepost.release($1, $2, $3) AS text[])", lease_id, secret_hash, gateway
+    woken: list[UUID] | None = await connection.fetchval(
+        "SELECT fencepost.release($1, $2, $3)", lease_id, secret_hash, gateway
     )
-    return None if woken is None else [UUID(visit) for visit in woken]
+    return woken
 
 
 async def inspect(connection: Connection, lease_id: int) -> Lease | None:
@@ -245,12 +243,7 @@ async def beat(connection: Connection, gateway: UUID, visits: list[UUID], left: 
 
     Returns which of them are to try, and in how many ms: those first in a queue, and those that have no place in one.
     """
-    rows = await connection.fetch(
-        "SELECT visit, due_ms FROM fencepost.beat($1, CAST($2::text[] AS uuid[]), CAST($3::text[] AS uuid[]))",
-        gateway,
-        [str(visit) for visit in visits],
-        [str(visit) for visit in left],
-    )
+    rows = await connection.fetch("SELECT visit, due_ms FROM fencepost.beat($1, $2, $3)", gateway, visits, left)
     return [(row["visit"], row["due_ms"]) for row in rows]
 
 

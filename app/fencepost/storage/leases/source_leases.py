@@ -19,7 +19,7 @@ def _time(expression: str) -> str:
 
 
 _LEASE: Final = (
-    f"lease_id, lock, owner, claims, claimed, handle, CAST(tokens AS text[]) AS tokens, last_token, ttl_ms,"
+    f"lease_id, lock, owner, claims, claimed, handle, tokens, last_token, ttl_ms,"
     f" {_time('granted_at')}, {_time('expires_at')}, writes"
 )
 
@@ -99,14 +99,14 @@ async def grant(
     """Record a grant: its verdict, and where that is `granted` the lease. Raises Withdrawn."""
     row = await connection.fetchrow(
         f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
-        "$1, $2, $3, $4, $5, $6, CAST($7::text[] AS bigint[]), $8, $9, $10, $11, $12)",
+        "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
         granting.source,
         granting.lock,
         granting.secret_hash,
         granting.owner,
         list(granting.claims),
         granting.handle,
-        [str(token) for token in granting.tokens],
+        list(granting.tokens),
         granting.before.generation,
         granting.before.issued,
         granting.ttl_ms,
@@ -140,19 +140,15 @@ async def lock_claims(connection: Connection, lease_id: int) -> tuple[bool, tupl
     """Wait for the transaction that makes the lease's claims, until the end of the transaction: whether they are made
     now, and the lease's tokens. None: it is over.
     """
-    row = await connection.fetchrow(
-        "SELECT claimed, CAST(tokens AS text[]) AS tokens FROM fencepost.source_claiming($1)", lease_id
-    )
-    return None if row is None else (row["claimed"], tuple(int(token) for token in row["tokens"]))
+    row = await connection.fetchrow("SELECT claimed, tokens FROM fencepost.source_claiming($1)", lease_id)
+    return None if row is None else (row["claimed"], tuple(row["tokens"]))
 
 
 async def record_claims(connection: Connection, lease_id: int, tokens: Sequence[int]) -> bool:
     """Note that the lease's claims are made with the first of these tokens, in their own transaction. False: it is
     over.
     """
-    noted: bool = await connection.fetchval(
-        "SELECT fencepost.source_claimed($1, CAST($2::text[] AS bigint[]))", lease_id, [str(token) for token in tokens]
-    )
+    noted: bool = await connection.fetchval("SELECT fencepost.source_claimed($1, $2)", lease_id, list(tokens))
     return noted
 
 
@@ -193,10 +189,10 @@ async def record_minted(
 ) -> Literal["minted", "lost", "backwards", "quarantined"]:
     """Record tokens that were minted under a lease."""
     verdict: Literal["minted", "lost", "backwards", "quarantined"] = await connection.fetchval(
-        "SELECT fencepost.source_minted($1, $2, CAST($3::text[] AS bigint[]), $4, $5)",
+        "SELECT fencepost.source_minted($1, $2, $3, $4, $5)",
         lease_id,
         secret_hash,
-        [str(token) for token in tokens],
+        list(tokens),
         before.generation,
         before.issued,
     )
@@ -211,8 +207,8 @@ async def end(connection: Connection, lease_id: int, *, by: EndedBy | None) -> N
 async def due_in(connection: Connection, leases: Sequence[int]) -> dict[int, int]:
     """In how many ms each of these leases may be over; 0: it is."""
     rows = await connection.fetch(
-        "SELECT lease_id, due_ms FROM fencepost.source_over(CAST($1::text[] AS bigint[]))",
-        [str(each) for each in leases],
+        "SELECT lease_id, due_ms FROM fencepost.source_over($1)",
+        list(leases),
     )
     return {row["lease_id"]: row["due_ms"] for row in rows}
 
@@ -266,7 +262,7 @@ def _lease(row: asyncpg.Record) -> SourceLease:
         tuple(row["claims"]),
         row["claimed"],
         row["handle"],
-        tuple(int(token) for token in row["tokens"]),
+        tuple(row["tokens"]),
         row["last_token"],
         row["ttl_ms"],
         row["granted_at"],

@@ -105,10 +105,8 @@ async def state(connection: Connection, name: str, lock: str) -> SourceState:
 
 async def draw(connection: Connection, name: str, generation: int, count: int) -> tuple[int, ...] | None:
     """Draw tokens for a source without numbers of its own. None: it is quarantined, or its generation was raised."""
-    drawn = await connection.fetchval(
-        "SELECT CAST(fencepost.source_draw($1, $2, $3) AS text[])", name, generation, count
-    )
-    return None if drawn is None else tuple(int(token) for token in drawn)
+    drawn = await connection.fetchval("SELECT fencepost.source_draw($1, $2, $3)", name, generation, count)
+    return None if drawn is None else tuple(drawn)
 
 
 async def record_verified(connection: Connection, source: str, token: int) -> None:

@@ -146,8 +146,8 @@ async def check(
     the verdict `again` gave, after which the log was asked anew.
     """
     row = await connection.fetchrow(
-        "SELECT verdict, generation, because, stopped, CAST(recorded AS text[]) AS recorded,"
-        " CAST(recorded_epochs AS text[]) AS recorded_epochs FROM fencepost.queue_check($1, $2, $3, $4, $5, $6, $7)",
+        "SELECT verdict, generation, because, stopped, recorded, recorded_epochs"
+        " FROM fencepost.queue_check($1, $2, $3, $4, $5, $6, $7)",
         name,
         incarnation,
         list(ends),
@@ -160,8 +160,8 @@ async def check(
         raise RuntimeError("fencepost.queue_check gave no row")
     recorded = RecordedLog(
         row["generation"],
-        tuple(int(end) for end in row["recorded"] or ()),
-        tuple(None if epoch is None else int(epoch) for epoch in row["recorded_epochs"] or ()),
+        tuple(row["recorded"] or ()),
+        tuple(row["recorded_epochs"] or ()),
     )
     return LogCheck(row["verdict"], row["generation"], row["because"], frozenset(row["stopped"] or ()), recorded)
 

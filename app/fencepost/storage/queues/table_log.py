@@ -58,8 +58,8 @@ class Owned:
 
 async def append(connection: Connection, rows: Sequence[MessageRow]) -> list[int]:
     """Append messages, in this order; returns their offsets. Waits for other appends of the same keys to commit."""
-    offsets: list[str] = await connection.fetchval(
-        "SELECT CAST(fencepost.queue_append($1, $2, $3, $4, $5, $6) AS text[])",
+    offsets: list[int] = await connection.fetchval(
+        "SELECT fencepost.queue_append($1, $2, $3, $4, $5, $6)",
         [row.partition for row in rows],
         [row.key for row in rows],
         [name for row in rows for name, _ in row.headers],
@@ -67,7 +67,7 @@ async def append(connection: Connection, rows: Sequence[MessageRow]) -> list[int
         [len(row.headers) for row in rows],
         [row.value for row in rows],
     )
-    return [int(offset) for offset in offsets]
+    return offsets
 
 
 async def notify(connection: Connection) -> None:
@@ -79,16 +79,16 @@ async def notify(connection: Connection) -> None:
 
 async def state(connection: Connection) -> tuple[str, tuple[int, ...]]:
     """Return which log it is, and by partition the offset that the next message will have, or a lower one."""
-    row = await connection.fetchrow("SELECT incarnation, CAST(ends AS text[]) AS ends FROM fencepost.queue_state()")
+    row = await connection.fetchrow("SELECT incarnation, ends FROM fencepost.queue_state()")
     if row is None:
         raise RuntimeError("fencepost.queue_state gave no row")
-    return row["incarnation"], tuple(int(end) for end in row["ends"])
+    return row["incarnation"], tuple(row["ends"])
 
 
 async def decided(connection: Connection) -> list[int]:
     """Return, by partition, the offset below which all is decided."""
-    found: list[str] = await connection.fetchval("SELECT CAST(fencepost.queue_decided() AS text[])")
-    return [int(offset) for offset in found]
+    found: list[int] = await connection.fetchval("SELECT fencepost.queue_decided()")
+    return found
 
 
 async def join(connection: Connection, member: str, process: str, ttl_ms: int, *, comes: bool) -> bool:
@@ -112,11 +112,11 @@ async def own(connection: Connection, member: str, ttl_ms: int, busy: Collection
     free ones.
     """
     row = await connection.fetchrow(
-        "SELECT CAST(owned AS text[]) AS owned, share FROM fencepost.queue_own($1, $2, $3)", member, ttl_ms, list(busy)
+        "SELECT owned, share FROM fencepost.queue_own($1, $2, $3)", member, ttl_ms, list(busy)
     )
     if row is None:
         raise RuntimeError("fencepost.queue_own gave no row")
-    return Owned(tuple(int(partition) for partition in row["owned"]), row["share"])
+    return Owned(tuple(row["owned"]), row["share"])
 
 
 async def take(

@@ -22,11 +22,11 @@ class CallersRefusals:
 
 async def add(database: Database, counts: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     """Add counts, by caller and code, with the last detail of each. Raises StorageError."""
-    rows = [(caller, code, str(count), detail) for (caller, code), (count, detail) in counts.items()]
+    rows = [(caller, code, count, detail) for (caller, code), (count, detail) in counts.items()]
     async with database.connection(writing=True) as connection:
         with map_errors(writing=True):
             await connection.execute(
-                "SELECT fencepost.add_refusals($1, $2, CAST($3::text[] AS bigint[]), $4)",
+                "SELECT fencepost.add_refusals($1, $2, $3, $4)",
                 *([row[column] for row in rows] for column in range(4)),
             )
 
