@@ -105,6 +105,28 @@ async def test_twenty_waiters_are_served_first_come_first_served_and_each_releas
     assert max(tries.by_secret.values()) == 2
 
 
+async def test_no_waiter_is_woken_while_the_lock_is_held(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = Tries()
+    monkeypatch.setattr(leases, "acquire", tries)
+    holder = granted(await still.one.acquire("x", secret="holder"))
+    waiting = [
+        await side.wait(still.observer, "x", secret=name, wait_ms=MINUTE)
+        for name, side in (("first", still.one), ("second", still.two), ("third", still.one))
+    ]
+    # A heartbeat of each gateway names who is first, and wakes no waiter.
+    await still.observer.execute("UPDATE fencepost.gateways SET seen_at = 'epoch'")
+    await still.advance(TIMES.queue.beat_every)
+    beats = "SELECT min(seen_at) > 'epoch' FROM fencepost.gateways"
+    await eventually(lambda: still.observer.fetchval(beats), what="heartbeats")
+    assert tries.total == 4
+    await still.release(holder, "holder")
+    granted(await asyncio.wait_for(waiting[0], PATIENCE))
+    assert tries.total == 5
+    for task in waiting[1:]:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_waiter_gets_the_lock_when_its_holders_time_runs_out(still: Two) -> None:
     held = granted(await still.one.acquire("x", secret="holder", ttl_ms=MINUTE))
     waiting = await still.two.wait(still.observer, "x", secret="waiter")
