@@ -1,39 +1,22 @@
 """`fencepost lock`, `elect` and `mint` at a gateway that wants API keys; and what the command gets of them."""
 
 import subprocess
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 from tests.cli.running import FENCEPOST, StartLock, environment, variables_in, written
-from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support import api_key_gateway
 from tests.support.interleave import Connection
 
 from fencepost.storage.identity import api_keys
-from fencepost.storage.identity.api_keys import NewKey
-from fencepost.testing.servers.databases import Databases
 
+shared, owner = api_key_gateway.shared, api_key_gateway.owner
 SHOW = ("sh", "-c", "env > env.new; mv env.new env")
-
-
-@pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
-    """Give a gateway that wants API keys."""
-    with demo_gateway(databases, api_keys=True) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-async def owner(shared: DemoGateway) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(shared.dsn)
-    yield connection
-    await connection.close()
 
 
 @pytest.fixture
 async def key(owner: Connection) -> str:
-    _, key = await api_keys.create(owner, NewKey(None, ("read", "write", "lock"), None, None, ""))
+    _, key = await api_keys.create(owner, api_key_gateway.FOR_ALL)
     return key
 
 
@@ -90,7 +73,7 @@ async def test_a_key_that_is_revoked_ends_the_command_with_its_reason(
     assert key not in said
 
 
-def test_mint_takes_one_too(gateway_url: str, key: str, tmp_path: Path) -> None:
+def test_mint_takes_a_key_from_a_file_too(gateway_url: str, key: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(key)
     given = environment(FENCEPOST_URL=gateway_url, FENCEPOST_LEASE="999", FENCEPOST_LEASE_SECRET="0" * 32)
     for extra, code in (([], 2), (["--api-token-file", str(tmp_path / "key")], 79)):

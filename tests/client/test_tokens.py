@@ -2,53 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
 
-import asyncpg
 import pytest
-from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support import api_key_gateway
+from tests.support.api_key_gateway import FOR_ALL
 from tests.support.interleave import Connection
 
-from fencepost import Client, Forbidden, LeaseLost, Unauthenticated
+from fencepost import Client, LeaseLost, Unauthenticated
 from fencepost.storage.identity import api_keys
-from fencepost.storage.identity.api_keys import NewKey
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
+shared, owner = api_key_gateway.shared, api_key_gateway.owner
 ORDER = "orders/order-123"
-
-
-@pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
-    """Give a gateway that wants API keys."""
-    with demo_gateway(databases, api_keys=True) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-async def owner(shared: DemoGateway) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(shared.dsn)
-    yield connection
-    await connection.close()
-
-
-async def test_who_has_no_key_is_unauthenticated_and_who_has_one_for_less_is_forbidden(
-    gateway_url: str, owner: Connection
-) -> None:
-    _, reads = await api_keys.create(owner, NewKey(None, ("read",), None, None, ""))
-    async with Client(gateway_url) as nobody:
-        with pytest.raises(Unauthenticated) as raised:
-            await nobody.get("orders", "order-123")
-        assert (raised.value.status, raised.value.code) == (401, "FP036")
-    async with Client(gateway_url, token=reads) as reader:
-        assert (await reader.get("orders", "order-123"))["order_id"] == "order-123"
-        with pytest.raises(Forbidden) as forbidden:
-            await reader.patch("orders", "order-123", {"status": "paid"}, token=50)
-        assert forbidden.value.code == "FP038"
-        with pytest.raises(Forbidden):
-            async with reader.lock(ORDER):
-                pytest.fail("a key without lock has taken one")
 
 
 async def test_a_key_that_is_rotated_in_the_middle_is_asked_for_again(gateway_url: str, owner: Connection) -> None:
@@ -93,7 +58,9 @@ async def test_a_key_that_ends_in_the_middle_is_a_warning_at_once_and_a_loss_tha
     assert key not in caplog.text
 
 
-async def test_an_observer_of_an_election_learns_it_too(gateway_url: str, owner: Connection) -> None:
+async def test_an_observer_of_an_election_is_refused_when_its_key_was_revoked(
+    gateway_url: str, owner: Connection
+) -> None:
     key_id, key = await api_keys.create(owner, FOR_ALL)
     async with Client(gateway_url, token=key) as client:
         assert await anext(client.leaders("scheduler")) is None

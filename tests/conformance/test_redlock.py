@@ -1,22 +1,22 @@
 """What only the source redlock has: dead, slow and disagreeing nodes, and a validity that runs out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
+from tests.conformance.redis import conftest as of_redis
+from tests.conformance.redis.taking import Opened
 from tests.conformance.redis_bench import RedisBench, command, running_several
 from tests.conformance.redlock_bench import NODE_TIMEOUT_MS, redlock_url
 from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.locks.redis.redlock import validity_ms
-from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Grant, Holder, Source, SourceError, SourceUnavailableError
 from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of Redlock")
 
-Opened = Callable[[str], Source]
+source_of = of_redis.source_of
 
 LONG_MS = 60_000
 """A TTL that no test waits for: what is free before was given back."""
@@ -44,19 +44,6 @@ async def bench(servers: RedisBench) -> AsyncIterator[RedisBench]:
             server.start()
     for server in servers.servers:
         await server.serves()
-
-
-@pytest.fixture
-async def source_of() -> AsyncIterator[Opened]:
-    """Give a function that makes a source of a URL; it is closed after the test."""
-    async with AsyncExitStack() as stack:
-
-        def made(url: str) -> Source:
-            source = make(url, SourceContext("locks", ""))
-            stack.push_async_callback(source.close)
-            return source
-
-        yield made
 
 
 @pytest.fixture

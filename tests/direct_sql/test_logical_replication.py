@@ -15,7 +15,7 @@ from fencepost.embedded.server import PostgresServer
 from fencepost.storage.errors import QuarantinedError
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.schema.migrate import upgrade
-from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.databases import clone, in_database, run_on
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.waiting import eventually
 
@@ -45,7 +45,7 @@ def servers(postgres: PostgresServer) -> Iterator[tuple[PostgresServer, Postgres
 
 
 async def _make_template(url: str) -> None:
-    await _run(url, "CREATE DATABASE shop")
+    await run_on(url, "CREATE DATABASE shop")
     await upgrade(in_database(url, "shop"))
     connection = await asyncpg.connect(in_database(url, "shop"))
     await connection.execute(TABLES)
@@ -67,15 +67,7 @@ async def sides(servers: tuple[PostgresServer, PostgresServer]) -> AsyncIterator
         await subscriber.execute(f"DROP SUBSCRIPTION {name}")
     for connection, server in ((publisher, servers[0]), (subscriber, servers[1])):
         await connection.close()
-        await _run(server.url, f"DROP DATABASE {name} WITH (FORCE)")
-
-
-async def _run(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
+        await run_on(server.url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 async def history(sides: Sides) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from fencepost.testing.servers.waiting import PATIENCE
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -33,11 +35,12 @@ class RawConnection:
         await self.writer.drain()
 
     async def answer(self) -> Answer:
-        """Read one answer. IncompleteReadError: the connection ended without one."""
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        status, *lines = head.strip().split("\r\n")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-        body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        """Read one answer; TimeoutError after PATIENCE. IncompleteReadError: the connection ended without one."""
+        async with asyncio.timeout(PATIENCE):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            status, *lines = head.strip().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         return Answer(int(status.split()[1]), headers, json.loads(body) if body else None)
 
     async def ended(self) -> bool:

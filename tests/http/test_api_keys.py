@@ -9,6 +9,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
+from tests.support.api_key_gateway import FOR_ALL
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import Connection
 from tests.support.live_gateway import serving as serving_here
@@ -22,7 +23,6 @@ from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
-FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 SOON = 10.0
 """Seconds. Far less than a verified key is kept where nothing announces its end."""
 
@@ -86,6 +86,11 @@ async def test_a_key_lets_in_and_nothing_else_does(gateways: list[httpx.AsyncCli
         status, detail = await ask(gateway, mangled)
         assert (status, "an API key is fp_ID_SECRET" in detail) == (401, True), mangled
     assert await ask(gateway, key) == (200, "")
+    _, reads = await api_keys.create(owner, NewKey(None, ("read",), None, None, ""))
+    assert await ask(gateway, reads) == (200, "")
+    for method, path in (("PATCH", "/v1/data/orders/order-123"), ("POST", "/v1/leases")):
+        refused = await gateway.request(method, path, headers=bearer(reads))
+        assert (refused.status_code, refused.json()["code"]) == (403, "FP038"), path
 
 
 async def test_a_revoked_key_is_refused_by_all_at_once(gateways: list[httpx.AsyncClient], owner: Connection) -> None:

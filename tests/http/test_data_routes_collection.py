@@ -48,11 +48,13 @@ async def test_post_one_object(api: Api, shop: Shop) -> None:
 
 
 async def test_post_an_array(api: Api, shop: Shop) -> None:
-    keys, old = [shop.key() for _ in range(3)], await shop.order(mark=40)
+    keys, old, deleted = [shop.key() for _ in range(3)], await shop.order(mark=40), await shop.order(mark=40)
+    assert (await api.ask("DELETE", f"data/orders/{deleted}", token=41)).status_code == 204
     rows = [{"order_id": key} for key in reversed(keys)]
-    stale = await api.ask("POST", "data/orders", [*rows, {"order_id": old}], token=5)
-    assert (code(stale), stale.json()["resource"]) == ((409, "FP001"), f"orders/{old}")
-    assert await shop.mark(keys[0]) is None, "and none is inserted"
+    for newer in (old, deleted):
+        stale = await api.ask("POST", "data/orders", [*rows, {"order_id": newer}], token=5)
+        assert (code(stale), stale.json()["resource"]) == ((409, "FP001"), f"orders/{newer}")
+        assert [await shop.mark(key) for key in keys] == [None] * 3, "and none is inserted"
     answer = await api.ask("POST", "data/orders", rows, token=5)
     assert answer.status_code == 201
     assert [row["order_id"] for row in answer.json()] == list(reversed(keys)), "in the body's order"
@@ -129,3 +131,4 @@ async def test_more_rows_than_the_limit_are_not_read_and_refused_whole(api: Api,
         assert code(await api.ask(method, path, body, token=5)) == (413, "FP017"), (method, path)
     assert [await shop.mark(key) for key in (keys[0], keys[-1])] == [1, 1]
     assert (await api.ask("PATCH", "data/orders", many[:50], token=4)).headers["content-range"] == "0-49/*"
+    assert (await api.ask("POST", "data/orders", [{"order_id": shop.key()} for _ in many[:50]], token=5)).is_success

@@ -26,9 +26,9 @@ async def submit(api: Api, method: str, path: str, body: object = None, **asked:
 
 async def decided(api: Api, page: str) -> dict[str, Any]:
     """Wait until a write is decided."""
-    told: dict[str, Any] = (await api.http.get(page, params={"wait": 30})).json()
-    assert told["state"] != "queued", told
-    return told
+    write: dict[str, Any] = (await api.http.get(page, params={"wait": 30})).json()
+    assert write["state"] != "queued", write
+    return write
 
 
 async def test_the_result_is_what_the_same_write_is_answered_at_once(api: Api, shop: Shop) -> None:
@@ -42,9 +42,11 @@ async def test_the_result_is_what_the_same_write_is_answered_at_once(api: Api, s
         one, other = await shop.order(mark=10), await shop.order(mark=10)
         at_once = await api.ask(method, f"data/orders/{one}?select=note", body, token=11, prefer=prefer)
         both = ", ".join(filter(None, ("respond-async", prefer)))
-        told = await decided(api, await submit(api, method, f"orders/{other}?select=note", body, token=11, prefer=both))
-        assert told["state"] == ("applied" if at_once.is_success else "failed"), (method, body)
-        later = told["answer"]
+        write = await decided(
+            api, await submit(api, method, f"orders/{other}?select=note", body, token=11, prefer=both)
+        )
+        assert write["state"] == ("applied" if at_once.is_success else "failed"), (method, body)
+        later = write["answer"]
         assert later["status"] == at_once.status_code, (method, body)
         assert later["body"] == (at_once.json() if at_once.content else None), (method, body)
         sent = {name: value for name, value in at_once.headers.items() if name not in OF_EACH_REQUEST}
@@ -65,8 +67,8 @@ async def test_a_key_that_is_submitted_twice_has_one_effect_and_both_have_its_re
     assert second["answer"]["headers"]["idempotent-replayed"] == "true"
     assert await shop.mark(key) == 11
     another = await submit(api, "PATCH", f"orders/{key}", {"note": "another"}, token=14, headers=once)
-    told = await decided(api, another)
-    assert (told["state"], told["answer"]["body"]["code"], told["dead_letter"]) == ("failed", "FP014", True)
+    write = await decided(api, another)
+    assert (write["state"], write["answer"]["body"]["code"], write["dead_letter"]) == ("failed", "FP014", True)
     at_once = await api.ask("PATCH", f"data/orders/{key}", {"note": "new"}, token=13, headers=once)
     assert at_once.headers["idempotent-replayed"] == "true", "over HTTP too"
 
@@ -99,7 +101,7 @@ async def test_a_stream_says_queued_at_once_and_applied_when_it_is(api: Api, sho
 
 
 @pytest.mark.long("holders, leaders and gateways that are paused or killed")
-async def test_a_gateway_that_is_to_stop_sends_those_away_who_wait(short_dir: Path) -> None:
+async def test_a_gateway_that_stops_answers_requests_that_wait(short_dir: Path) -> None:
     """Given an hour to finish what is in flight, it takes none of it."""
     given = ("--shutdown-timeout", "3600", "--no-consume-here")
     async with serve(short_dir, *given) as gateway, Api.open(gateway.url) as api:

@@ -81,21 +81,21 @@ async def test_a_write_is_queued_until_it_is_decided(queued: Queued, shop: Shop)
     answer = await queued.api.ask("GET", f"writes/{write_id}")
     assert "retry-after" not in answer.headers
     headers = {"content-type": "application/json", "x-fence-mark": "7"}
-    told = {"status": 200, "headers": headers, "body": json.loads(PAID)}
-    assert answer.json() == {**before, "state": "applied", "answer": told}
+    shown = {"status": 200, "headers": headers, "body": json.loads(PAID)}
+    assert answer.json() == {**before, "state": "applied", "answer": shown}
 
 
-async def test_what_was_not_applied_tells_why(queued: Queued, shop: Shop) -> None:
+async def test_what_was_not_applied_says_why(queued: Queued, shop: Shop) -> None:
     for state, problem, dead in (
         ("refused", Problem(STALE_TOKEN, "Token 1 is stale."), False),
         ("failed", bad_request("orders has no column colour."), True),
     ):
         write_id = await submitted(queued)
         await decide(shop, write_id, of_problem(state, problem))
-        told = (await queued.api.ask("GET", f"writes/{write_id}")).json()
-        assert (told["state"], told["reason"], told["dead_letter"]) == (state, problem.detail, dead)
-        assert (told["answer"]["status"], told["answer"]["body"]["code"]) == (problem.http_status, problem.name)
-        assert told["answer"]["headers"]["content-type"] == "application/problem+json", state
+        write = (await queued.api.ask("GET", f"writes/{write_id}")).json()
+        assert (write["state"], write["reason"], write["dead_letter"]) == (state, problem.detail, dead)
+        assert (write["answer"]["status"], write["answer"]["body"]["code"]) == (problem.http_status, problem.name)
+        assert write["answer"]["headers"]["content-type"] == "application/problem+json", state
 
 
 async def test_an_id_that_never_was_is_404(queued: Queued) -> None:
@@ -201,14 +201,14 @@ async def test_who_waits_is_answered_when_it_is_decided_and_not_before(queued: Q
     assert queued.gateway.results.count == 0
 
 
-async def test_who_waits_is_told_that_it_is_still_queued_when_the_time_is_over(queued: Queued) -> None:
+async def test_a_request_that_waits_is_answered_queued_when_its_time_is_over(queued: Queued) -> None:
     write_id, began = await submitted(queued), time.monotonic()
     answer = await queued.api.http.get(f"/v1/writes/{write_id}?wait=0.3")
     assert (answer.json()["state"], answer.headers["retry-after"]) == ("queued", "1")
     assert time.monotonic() - began >= 0.3
 
 
-async def test_who_waits_is_sent_away_when_the_gateway_stops(queued: Queued) -> None:
+async def test_a_request_that_waits_is_503_when_the_gateway_stops(queued: Queued) -> None:
     write_id = await submitted(queued)
     async with waiting(queued, write_id) as (one,):
         queued.gateway.results.stop()
@@ -217,7 +217,7 @@ async def test_who_waits_is_sent_away_when_the_gateway_stops(queued: Queued) -> 
     assert code(answer) == (503, "FP010"), "nobody begins to wait any more"
 
 
-async def test_who_waits_is_told_when_the_database_goes_away(
+async def test_a_request_that_waits_is_503_when_the_database_goes_away(
     queued: Queued, shop: Shop, postgres: PostgresServer
 ) -> None:
     write_id = await submitted(queued)
@@ -236,7 +236,7 @@ async def test_without_a_result_the_log_has_to_be_there_to_know(queued: Queued, 
     assert (await queued.api.ask("GET", f"writes/{decided}")).json()["state"] == "applied"
 
 
-async def test_a_stream_tells_how_it_stands_and_ends_when_it_is_decided(queued: Queued, shop: Shop) -> None:
+async def test_a_stream_shows_the_state_and_ends_when_the_write_is_decided(queued: Queued, shop: Shop) -> None:
     write_id = await submitted(queued)
     streaming = {"Accept": "text/event-stream"}
     head = await queued.api.http.head(f"/v1/writes/{write_id}", headers=streaming)

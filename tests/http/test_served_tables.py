@@ -1,4 +1,4 @@
-"""What a gateway serves: protected tables only, unless it is told otherwise, and of them those that are named."""
+"""What a gateway serves: protected tables only, unless a setting says otherwise, and of them those that are named."""
 
 import asyncpg
 import httpx

@@ -67,7 +67,7 @@ async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allow
     url = await start_gateway(demo_database)
     await page.goto(another_site)
     said = await page.evaluate(ATTACKS, [f"{url}/v1/leases", LEASE])
-    assert set(said) == {0, "TypeError"}, "it is not told what became of them"
+    assert set(said) == {0, "TypeError"}, "the page does not learn what became of them"
     assert await locks(url) == []
     # DNS rebinding: for the browser it is the page's own site.
     answer = await page.goto(url.replace("127.0.0.1", "page.localhost") + "/v1/data/orders")

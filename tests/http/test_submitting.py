@@ -46,13 +46,13 @@ async def test_a_write_of_one_row_is_queued_and_answered_with_the_place_of_its_r
         answer = await queued.api.ask(method, path, body, token=11, prefer=ASYNC)
         assert (answer.status_code, answer.headers["preference-applied"]) == (202, ASYNC), (method, path)
         assert answer.headers["cache-control"] == "no-store", (method, path)
-        told = answer.json()
-        assert (told["state"], told["answer"], told["reason"], told["dead_letter"]) == ("queued", None, None, False)
-        assert answer.headers["location"] == f"/v1/writes/{told['id']}", (method, path)
-        write_id, sent = parse_write_id(told["id"]), message(queued)
+        write = answer.json()
+        assert (write["state"], write["answer"], write["reason"], write["dead_letter"]) == ("queued", None, None, False)
+        assert answer.headers["location"] == f"/v1/writes/{write['id']}", (method, path)
+        write_id, sent = parse_write_id(write["id"]), message(queued)
         assert (write_id.queue, write_id.nonce) == ("postgres:default", sent.nonce), (method, path)
-        assert (write_id.position.partition, write_id.position.offset) == (told["partition"], told["offset"])
-        assert queued.log.partitions[told["partition"]][told["offset"]].key == resource.encode(), (method, path)
+        assert (write_id.position.partition, write_id.position.offset) == (write["partition"], write["offset"])
+        assert queued.log.partitions[write["partition"]][write["offset"]].key == resource.encode(), (method, path)
         assert (sent.method, sent.resource, sent.body, sent.token) == (method, resource, value, 11), (method, path)
         assert sent.query == path.partition("?")[2].encode(), (method, path)
 
@@ -97,7 +97,7 @@ async def test_what_cannot_be_done_is_answered_at_once_and_not_queued(queued: Qu
         assert queued.log.messages == [], (method, path)
 
 
-async def test_a_log_that_does_not_take_it_is_told_apart_by_whether_it_may_be_there(queued: Queued) -> None:
+async def test_each_failure_of_a_log_is_a_problem_of_its_own(queued: Queued) -> None:
     for error, expected, hint in (
         (LogUnavailableError("no broker answers"), (503, "FP026"), None),
         (LogUnknownError("no answer within 5 s"), (503, "FP027"), "same Idempotency-Key"),
@@ -107,11 +107,11 @@ async def test_a_log_that_does_not_take_it_is_told_apart_by_whether_it_may_be_th
         answer = await queued.api.ask(
             "DELETE", "data/orders/a", token=1, prefer=ASYNC, headers={"Idempotency-Key": "k"}
         )
-        told = answer.json()
+        problem = answer.json()
         assert code(answer) == expected
-        assert (str(error) in told["detail"], told["queue"]) == (True, "postgres:default")
-        assert told["retryable"] == (expected[0] == 503) == ("retry-after" in answer.headers)
-        assert hint is None or hint in told["hint"]
+        assert (str(error) in problem["detail"], problem["queue"]) == (True, "postgres:default")
+        assert problem["retryable"] == (expected[0] == 503) == ("retry-after" in answer.headers)
+        assert hint is None or hint in problem["hint"]
 
 
 async def test_a_queue_that_the_gateway_has_not_is_named(queued: Queued) -> None:

@@ -47,7 +47,7 @@ async def test_every_write_of_one_row_is_queued_without_a_token(queued: Queued, 
         assert (message.method, message.resource, message.token) == (method, "parcels/p-1", None), (method, path, body)
 
 
-async def test_what_a_position_cannot_be_the_token_of_is_refused_by_name(queued: Queued) -> None:
+async def test_what_cannot_be_queued_is_refused_by_name(queued: Queued) -> None:
     for method, path, body, token, named in (
         ("PATCH", "data/parcels/p-1", {"status": "sent"}, 7, "X-Fence-Token"),
         ("POST", "data/parcels", [{"parcel_id": "p-1"}, {"parcel_id": "p-2"}], None, "several rows"),
@@ -57,9 +57,9 @@ async def test_what_a_position_cannot_be_the_token_of_is_refused_by_name(queued:
     ):
         answer = await queued.api.ask(method, path, body, token=token)
         assert code(answer) == (400, "FP016"), (method, path)
-        told = answer.json()
-        assert (named in told["detail"], DEFAULT_QUEUE in told["detail"]) == (True, True), (method, path)
-        assert "X-Fence-Token" in told["hint"], (method, path)
+        problem = answer.json()
+        assert (named in problem["detail"], DEFAULT_QUEUE in problem["detail"]) == (True, True), (method, path)
+        assert "X-Fence-Token" in problem["hint"], (method, path)
         assert queued.log.messages == [], (method, path)
 
 
@@ -83,10 +83,10 @@ async def test_a_gateway_that_does_not_know_yet_that_the_table_got_a_queue_looks
         assert code(lacking) == (428, "FP003")
         await protect(connection, name, queue=DEFAULT_QUEUE)
 
-        async def told() -> bool:
+        async def noticed() -> bool:
             return queued.gateway.catalog.current is not before
 
-        await eventually(told, what="the gateway to be told")
+        await eventually(noticed, what="the gateway to notice that the table has a queue")
         monkeypatch.setattr(queued.gateway.catalog, "_current", before)  # as if it had not been
         answer = await queued.api.ask("PATCH", f"data/{name}/p-1", {"status": "sent"})
         assert answer.status_code == 202, answer.text

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.support.api_key_gateway import FOR_ALL
 from tests.support.cutting_proxy import cutting_proxy
 from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import ManualClock
@@ -21,8 +22,6 @@ from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
 from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.times import TIMES, Times
-
-FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 
 
 class Counting(ApiKeys):

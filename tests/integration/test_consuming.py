@@ -146,8 +146,8 @@ async def test_what_was_applied_and_not_said_to_be_done_has_no_second_effect(
         async with consumed(queue):
             await queue.empty()
     assert_none(await wrong_effects(owner, {"orders/k1": [1, 2]}))
-    told = "SELECT ARRAY[sum(applied), sum(redelivered)]::int[] FROM fencepost.queue_partitions"
-    assert await owner.fetchval(told) == [2, 2]
+    counted = "SELECT ARRAY[sum(applied), sum(redelivered)]::int[] FROM fencepost.queue_partitions"
+    assert await owner.fetchval(counted) == [2, 2]
 
 
 async def test_a_clients_stale_token_is_refused_and_is_no_dead_letter(database: str, owner: Connection) -> None:

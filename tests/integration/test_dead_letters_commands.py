@@ -51,7 +51,7 @@ async def _ids(queue: Queue, resource: str) -> list[str]:
     return [each.id for each in sorted(letters, key=lambda each: each.position.offset)]
 
 
-async def test_list_and_show_tell_what_is_wrong(queue: Queue, run: Run) -> None:
+async def test_list_and_show_say_what_is_wrong(queue: Queue, run: Run) -> None:
     listed = await run("dead", "list", DEFAULT)
     assert (listed.exit_code, listed.output.count("\n")) == (0, 6)
     assert "orders/k2" in listed.output
@@ -148,10 +148,10 @@ async def test_the_page_of_a_write_says_what_became_of_its_letter(queue: Queue, 
     async with queueing(database) as gateway:
 
         async def page(write_id: str) -> tuple[bool, bool, str | None]:
-            told = (await gateway.api.ask("GET", f"writes/{write_id}")).json()
-            assert told["state"] == "failed"
-            assert not {"fencepost-letter", "fencepost-state"} & told["answer"]["headers"].keys()
-            return told["dead_letter"], told["dropped"], told["retried_as"]
+            shown = (await gateway.api.ask("GET", f"writes/{write_id}")).json()
+            assert shown["state"] == "failed"
+            assert not {"fencepost-letter", "fencepost-state"} & shown["answer"]["headers"].keys()
+            return shown["dead_letter"], shown["dropped"], shown["retried_as"]
 
         behind = (await gateway.api.ask("GET", f"writes/{second}")).json()["answer"]
         assert (behind["status"], behind["body"]["code"]) == (409, "FP030"), "it was behind the first"
@@ -163,5 +163,5 @@ async def test_the_page_of_a_write_says_what_became_of_its_letter(queue: Queue, 
         assert await page(third) == (False, False, again)
         async with consumed(queue):
             await queue.empty()
-        told = (await gateway.api.ask("GET", f"writes/{again}")).json()
-        assert (told["state"], told["answer"]["body"]["colour"], told["retried_as"]) == ("applied", "red", None)
+        shown = (await gateway.api.ask("GET", f"writes/{again}")).json()
+        assert (shown["state"], shown["answer"]["body"]["colour"], shown["retried_as"]) == ("applied", "red", None)

@@ -4,8 +4,9 @@ There are tables of each kind: by rows, with a scope, of the built-in source, pa
 """
 
 import pytest
-from tests.support.commands import command
+from tests.support.commands import complaints
 from tests.support.interleave import Connect, Connection
+from tests.support.racing import owner as connected
 
 from fencepost.storage.inspecting.functions import FOR_ALL, FOR_TRIGGERS_ONLY, NOT_FOR_ALL
 from fencepost.storage.protecting.protect import protect
@@ -25,8 +26,7 @@ CREATE TABLE scoped_part_1 PARTITION OF scoped_parts FOR VALUES FROM (1) TO (10)
 
 @pytest.fixture
 async def owner(connect: Connect) -> Connection:
-    connection = await connect()
-    await connection.execute("SET search_path = public")
+    connection = await connected(connect)
     await connection.execute(TABLES)
     await protect(connection, "t")
     await protect(connection, "moods", rule="epoch")
@@ -39,14 +39,6 @@ async def owner(connect: Connect) -> Connection:
 async def stem(connection: Connection, table: str) -> str:
     found: str = await connection.fetchval("SELECT functions FROM fencepost.protected WHERE name = $1", table)
     return found
-
-
-async def complaints(database: str) -> list[str]:
-    """The lines of doctor that are not ok."""
-    found = await command("doctor", database=database)
-    lines = [line for line in found.output.splitlines() if not line.startswith("ok ")]
-    assert found.exit_code == (1 if any(line.startswith("ERROR") for line in lines) else 0), found.output
-    return lines
 
 
 async def mended(owner: Connection, database: str, *tables: str) -> None:

@@ -136,14 +136,14 @@ async def test_what_is_missing_is_reported(run: Run) -> None:
         assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
-async def test_marks_of_the_same_making_do_not_stand_in_each_others_way(race: Race) -> None:
+async def test_marks_of_one_bogus_token_do_not_bound_each_others_reset(race: Race) -> None:
     for key in ("k", "gone"):
         assert (await reset(race.observer, f"orders/{key}", 40, WHY)).new == 40, key
     await race.observer.execute("SELECT fencepost.prune('orders', $1::bigint)", BOGUS)
     assert await reset(race.observer, "orders", 40, WHY) == Reset("orders", BOGUS, 40)
 
 
-async def test_a_source_shows_how_far_it_is(connect: Connect, database: str) -> None:
+async def test_a_source_that_knows_its_newest_token_gives_the_new_mark(connect: Connect, database: str) -> None:
     race = await open_race(connect, database, source="builtin")
     await race.insert(race.a, "k", 30)
     await race.observer.execute("ALTER TABLE orders DISABLE TRIGGER USER")
@@ -157,7 +157,7 @@ async def test_a_source_shows_how_far_it_is(connect: Connect, database: str) -> 
         await reset(race.observer, "orders/k", None, WHY)
 
 
-async def test_only_who_may_break_the_glass(race: Race) -> None:
+async def test_only_a_role_that_may_break_the_glass_resets_a_mark(race: Race) -> None:
     async with operators(race.observer):
         for login, may in ((STRANGER, False), (OPERATOR, True)):
             await race.observer.execute(
@@ -168,7 +168,7 @@ async def test_only_who_may_break_the_glass(race: Race) -> None:
             assert answer == (Reset("orders/k", BOGUS, 50) if may else "42501"), (login, may)
 
 
-async def test_who_may_break_the_glass_is_bounded_by_the_function_itself(race: Race) -> None:
+async def test_the_function_itself_bounds_a_role_that_may_break_the_glass(race: Race) -> None:
     assert await race.claim_absent(race.a, "absent", 70) is None
     await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', false)")
     for table, resource, old, new, why in (
@@ -186,16 +186,6 @@ async def test_who_may_break_the_glass_is_bounded_by_the_function_itself(race: R
             await race.observer.execute("SELECT fencepost.reset_mark($1, $2, $3, $4)", table, resource, old, new)
         assert refused.value.sqlstate == "FP400", why
         assert await race.recorded("gone") == (BOGUS, True), why
-
-
-async def test_a_row_that_comes_while_its_mark_is_waited_for_is_lowered(race: Race) -> None:
-    await reset(race.observer, "orders/k", 50, WHY)
-    holder = await race.begin(race.a)
-    assert written(await race.insert(race.a, "gone", BOGUS + 5))
-    resetting = await race.waits(race.b, reset(race.b, "orders/gone", 50, WHY))
-    await holder.commit()
-    assert await resetting == Reset("orders/gone", BOGUS + 5, 50)
-    assert (await race.live_mark("gone"), await race.recorded("gone")) == (50, (50, False))
 
 
 async def test_a_trigger_that_keeps_the_row_from_being_written_undoes_it(race: Race) -> None:
@@ -235,12 +225,14 @@ async def test_a_bogus_mark_does_not_spread(connect: Connect, database: str) -> 
     assert await race.live_mark("k") == 50
 
 
-async def test_a_write_under_way_is_waited_for(race: Race) -> None:
-    await reset(race.observer, "orders/gone", 50, WHY)
+@pytest.mark.parametrize(("key", "other"), [("k", "gone"), ("gone", "k")], ids=["an update", "an insert"])
+async def test_a_write_under_way_is_waited_for(race: Race, key: str, other: str) -> None:
+    await reset(race.observer, f"orders/{other}", 50, WHY)
     holder = await race.begin(race.a)
-    assert written(await race.update(race.a, "k", BOGUS + 1))
-    resetting = await race.waits(race.b, reset(race.b, "orders/k", 50, WHY))
+    assert written(await (race.update if key == "k" else race.insert)(race.a, key, BOGUS + 5))
+    resetting = await race.waits(race.b, reset(race.b, f"orders/{key}", 50, WHY))
     await holder.commit()
-    assert await resetting == Reset("orders/k", BOGUS + 1, 50)
-    assert await race.update(race.a, "k", 50) is None
-    assert written(await race.update(race.a, "k", 51))
+    assert await resetting == Reset(f"orders/{key}", BOGUS + 5, 50)
+    assert (await race.live_mark(key), await race.recorded(key)) == (50, (50, False))
+    assert await race.update(race.a, key, 50) is None
+    assert written(await race.update(race.a, key, 51))

@@ -99,7 +99,7 @@ async def test_the_claim_waits_for_a_write_of_the_old_holder_and_returns_what_it
 
 
 @pytest.mark.parametrize(("waited", "left_ms"), [(5, MINUTE - 5000), (7, MINUTE)])  # by then it begins anew
-async def test_what_remains_after_a_claim_that_waited_is_told(race: Race, waited: float, left_ms: int) -> None:
+async def test_a_grant_whose_claim_waited_says_how_much_time_is_left(race: Race, waited: float, left_ms: int) -> None:
     clock = ManualClock()
     async with open_gateway(race.dsn, times=Times(clock=clock)) as gateway:
         await race.insert(race.a, "k", 30)

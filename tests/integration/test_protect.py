@@ -105,7 +105,7 @@ async def test_only_the_owner_may(owner: Connection) -> None:
         await owner.execute("RESET ROLE; DROP OWNED BY somebody; DROP ROLE somebody")
 
 
-async def test_an_owner_whom_policies_rule_is_told_so_by_every_command(owner: Connection) -> None:
+async def test_every_command_names_an_owner_whom_policies_rule(owner: Connection) -> None:
     await owner.execute(
         "CREATE ROLE ruled IN ROLE postgres; GRANT ALL ON SCHEMA public TO ruled; CREATE TABLE t (a int PRIMARY KEY);"
         " INSERT INTO t VALUES (1); ALTER TABLE t OWNER TO ruled, ENABLE ROW LEVEL SECURITY; SET ROLE ruled"

@@ -32,8 +32,8 @@ async def owner(connect: Connect) -> asyncpg.Connection:
     await progress.register(connection, KAFKA)
     again = await progress.check(connection, KAFKA, "x", [9, 4], [None, None])
     await progress.check(connection, KAFKA, "x", [9, 4], [None, None], before=again.recorded)
-    told = [PartitionProgress(0, 7, 1.0, applied=5, refused=1), PartitionProgress(1, 4, None, failed=2, redelivered=3)]
-    await progress.note(connection, KAFKA, 0, told)
+    noted = [PartitionProgress(0, 7, 1.0, applied=5, refused=1), PartitionProgress(1, 4, None, failed=2, redelivered=3)]
+    await progress.note(connection, KAFKA, 0, noted)
     await progress.note(connection, KAFKA, 0, [PartitionProgress(0, 6, 1.0, applied=1)])
     return connection
 
@@ -96,7 +96,7 @@ async def test_a_row_that_stays_locked_is_named(
         async def cleared() -> bool:
             return not await described()
 
-        await eventually(cleared, what="it to be told of no more")
+        await eventually(cleared, what="it to be gone from there")
 
 
 MESSAGES = 20

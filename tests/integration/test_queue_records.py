@@ -1,6 +1,6 @@
-"""Messages of a queue in the gateway's write path: one effect and one record, whoever applies them how often (R16).
+"""Messages of a queue in the gateway's write path: one effect and one record, however often they are applied (R16).
 
-A batch of them looks nothing up. The row's xmin tells whether it was written again: a transaction that was undone
+A batch of them looks nothing up. The row's xmin shows whether it was written again: a transaction that was undone
 leaves none.
 """
 
@@ -110,7 +110,7 @@ async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_
 async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_one_record(
     connect: Connect, database: str, rule: Rule, counting: bool
 ) -> None:
-    """One waits for the row. The other one, which comes while it does, is told to come again, and then replays."""
+    """One waits for the row. The other one, which comes while it does, is to come again, and replays then."""
     race = await audited_race(connect, database, rule, counting=counting)
     async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
         holder = await race.begin(race.a)

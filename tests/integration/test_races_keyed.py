@@ -2,13 +2,16 @@
 before the first write (R7); multi-row writes, which are all or nothing (R10); and marks, which outlive rows (R6).
 """
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
 from tests.support.racing import (
     BOTH_RULES,
     NEW,
     ORDERS,
     Race,
     body,
-    gateway_pid,
     keyed,
     open_gateway,
     outcome,
@@ -16,6 +19,7 @@ from tests.support.racing import (
     protected_table,
     result_of,
 )
+from tests.support.stepping import answer_after
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -26,21 +30,7 @@ from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, put
 from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.many import ManyWritten, TooManyRows
-
-
-@BOTH_RULES
-async def test_put_that_waits_for_a_delete_creates_the_row_or_is_refused(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway:
-        for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else "created"), (35, "created")):
-            key = f"k{token}"
-            await race.insert(race.a, key, 30)
-            holder = await race.begin(race.a)
-            await race.delete(race.a, key, 34)
-            waiter = await race.waits_at(await gateway_pid(gateway), put(gateway, keyed(key, token, status="b")))
-            await holder.commit()
-            assert result_of(await waiter) == answer, token
-            assert await race.live_mark(key) == (token if answer == "created" else None), token
+from fencepost.storage.statements.many import ManyWritten
 
 
 @BOTH_RULES
@@ -48,11 +38,8 @@ async def test_put_that_waits_for_a_post_replaces_the_row_or_is_refused(race: Ra
     async with open_gateway(race.dsn) as gateway:
         for token, answer in ((35, "FP001"), (36, "FP002" if race.strict else "ok"), (37, "ok")):
             key = f"k{token}"
-            holder = await race.begin(race.a)
-            await race.insert(race.a, key, 36, status="a", n=1)
-            waiter = await race.waits_at(await gateway_pid(gateway), put(gateway, keyed(key, token, status="b")))
-            await holder.commit()
-            assert result_of(await waiter) == answer, token
+            making, request = race.insert(race.a, key, 36, status="a", n=1), put(gateway, keyed(key, token, status="b"))
+            assert result_of(await answer_after(race, gateway, making, request=request)) == answer, token
             row = await race.row(key) or {}
             assert (row["status"], row["n"]) == (("b", 0) if answer == "ok" else ("a", 1)), token
 
@@ -62,43 +49,21 @@ async def test_post_that_loses_to_a_newer_post_is_stale_and_not_a_duplicate(race
     async with open_gateway(race.dsn) as gateway:
         for token, answer in ((35, "FP001"), (36, "FP002" if race.strict else "23505"), (37, "23505")):
             key = f"k{token}"
-            holder = await race.begin(race.a)
-            await race.insert(race.a, key, 36)
-            post = insert(gateway, posted(token, {"order_id": key}))
-            waiter = await race.waits_at(await gateway_pid(gateway), post)
-            await holder.commit()
-            assert result_of(await waiter) == answer, token
-
-
-@BOTH_RULES
-async def test_delete_that_waits_for_a_delete_learns_who_came_first(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway:
-        for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else "FP006"), (35, "FP006")):
-            key = f"k{token}"
-            await race.insert(race.a, key, 30)
-            holder = await race.begin(race.a)
-            await race.delete(race.a, key, 34)
-            waiter = await race.waits_at(await gateway_pid(gateway), delete(gateway, keyed(key, token)))
-            await holder.commit()
-            assert result_of(await waiter) == answer, token
-            assert await race.recorded(key) == (34, True), token
+            making, request = race.insert(race.a, key, 36), insert(gateway, posted(token, {"order_id": key}))
+            assert result_of(await answer_after(race, gateway, making, request=request)) == answer, token
 
 
 async def claimed(gateway: Gateway, key: str, token: int) -> Outcome:
     return await claim(gateway, Claim(Resource("orders", (key,)), Token(token)))
 
 
-@BOTH_RULES
-async def test_a_claim_spends_its_token_like_every_operation(race: Race) -> None:
+@pytest.mark.parametrize("race", ["epoch"], indirect=True)
+async def test_under_epoch_a_claim_and_writes_share_a_token(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
-        assert result_of(await claimed(gateway, "k", 30)) == ("FP002" if race.strict else "ok")
-        answer = await claimed(gateway, "k", 34)
-        assert isinstance(answer, Done)
-        assert (answer.mark, answer.resource, len(answer.rows)) == (34, "orders/k", 1)
-        assert result_of(await claimed(gateway, "k", 33)) == "FP001"
-        assert result_of(await patch(gateway, keyed("k", 34))) == ("FP002" if race.strict else "ok")
-        assert result_of(await patch(gateway, keyed("k", 35))) == "ok"
+        for token, answer in ((30, "ok"), (34, "ok"), (33, "FP001"), (34, "ok")):
+            assert result_of(await claimed(gateway, "k", token)) == answer, token
+        assert result_of(await patch(gateway, keyed("k", 34))) == "ok"
 
 
 @BOTH_RULES
@@ -119,18 +84,27 @@ async def test_a_claimed_key_without_a_row_refuses_every_older_write(race: Race)
         assert result_of(await claimed(gateway, "k", 42)) == "ok"
 
 
+REQUESTS: dict[str, tuple[Callable[[Gateway, str, int], Coroutine[Any, Any, Outcome]], str]] = {
+    "put": (lambda gateway, key, token: put(gateway, keyed(key, token, status="b")), "created"),
+    "delete": (lambda gateway, key, token: delete(gateway, keyed(key, token)), "FP006"),
+    "claim": (claimed, "ok"),
+}
+"""Requests to one key, and what they are answered if they find no row and their token passes."""
+
+
 @BOTH_RULES
-async def test_a_claim_waits_for_a_delete_and_then_claims_the_key(race: Race) -> None:
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_what_waits_for_a_delete_is_refused_or_finds_no_row(race: Race, name: str) -> None:
+    send, passed = REQUESTS[name]
     async with open_gateway(race.dsn) as gateway:
-        for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else "ok"), (35, "ok")):
+        for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else passed), (35, passed)):
             key = f"k{token}"
             await race.insert(race.a, key, 30)
-            holder = await race.begin(race.a)
-            await race.delete(race.a, key, 34)
-            waiter = await race.waits_at(await gateway_pid(gateway), claimed(gateway, key, token))
-            await holder.commit()
-            assert result_of(await waiter) == answer, token
-            assert await race.recorded(key) == (max(token, 34), True), token
+            deleting, request = race.delete(race.a, key, 34), send(gateway, key, token)
+            assert result_of(await answer_after(race, gateway, deleting, request=request)) == answer, token
+            assert await race.live_mark(key) == (token if answer == "created" else None), token
+            raised = answer in ("created", "ok")
+            assert await race.recorded(key) == (token if raised else 34, answer != "created"), token
 
 
 async def seed(race: Race, marks: dict[str, int]) -> None:
@@ -176,19 +150,6 @@ async def test_a_multi_row_delete_leaves_a_mark_for_each_row_and_no_token_behind
     assert await race.direct(race.b, "DELETE FROM public.orders") == "FP428"
 
 
-async def test_more_rows_than_allowed_are_refused_and_none_is_written(race: Race) -> None:
-    await seed(race, {"a": 30, "b": 30, "c": 90})
-    for verb in (race.update_many, race.delete_many):
-        assert await verb(race.b, 40, limit=1) == TooManyRows(1)
-    async with open_gateway(race.dsn, max_rows=2) as gateway:
-        many = FilteredWrite("orders", NEW, Token(40), body(status="x"))
-        assert result_of(await patch_many(gateway, many)) == "FP017"
-        assert result_of(await delete_many(gateway, many)) == "FP017"
-        assert result_of(await insert(gateway, posted(40, *({"order_id": f"z{n}"} for n in range(3))))) == "FP017"
-        assert result_of(await insert(gateway, posted(40, *({"order_id": f"z{n}"} for n in range(2))))) == "created"
-    assert [await race.live_mark(key) for key in "abc"] == [30, 30, 90]
-
-
 async def test_a_filter_that_matches_nothing_writes_nothing_and_is_no_refusal(race: Race) -> None:
     assert await race.update_many(race.b, 40, status="x") == ManyWritten([])
     assert await race.delete_many(race.b, 40) == ManyWritten([])
@@ -215,17 +176,6 @@ async def test_an_insert_that_waited_for_a_delete_that_aborts_meets_a_duplicate(
     assert await race.verdict("k", 33) == "again"
     assert await outcome(race.insert(race.b, "k", 31)) == "23505"
     assert await race.verdict("k", 31) == "stale"
-
-
-async def test_one_refused_row_of_a_post_refuses_all(race: Race) -> None:
-    await race.insert(race.a, "b", 32)
-    await race.delete(race.a, "b", 34)
-    async with open_gateway(race.dsn) as gateway:
-        answer = await insert(gateway, posted(33, *({"order_id": key} for key in "abc")))
-        assert result_of(answer) == "FP001"
-    for key in "abc":
-        assert await race.row(key) is None
-    assert await race.recorded("a") is None
 
 
 async def test_marks_move_with_a_renamed_table_that_is_protected_again(race: Race) -> None:

@@ -9,7 +9,6 @@ from tests.support.interleave import Connect
 from tests.support.racing import (
     Key,
     Race,
-    gateway_pid,
     keyed,
     open_gateway,
     open_race,
@@ -17,6 +16,7 @@ from tests.support.racing import (
     protected_table,
     result_of,
 )
+from tests.support.stepping import answer_after
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
@@ -123,13 +123,11 @@ async def test_multi_row_writes_of_a_partitioned_table_are_judged_once_locked(pa
         await parts.insert(parts.a, (region, "1"), 30, status="new")
     async with open_gateway(parts.dsn) as gateway:
         for verb, token in ((patch_many, 40), (delete_many, 50)):
-            holder = await parts.begin(parts.a)
-            await parts.update(parts.a, ("us", "1"), token + 5)
+            newer = parts.update(parts.a, ("us", "1"), token + 5)
             new = (Condition(Field("status"), "eq", "new"),)
-            request = FilteredWrite("parts", new, Token(token), Body('{"status":"new"}', ("status",), {}))
-            waiter = await parts.waits_at(await gateway_pid(gateway), verb(gateway, request))
-            await holder.commit()
-            assert result_of(await waiter) == "FP001", token
+            write = FilteredWrite("parts", new, Token(token), Body('{"status":"new"}', ("status",), {}))
+            answer = await answer_after(parts, gateway, newer, request=verb(gateway, write))
+            assert result_of(answer) == "FP001", token
 
 
 NAMES = [

@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.scenarios.idempotency import once
+from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.racing import (
     BOTH_RULES,
     Race,
     gateway_pid,
-    keyed,
     open_gateway,
     open_race,
     outcome,
     result_of,
     rows_patch,
 )
+from tests.support.stepping import answer_after
 
-from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import patch_rows, put
+from fencepost.gateway.use_cases import patch_rows
 from fencepost.gateway.writes import rounds
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.storage.connections.connection import Connection
@@ -65,13 +65,8 @@ async def free(race: Race, key: str) -> bool:
 async def test_a_row_that_was_waited_for_is_judged_as_it_is_then(
     race: Race, gateway: Gateway, token: int, with_key: bool
 ) -> None:
-    holder = await race.begin(race.a)
-    await race.update(race.a, "b", 45, status="newer")
-    write = await race.waits_at(
-        await gateway_pid(gateway), patch_rows(gateway, changing(token, "cab", with_key=with_key))
-    )
-    await holder.commit()
-    answer = await write
+    request = patch_rows(gateway, changing(token, "cab", with_key=with_key))
+    answer = await answer_after(race, gateway, race.update(race.a, "b", 45, status="newer"), request=request)
     if token == 46 or (token == 45 and not race.strict):
         assert isinstance(answer, Done)
         assert ['"c"' in answer.rows[0], '"a"' in answer.rows[1]] == [True, True], "in the body's order"
@@ -87,11 +82,8 @@ async def test_a_row_that_was_waited_for_is_judged_as_it_is_then(
 
 @pytest.mark.parametrize(("token", "expected"), [(44, "FP001"), (46, "FP006")])
 async def test_a_row_deleted_meanwhile_is_a_question(race: Race, gateway: Gateway, token: int, expected: str) -> None:
-    holder = await race.begin(race.a)
-    await race.delete(race.a, "b", 45)
-    write = await race.waits_at(await gateway_pid(gateway), patch_rows(gateway, changing(token, "abc")))
-    await holder.commit()
-    answer = await write
+    request = patch_rows(gateway, changing(token, "abc"))
+    answer = await answer_after(race, gateway, race.delete(race.a, "b", 45), request=request)
     assert isinstance(answer, Problem)
     assert (answer.name, answer.resource) == (expected, "orders/b")
     assert await statuses(race) == "new new"
@@ -102,14 +94,9 @@ async def test_a_row_deleted_meanwhile_is_a_question(race: Race, gateway: Gatewa
 async def test_a_row_deleted_and_made_anew_meanwhile_is_met_after_all(
     race: Race, gateway: Gateway, token: int, expected: str, with_key: bool
 ) -> None:
-    holder = await race.begin(race.a)
-    await race.delete(race.a, "b", 45)
-    await race.insert(race.a, "b", 46, status="again")
-    write = await race.waits_at(
-        await gateway_pid(gateway), patch_rows(gateway, changing(token, "abc", with_key=with_key))
-    )
-    await holder.commit()
-    assert result_of(await write) == expected
+    deleting, making = race.delete(race.a, "b", 45), race.insert(race.a, "b", 46, status="again")
+    request = patch_rows(gateway, changing(token, "abc", with_key=with_key))
+    assert result_of(await answer_after(race, gateway, deleting, making, request=request)) == expected
     assert await statuses(race) == ("x47 x47 x47" if expected == "ok" else "new again new")
 
 
@@ -183,51 +170,16 @@ async def test_what_a_policy_keeps_from_being_written_is_missing(connect: Connec
     race = await open_race(connect, database, "strict")
     for key in "abc":
         await race.insert(race.a, key, 30)
-    await race.observer.execute("CREATE ROLE sees_more LOGIN PASSWORD 'x'")
-    try:
-        await race.observer.execute(
-            "GRANT SELECT, UPDATE ON orders TO sees_more; ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
-            " CREATE POLICY sees ON orders FOR SELECT USING (order_id <> 'c');"
-            " CREATE POLICY writes ON orders FOR UPDATE USING (order_id <> 'b')"
-        )
-        for grant in GRANTS:
-            await race.observer.execute(grant.format(role="sees_more"))
-        account = race.dsn.partition("://")[2].partition("@")[0]
-        async with open_gateway(race.dsn.replace(account, "sees_more:x")) as gateway:
-            for keys, with_key, missing in (("ab", False, "b"), ("ab", True, "b"), ("ca", False, "c")):
-                answer = await patch_rows(gateway, changing(40, keys, with_key=with_key))
-                assert isinstance(answer, Problem), (keys, with_key)
-                assert (answer.name, answer.resource) == ("FP006", f"orders/{missing}"), (keys, with_key)
-                assert answer.extra["rows"] == [{"resource": f"orders/{missing}", "current_token": None}], (
-                    keys,
-                    with_key,
-                )
-            assert result_of(await patch_rows(gateway, changing(40, "a"))) == "ok"
-    finally:
-        await race.observer.execute("DROP OWNED BY sees_more; DROP ROLE sees_more")
-
-
-async def test_a_put_of_a_row_that_a_policy_keeps_from_being_written_tries_to_create_it(
-    connect: Connect, database: str
-) -> None:
-    """The row is seen and not written: 404. Where the policy of INSERT refuses the new row too, that is the answer."""
-    race = await open_race(connect, database, "strict")
-    await race.insert(race.a, "b", 30)
-    await race.observer.execute("CREATE ROLE sees_more LOGIN PASSWORD 'x'")
-    try:
-        await race.observer.execute(
-            "GRANT SELECT, UPDATE, INSERT ON orders TO sees_more; ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
-            " CREATE POLICY sees ON orders FOR SELECT USING (true);"
-            " CREATE POLICY writes ON orders FOR UPDATE USING (order_id <> 'b');"
-            " CREATE POLICY makes ON orders FOR INSERT WITH CHECK (status <> 'forbidden')"
-        )
-        for grant in GRANTS:
-            await race.observer.execute(grant.format(role="sees_more"))
-        account = race.dsn.partition("://")[2].partition("@")[0]
-        async with open_gateway(race.dsn.replace(account, "sees_more:x")) as gateway:
-            assert result_of(await put(gateway, keyed("b", 40, status="allowed"))) == "FP006"
-            refused = await put(gateway, keyed("b", 40, status="forbidden"))
-            assert isinstance(refused, Problem)
-            assert (refused.type.status, refused.code) == (403, "42501")
-    finally:
-        await race.observer.execute("DROP OWNED BY sees_more; DROP ROLE sees_more")
+    policies = (
+        f"GRANT SELECT, UPDATE ON orders TO {RULED}; ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
+        " CREATE POLICY sees ON orders FOR SELECT USING (order_id <> 'c');"
+        " CREATE POLICY writes ON orders FOR UPDATE USING (order_id <> 'b')"
+    )
+    async with ruled(race.observer, race.dsn, policies) as url, open_gateway(url) as gateway:
+        for keys, with_key, missing in (("ab", False, "b"), ("ab", True, "b"), ("ca", False, "c")):
+            answer = await patch_rows(gateway, changing(40, keys, with_key=with_key))
+            assert isinstance(answer, Problem), (keys, with_key)
+            assert (answer.name, answer.resource) == ("FP006", f"orders/{missing}"), (keys, with_key)
+            hidden = [{"resource": f"orders/{missing}", "current_token": None}]
+            assert answer.extra["rows"] == hidden, (keys, with_key)
+        assert result_of(await patch_rows(gateway, changing(40, "a"))) == "ok"

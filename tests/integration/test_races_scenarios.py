@@ -17,7 +17,7 @@ BUILTIN = [
 ]  # fmt: skip
 """Which a table of the built-in source survives as well."""
 FENCES = [
-    *BUILTIN, races.deleted_key_remembers, races.insert_waits_for_insert, races.pruned_mark_leaves_a_floor,
+    *BUILTIN, races.deleted_key_remembers, races.pruned_mark_leaves_a_floor,
     races.old_snapshot_fails_at_the_floor, answers.claim_returns_what_it_fenced, answers.insert_meets_a_claim_under_way,
     answers.many_rows_follow_the_latest_version, answers.many_rows_lock_in_key_order,
     answers.replaced_row_is_written_after_all, answers.refusal_is_stale_and_not_missing,

@@ -16,7 +16,7 @@ from tests.statements.tables import ORDERS, TABLES, Driver, Rows, make
 from tests.support.in_process import in_process
 
 from fencepost.embedded.server import PostgresServer
-from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.databases import clone, in_database, run_on
 
 SENT = Path(__file__).parents[1] / "statements" / "sent"
 DATABASE = "statements_sent"
@@ -27,7 +27,7 @@ def tables(postgres: PostgresServer, template: str) -> Iterator[str]:
     """Make a database with all tables, each protected, and give its URL."""
     asyncio.run(_make(postgres.url, template))
     yield in_database(postgres.url, DATABASE)
-    asyncio.run(_on_server(postgres.url, f"DROP DATABASE {DATABASE} WITH (FORCE)"))
+    asyncio.run(run_on(postgres.url, f"DROP DATABASE {DATABASE} WITH (FORCE)"))
 
 
 async def _make(server: str, template: str) -> None:
@@ -35,14 +35,6 @@ async def _make(server: str, template: str) -> None:
     connection = await asyncpg.connect(in_database(server, DATABASE))
     try:
         await make(connection)
-    finally:
-        await connection.close()
-
-
-async def _on_server(server: str, statement: str) -> None:
-    connection = await asyncpg.connect(server)
-    try:
-        await connection.execute(statement)
     finally:
         await connection.close()
 

@@ -7,12 +7,12 @@ from datetime import timedelta
 import asyncpg
 import pytest
 from tests.scenarios.idempotency import applied, audited_race, once
+from tests.support.acting import RULED, ruled
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import IN_A_HURRY, TOKEN, cut, cut_off, swallowed
 from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted, result_of
 
-from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.use_cases import insert, patch, put
 from fencepost.storage.connections import backends
@@ -111,35 +111,27 @@ async def test_a_connection_failure_of_a_trigger_is_not_the_gateways(race: Race,
 
 async def test_a_row_that_a_policy_hides_shows_nothing(race: Race) -> None:
     """Row security hides the row and its mark from the gateway's role: absent is not unwritten."""
-    await race.observer.execute("CREATE ROLE hidden_from LOGIN PASSWORD 'x'")
-    try:
-        await race.observer.execute(
-            "GRANT SELECT, INSERT, UPDATE ON public.orders TO hidden_from;"
-            " GRANT INSERT ON public.applied TO hidden_from;"
-            " ALTER TABLE public.orders ENABLE ROW LEVEL SECURITY;"
-            " CREATE POLICY sees ON public.orders FOR SELECT USING (status <> 'gone');"
-            " CREATE POLICY writes ON public.orders FOR UPDATE USING (true) WITH CHECK (true);"
-            " CREATE POLICY makes ON public.orders FOR INSERT WITH CHECK (true)"
-        )
-        for grant in GRANTS:
-            await race.observer.execute(grant.format(role="hidden_from"))
-        account = race.dsn.partition("://")[2].partition("@")[0]
-        async with (
-            cutting_proxy(race.dsn.replace(account, "hidden_from:x")) as (proxy, url),
-            open_gateway(url) as gateway,
-        ):
-            await gateway_pid(gateway)
-            proxy.mute_after = TOKEN
-            write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
-            await landed(race, proxy)
-            await race.observer.execute("ALTER TABLE public.orders DISABLE TRIGGER USER")
-            await race.observer.execute("UPDATE public.orders SET status = 'gone'")
-            await race.observer.execute("ALTER TABLE public.orders ENABLE TRIGGER USER")
-            cut(proxy)
-            answer = await write
-        assert result_of(answer) == "FP009"
-    finally:
-        await race.observer.execute("DROP OWNED BY hidden_from; DROP ROLE hidden_from")
+    policies = (
+        f"GRANT SELECT, INSERT, UPDATE ON public.orders TO {RULED}; GRANT INSERT ON public.applied TO {RULED};"
+        " ALTER TABLE public.orders ENABLE ROW LEVEL SECURITY;"
+        " CREATE POLICY sees ON public.orders FOR SELECT USING (status <> 'gone');"
+        " CREATE POLICY writes ON public.orders FOR UPDATE USING (true) WITH CHECK (true);"
+        " CREATE POLICY makes ON public.orders FOR INSERT WITH CHECK (true)"
+    )
+    async with (
+        ruled(race.observer, race.dsn, policies) as login,
+        cutting_proxy(login) as (proxy, url),
+        open_gateway(url) as gateway,
+    ):
+        await gateway_pid(gateway)
+        proxy.mute_after = TOKEN
+        write = asyncio.create_task(patch(gateway, keyed("k", 31, n=1)))
+        await landed(race, proxy)
+        await race.observer.execute("ALTER TABLE public.orders DISABLE TRIGGER USER")
+        await race.observer.execute("UPDATE public.orders SET status = 'gone'")
+        await race.observer.execute("ALTER TABLE public.orders ENABLE TRIGGER USER")
+        cut(proxy)
+        assert result_of(await write) == "FP009"
 
 
 async def test_another_clients_backend_that_has_the_old_ones_pid_is_left_alone(race: Race) -> None:

@@ -67,10 +67,10 @@ async def what_is_said_during_a_raise_is_of_the_generation_before(connect: Conne
     transaction = b.transaction()
     await transaction.start()
     await b.execute("SELECT fencepost.source_raise('kafka:a.b', 'test', 0)")
-    telling = await start(observer, progress.note_committed(a, "kafka:a.b", generation, [9]), a.get_server_pid())
-    assert not telling.done()
+    noting = await start(observer, progress.note_committed(a, "kafka:a.b", generation, [9]), a.get_server_pid())
+    assert not noting.done()
     await transaction.commit()
-    await telling
+    await noting
     assert await observer.fetchval(COMMITTED) == 0
 
 

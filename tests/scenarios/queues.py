@@ -60,8 +60,8 @@ async def appends_of_the_same_keys_in_another_order_do_not_deadlock(connect: Con
     assert len(await appending) == 2
 
 
-async def done_leaves_what_was_committed_meanwhile(connect: Connect) -> None:
-    """A lower offset, of another key."""
+async def committed_late(connect: Connect) -> tuple[Connection, int]:
+    """Commit a message after one of another key with a higher offset was taken: (who took that one, its offset)."""
     slow, quick, consumer = await connect(), await connect(), await member(connect)
     transaction = slow.transaction()
     await transaction.start()
@@ -69,18 +69,17 @@ async def done_leaves_what_was_committed_meanwhile(connect: Connect) -> None:
     [offset] = await appended(quick, "orders/quick")
     assert await taken(consumer) == ["orders/quick"]
     await transaction.commit()
+    return consumer, offset
+
+
+async def done_leaves_what_was_committed_meanwhile(connect: Connect) -> None:
+    consumer, offset = await committed_late(connect)
     await table_log.done(consumer, [(0, offset)])
     assert await taken(consumer) == ["orders/slow"], "what was not decided is gone"
 
 
 async def a_lower_offset_is_taken_after_a_higher_one(connect: Connect) -> None:
-    slow, quick, consumer = await connect(), await connect(), await member(connect)
-    transaction = slow.transaction()
-    await transaction.start()
-    await appended(slow, "orders/slow")
-    [offset] = await appended(quick, "orders/quick")
-    assert await taken(consumer) == ["orders/quick"]
-    await transaction.commit()
+    consumer, offset = await committed_late(connect)
     assert await taken(consumer, "a", offset) == ["orders/slow"], "it is never taken, or what is in hand comes twice"
 
 
@@ -154,7 +153,7 @@ async def tokens_up_to_the_ends_are_issued(connect: Connect) -> None:
 
 
 async def a_late_answer_is_no_fault(connect: Connect) -> None:
-    """Another consumer has asked the log later, and told it first."""
+    """Another consumer has asked the log later, and recorded its answer first."""
     a, b = await connect(), await connect()
     await looked_at(a, 5)
     assert (await check(b, 9, generation=0)).verdict == "ok"
@@ -166,7 +165,7 @@ async def a_late_answer_is_no_fault(connect: Connect) -> None:
 
 
 async def two_first_looks_are_no_fault(connect: Connect) -> None:
-    """Two consumers look at the log for the first time in its generation; who asked it later tells it first."""
+    """Two consumers look at the log for the first time in its generation; who asked later records the answer first."""
     a, b = await connect(), await connect()
     await progress.register(a, ORDERS)
     first = [await check(each, 5) for each in (a, b)]

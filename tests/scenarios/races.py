@@ -91,16 +91,6 @@ async def deleted_key_remembers(race: Race) -> None:
     assert await race.insert(race.b, "k", 35)
 
 
-async def insert_waits_for_insert(race: Race) -> None:
-    """R6: the loser of two INSERTs meets a duplicate, and the row's mark shows what its token is worth."""
-    holder = await race.begin(race.a)
-    await race.insert(race.a, "k", 36)
-    waiter = await race.waits(race.b, outcome(race.insert(race.b, "k", 35)))
-    await holder.commit()
-    assert await waiter == "23505"
-    assert await race.verdict("k", 35) == "stale"
-
-
 async def pruned_mark_leaves_a_floor(race: Race) -> None:
     """R6: an INSERT that waits while its key's mark is pruned meets the floor instead."""
     for floor, token, accepted in ((30, 29, False), (40, 40, not race.strict), (50, 51, True)):

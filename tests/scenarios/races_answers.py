@@ -1,6 +1,7 @@
 """As races.py: claims, multi-row writes, and what the gateway answers."""
 
-from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, result_of, written
+from tests.support.racing import NEW, Race, keyed, open_gateway, outcome, result_of, written
+from tests.support.stepping import answer_after
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -31,12 +32,9 @@ async def claim_returns_what_it_fenced(race: Race) -> None:
 async def claim_meets_an_insert_under_way(race: Race) -> None:
     """R7: a claim of a key without a row waits for an INSERT of it, and then claims the row."""
     async with open_gateway(race.dsn) as gateway:
-        holder = await race.begin(race.a)
-        await race.insert(race.a, "k", 33, status="from 33")
-        request = Claim(Resource("orders", ("k",)), Token(35))
-        waiter = await race.waits_at(await gateway_pid(gateway), claim(gateway, request))
-        await holder.commit()
-        answer = await waiter
+        request = claim(gateway, Claim(Resource("orders", ("k",)), Token(35)))
+        making = race.insert(race.a, "k", 33, status="from 33")
+        answer = await answer_after(race, gateway, making, request=request)
     assert not isinstance(answer, Problem), answer
     assert [*answer.rows], "the claim did not see the row"
     assert await race.live_mark("k") == 35
@@ -112,12 +110,9 @@ async def replaced_row_is_written_after_all(race: Race) -> None:
     """R5: deleted and made anew while the UPDATE waited: neither 404 nor 409, the write goes through."""
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
-        holder = await race.begin(race.a)
-        await race.delete(race.a, "k", 31)
-        await race.insert(race.a, "k", 32, status="again")
-        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", 40, status="b")))
-        await holder.commit()
-        answer = result_of(await waiter)
+        deleting, making = race.delete(race.a, "k", 31), race.insert(race.a, "k", 32, status="again")
+        request = patch(gateway, keyed("k", 40, status="b"))
+        answer = result_of(await answer_after(race, gateway, deleting, making, request=request))
     assert answer == "ok", answer
     assert await race.live_mark("k") == 40
 
@@ -126,18 +121,12 @@ async def refusal_is_stale_and_not_missing(race: Race) -> None:
     """R5: when the UPDATE waited for what made it stale, the answer is 409 with the mark of now."""
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
-        holder = await race.begin(race.a)
-        await race.update(race.a, "k", 35)
-        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", 34, status="b")))
-        await holder.commit()
-        answer = await waiter
+        request = patch(gateway, keyed("k", 34, status="b"))
+        answer = await answer_after(race, gateway, race.update(race.a, "k", 35), request=request)
         assert isinstance(answer, Problem)
         assert (answer.name, answer.presented_token, answer.current_token) == ("FP001", 34, 35)
-        holder = await race.begin(race.a)
-        await race.delete(race.a, "k", 37)
-        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("k", 36, status="b")))
-        await holder.commit()
-        answer = await waiter
+        request = patch(gateway, keyed("k", 36, status="b"))
+        answer = await answer_after(race, gateway, race.delete(race.a, "k", 37), request=request)
         assert isinstance(answer, Problem)
         assert (answer.name, answer.current_token) == ("FP001", 37)
         assert result_of(await patch(gateway, keyed("k", 38, status="b"))) == "FP006"

@@ -18,7 +18,7 @@ from tests.support.violations import promised
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.databases import clone, in_database, run_on
 
 _numbers = itertools.count(1)
 REFUSED: Final = (403, "FP041")
@@ -207,7 +207,7 @@ def sealed_shop(server: PostgresServer, template: str, keys: Path, **settings: o
     chosen = {"database_url": dsn, "port": 0, "seal_keys_file": str(keys), **settings}
     with serving(Settings.model_validate(chosen)) as url:
         yield SealedShop(url, dsn, keys)
-    asyncio.run(_drop(server.url, name))
+    asyncio.run(run_on(server.url, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 async def _make(url: str, name: str, template: str, dsn: str) -> None:
@@ -221,9 +221,3 @@ async def _make(url: str, name: str, template: str, dsn: str) -> None:
         await protect(connection, "plain", source="builtin")
     finally:
         await connection.close()
-
-
-async def _drop(url: str, name: str) -> None:
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await connection.close()

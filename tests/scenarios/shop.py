@@ -12,7 +12,7 @@ from tests.support.live_gateway import serving
 from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.databases import clone, in_database, run_on
 
 _numbers = itertools.count(1)
 
@@ -107,7 +107,7 @@ def running_shop(
     chosen |= settings
     with serving(Settings.model_validate(chosen)) as url:
         yield Shop(url, dsn)
-    asyncio.run(_drop(server.url, name))
+    asyncio.run(run_on(server.url, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 async def _make(url: str, name: str, template: str, dsn: str, builtin: tuple[str, ...]) -> None:
@@ -122,9 +122,3 @@ async def _make(url: str, name: str, template: str, dsn: str, builtin: tuple[str
             await protect(connection, table, source="builtin")
     finally:
         await connection.close()
-
-
-async def _drop(url: str, name: str) -> None:
-    connection = await asyncpg.connect(url)
-    await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await connection.close()

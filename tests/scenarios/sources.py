@@ -59,7 +59,7 @@ VERBS = {
 
 
 async def bounds(race: Race) -> KnownSource:
-    """Return where the source is. Not `source_state`: of some kinds that tells how far one lock's numbers are."""
+    """Return where the source is. Not `source_state`: of some kinds that says how far one lock's numbers are."""
     [known] = await sources.list_known(race.observer)
     return known
 

@@ -19,16 +19,16 @@ ENDS = (
 
 
 @one_source
-async def test_what_ended_a_lease_is_told(api: Api, bench: RedisBench, connect: Connect) -> None:
+async def test_a_lost_lease_says_what_ended_it(api: Api, bench: RedisBench, connect: Connect) -> None:
     owner = await connect()
-    for source, ends, told in ENDS:
+    for source, ends, said in ENDS:
         granted = await api.grant("ends", source=source)
         await owner.execute(ends)
         await command(bench.ports[0], "DEL", "fencepost:lock:ends")
         lost = (await api.on(granted, "renew")).json()
         assert (lost["status"], lost["code"]) == (410, "FP012"), (source, ends)
         assert f"Lease {granted['lease_id']} of ends " in lost["detail"]
-        assert told in lost["detail"]
+        assert said in lost["detail"]
         if ends == "SELECT 1":
             await api.grant("ends", owner="next")
             lost = (await api.on(granted, "renew")).json()

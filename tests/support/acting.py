@@ -15,6 +15,7 @@ from fencepost.testing.servers.waiting import eventually
 LOGIN = "fp_login"
 ROLES = ("fp_web", "fp_other", "fp_reader", "fp_nothing")
 WEB, OTHER, READER, NOTHING = ROLES
+RULED = "fp_ruled"
 
 _WHO = """
 SELECT CURRENT_USER = SESSION_USER AND current_setting('role') = 'none'
@@ -73,3 +74,16 @@ async def acting(
                 f"DO $$ BEGIN IF to_regrole('{role}') IS NOT NULL THEN DROP OWNED BY {role}; DROP ROLE {role};"
                 " END IF; END $$"
             )
+
+
+@asynccontextmanager
+async def ruled(owner: Connection, dsn: str, sql: str) -> AsyncIterator[str]:
+    """Make a login that policies rule, with a gateway's grants; run `sql`; give its URL. It goes at the end."""
+    await owner.execute(f"CREATE ROLE {RULED} LOGIN PASSWORD 'x'")
+    try:
+        await owner.execute(sql)
+        for grant in GRANTS:
+            await owner.execute(grant.format(role=RULED))
+        yield dsn.replace(dsn.partition("://")[2].partition("@")[0], f"{RULED}:x", 1)
+    finally:
+        await owner.execute(f"DROP OWNED BY {RULED}; DROP ROLE {RULED}")

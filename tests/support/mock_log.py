@@ -11,7 +11,7 @@ PARTITIONS = 4
 
 
 class MockLog:
-    """Keeps what is appended, and fails as it is told to."""
+    """Keeps what is appended, and fails with the error that a test puts into `fails`."""
 
     def __init__(self) -> None:
         self.partitions: list[list[Message]] = [[] for _ in range(PARTITIONS)]

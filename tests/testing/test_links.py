@@ -145,13 +145,13 @@ def test_the_url_by_way_of_a_link(echo: Echo) -> None:
 
 def test_a_link_that_is_closed_leaves_no_socket_open(echo: Echo) -> None:
     """Not even that of a client which has connected at this moment."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for _ in range(50):
             with Link("127.0.0.1", echo.port) as link, socket.create_connection(("127.0.0.1", link.port), timeout=10):
                 pass
         gc.collect()
-    assert [str(each.message) for each in told] == []
+    assert [str(each.message) for each in warned] == []
 
 
 def test_a_link_that_was_closed_inside_a_fault_is_no_error(echo: Echo) -> None:

@@ -54,7 +54,7 @@ def test_every_error_of_the_server_is_translated(writing: bool) -> None:
 
 
 @pytest.mark.parametrize("sqlstate", ["26000", "42P05"])
-def test_of_prepared_statements_only_what_postgresql_said_is_told(sqlstate: str) -> None:
+def test_of_prepared_statements_only_what_postgresql_said_is_shown(sqlstate: str) -> None:
     error = asyncpg.PostgresError.new({"C": sqlstate, "M": 'prepared statement "s1" does not exist'})
     assert "asyncpg" in str(error), "what is taken out"
     with (

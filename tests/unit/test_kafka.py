@@ -120,7 +120,7 @@ def test_only_what_has_nothing_undone_before_it_is_finished() -> None:
     assert ledger.finished() == []
     ledger.done(0, 3, turn)
     assert ledger.finished() == [Finished(0, 7, 7)]
-    assert ledger.finished() == [], "told once"
+    assert ledger.finished() == [], "reported once"
     ledger.done(0, 9, turn)
     assert ledger.finished() == [Finished(0, 10, 7)]
 

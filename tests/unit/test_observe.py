@@ -10,78 +10,55 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from fencepost.observe import events
 from fencepost.observe.caller_refusals import DAY, MOST, OTHERS, CallerRefusals
-from fencepost.observe.events import (
-    Accepted,
-    BatchesFail,
-    CallerRefused,
-    CatalogLoaded,
-    ConnectionTrouble,
-    ConsumerFailed,
-    ConsumerPaused,
-    ConsumerResumed,
-    DeadLettered,
-    Event,
-    HolderUnknown,
-    KeysFetched,
-    KeysNotFetched,
-    LeaseAsked,
-    ListenerLost,
-    OriginJudged,
-    Pruned,
-    PruningFailed,
-    QueueBlocked,
-    QueueFailed,
-    Refused,
-    RequestTurnedAway,
-    SealKeysRead,
-    SealKeysUnreadable,
-    SourceQuarantined,
-    SourceTrouble,
-)
 from fencepost.observe.instruments import QueueFigures
 from fencepost.observe.logs import MOST_REFUSALS, EventLog, configure
 from fencepost.observe.metrics import Metrics
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
-MOVES: dict[Event, str] = {
-    CallerRefused("jwt:issuer|ann", "FP045", "The lock is not for it."): (
+MOVES: dict[events.Event, str] = {
+    events.CallerRefused("jwt:issuer|ann", "FP045", "The lock is not for it."): (
         'fencepost_callers_refused_total{code="FP045"} 1.0'
     ),
-    RequestTurnedAway("FP031", "Host: a is not served.", "10.0.0.7"): (
+    events.RequestTurnedAway("FP031", "Host: a is not served.", "10.0.0.7"): (
         'fencepost_requests_turned_away_total{code="FP031"} 1.0'
     ),
-    Refused("orders", "patch", "FP001", "older", "orders/1", 33, 34): (
+    events.Refused("orders", "patch", "FP001", "older", "orders/1", 33, 34): (
         'fencepost_operations_total{table="orders",verb="patch",verdict="FP001"} 1.0'
     ),
-    LeaseAsked("mint", "done", tokens=7): "fencepost_tokens_issued_total 7.0",
-    QueueFailed("gone"): "fencepost_lock_queue_failures_total 1.0",
-    HolderUnknown("orders", "late"): 'fencepost_holders_unknown_total{table="orders"} 1.0',
-    CatalogLoaded(1, 5, 2): 'fencepost_tables{protected="yes"} 2.0',
-    ListenerLost("gone"): "fencepost_listener_losses_total 1.0",
-    OriginJudged(accepted=True, generation=1, reason=None): "fencepost_origin_accepted 1.0",
-    ConnectionTrouble("none left"): "fencepost_connection_troubles_total 1.0",
-    Pruned("marks", 3): 'fencepost_records_pruned_total{what="marks"} 3.0',
-    PruningFailed("late"): "fencepost_pruning_failures_total 1.0",
-    BatchesFail("no privilege"): "fencepost_batch_failures_total 1.0",
-    SourceQuarantined("etcd", "backwards"): 'fencepost_source_quarantined{source="etcd"} 1.0',
-    SealKeysRead(("one",)): "fencepost_seal_keys_read_total 1.0",
-    SealKeysUnreadable("gone"): "fencepost_seal_key_failures_total 1.0",
-    KeysFetched(2, ()): "fencepost_jwks_changes_total 1.0",
-    KeysNotFetched("away"): "fencepost_jwks_failures_total 1.0",
-    SourceTrouble("etcd", "gone"): 'fencepost_source_troubles_total{source="etcd"} 1.0',
-    ConsumerPaused("kafka:q", "away"): 'fencepost_queue_paused{queue="kafka:q"} 1.0',
-    ConsumerResumed("kafka:q"): 'fencepost_queue_paused{queue="kafka:q"} 0.0',
-    ConsumerFailed("kafka:q", "Traceback"): 'fencepost_queue_faults_total{queue="kafka:q"} 1.0',
-    QueueBlocked("kafka:q", "t/a", 0, 7, "its row is locked"): 'fencepost_queue_blocked_total{queue="kafka:q"} 1.0',
-    DeadLettered("kafka:q", "t/a", 0, 7, "no column x"): 'fencepost_queue_dead_lettered_total{queue="kafka:q"} 1.0',
+    events.LeaseAsked("mint", "done", tokens=7): "fencepost_tokens_issued_total 7.0",
+    events.QueueFailed("gone"): "fencepost_lock_queue_failures_total 1.0",
+    events.HolderUnknown("orders", "late"): 'fencepost_holders_unknown_total{table="orders"} 1.0',
+    events.CatalogLoaded(1, 5, 2): 'fencepost_tables{protected="yes"} 2.0',
+    events.ListenerLost("gone"): "fencepost_listener_losses_total 1.0",
+    events.OriginJudged(accepted=True, generation=1, reason=None): "fencepost_origin_accepted 1.0",
+    events.ConnectionTrouble("none left"): "fencepost_connection_troubles_total 1.0",
+    events.Pruned("marks", 3): 'fencepost_records_pruned_total{what="marks"} 3.0',
+    events.PruningFailed("late"): "fencepost_pruning_failures_total 1.0",
+    events.BatchesFail("no privilege"): "fencepost_batch_failures_total 1.0",
+    events.SourceQuarantined("etcd", "backwards"): 'fencepost_source_quarantined{source="etcd"} 1.0',
+    events.SealKeysRead(("one",)): "fencepost_seal_keys_read_total 1.0",
+    events.SealKeysUnreadable("gone"): "fencepost_seal_key_failures_total 1.0",
+    events.KeysFetched(2, ()): "fencepost_jwks_changes_total 1.0",
+    events.KeysNotFetched("away"): "fencepost_jwks_failures_total 1.0",
+    events.SourceTrouble("etcd", "gone"): 'fencepost_source_troubles_total{source="etcd"} 1.0',
+    events.ConsumerPaused("kafka:q", "away"): 'fencepost_queue_paused{queue="kafka:q"} 1.0',
+    events.ConsumerResumed("kafka:q"): 'fencepost_queue_paused{queue="kafka:q"} 0.0',
+    events.ConsumerFailed("kafka:q", "Traceback"): 'fencepost_queue_faults_total{queue="kafka:q"} 1.0',
+    events.QueueBlocked("kafka:q", "t/a", 0, 7, "its row is locked"): (
+        'fencepost_queue_blocked_total{queue="kafka:q"} 1.0'
+    ),
+    events.DeadLettered("kafka:q", "t/a", 0, 7, "no column x"): (
+        'fencepost_queue_dead_lettered_total{queue="kafka:q"} 1.0'
+    ),
 }
 """What the exposition has after the event. Accepted is not hashable, and has a test of its own."""
 
 
 @pytest.mark.parametrize("event", MOVES, ids=lambda event: type(event).__name__)
-def test_an_event_is_counted(event: Event) -> None:
+def test_an_event_is_counted(event: events.Event) -> None:
     metrics = Metrics()
     assert MOVES[event] not in lines(metrics)
     metrics.on_event(event)
@@ -91,13 +68,13 @@ def test_an_event_is_counted(event: Event) -> None:
 def test_accepted_writes_are_counted_with_their_rows() -> None:
     metrics = Metrics()
     for rows in (1, 4):
-        metrics.on_event(Accepted("orders", "patch", rows))
+        metrics.on_event(events.Accepted("orders", "patch", rows))
     assert 'fencepost_operations_total{table="orders",verb="patch",verdict="accepted"} 2.0' in lines(metrics)
     assert 'fencepost_rows_written_total{table="orders",verb="patch"} 5.0' in lines(metrics)
 
 
 def test_no_kind_of_event_is_left_out() -> None:
-    assert {type(event) for event in MOVES} | {Accepted} == set(get_args(Event))
+    assert {type(event) for event in MOVES} | {events.Accepted} == set(get_args(events.Event))
 
 
 def test_the_page_lists_every_metric_with_its_labels() -> None:
@@ -106,7 +83,7 @@ def test_the_page_lists_every_metric_with_its_labels() -> None:
         _, names, labels, *_ = row.split("|")
         documented |= {name: set(re.findall("`(.+?)`", labels)) for name in re.findall("`(.+?)`", names)}
     metrics = Metrics()
-    for event in (Accepted("orders", "patch", 1), *MOVES):
+    for event in (events.Accepted("orders", "patch", 1), *MOVES):
         metrics.on_event(event)
     metrics.request_done("GET", "/", 200, 0.1)
     metrics.pool(5, 3)
@@ -144,8 +121,8 @@ def logged(
         yield entries
 
 
-def refused(code: str) -> Refused:
-    return Refused("orders", "patch", code, "detail", "orders/1", 1, 2)
+def refused(code: str) -> events.Refused:
+    return events.Refused("orders", "patch", code, "detail", "orders/1", 1, 2)
 
 
 def test_a_flood_of_refusals_is_counted_and_not_logged_one_by_one(logged: list[structlog.typing.EventDict]) -> None:
@@ -167,7 +144,7 @@ def test_a_name_cannot_move_the_cursor_nor_begin_a_line(
         configure("info", style)
         for name in ("\x1b[2J\x1b]0;owned\x07", "a\nb [error] all is lost", "\x9b31m", "\u202egnp.exe", "na\u2028me"):
             logging.getLogger("fencepost.test").warning("of %s", name)
-            EventLog().on_event(Refused("orders", "patch", "FP001", name, name, 1, 2))
+            EventLog().on_event(events.Refused("orders", "patch", "FP001", name, name, 1, 2))
     finally:
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
@@ -176,15 +153,15 @@ def test_a_name_cannot_move_the_cursor_nor_begin_a_line(
     assert not [line for line in written.splitlines() if not line.isprintable()]
 
 
-def of_caller(caller: str, code: str = "FP037", detail: str = "no") -> CallerRefused:
-    return CallerRefused(caller, code, detail)
+def of_caller(caller: str, code: str = "FP037", detail: str = "no") -> events.CallerRefused:
+    return events.CallerRefused(caller, code, detail)
 
 
 def test_they_are_counted_by_caller_and_code() -> None:
     counted = CallerRefusals()
     for event in (of_caller("ann"), of_caller("ann", detail="last"), of_caller("ann", "FP045"), of_caller("bob")):
         counted.on_event(event)
-    counted.on_event(Refused("orders", "patch", "FP001", "stale", None, None, None))
+    counted.on_event(events.Refused("orders", "patch", "FP001", "stale", None, None, None))
     assert counted.take() == {("ann", "FP037"): (2, "last"), ("ann", "FP045"): (1, "no"), ("bob", "FP037"): (1, "no")}
     assert counted.take() == {}
 

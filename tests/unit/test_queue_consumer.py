@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.support.consumer_house import House, running, until
+from tests.support.mocked_consumer import MockedConsumer, running, until
 from tests.support.queue_mock import message
 
 from fencepost.consuming.applying import Standing
@@ -16,62 +16,62 @@ from fencepost.times import ConsumingTimes
 
 
 async def test_messages_of_a_resource_are_decided_one_after_the_other_and_others_meanwhile() -> None:
-    house = House()
-    house.applying.held[b"t/a"] = asyncio.Event()
-    await house.append("t/a", "t/a", "t/b", "t/b")
-    async with running(house):
-        await house.all_done(2)
-        assert house.done == [2, 3]
-        assert house.applying.begun == [0, 2, 3], "the second of a waits for the first"
-        house.applying.held[b"t/a"].set()
-        await house.all_done(4)
-    assert house.done == [2, 3, 0, 1]
-    assert house.log.consumers[0].closed
-    assert sum(each.applied for each in house.ledger.noted) == 4
-    last = {each.partition: each for each in house.ledger.noted}
+    mocked = MockedConsumer()
+    mocked.applying.held[b"t/a"] = asyncio.Event()
+    await mocked.append("t/a", "t/a", "t/b", "t/b")
+    async with running(mocked):
+        await mocked.all_done(2)
+        assert mocked.done == [2, 3]
+        assert mocked.applying.begun == [0, 2, 3], "the second of a waits for the first"
+        mocked.applying.held[b"t/a"].set()
+        await mocked.all_done(4)
+    assert mocked.done == [2, 3, 0, 1]
+    assert mocked.log.consumers[0].closed
+    assert sum(each.applied for each in mocked.ledger.noted) == 4
+    last = {each.partition: each for each in mocked.ledger.noted}
     assert max(each.decided for each in last.values()) == 4
     assert all(each.oldest is None for each in last.values())
 
 
 async def test_no_more_are_in_hand_than_the_limit_and_those_that_are_held_keep_their_room() -> None:
-    house = House(limits=ConsumerLimits(messages=4))
-    house.applying.held[b"t/a"] = asyncio.Event()
-    await house.append(*["t/a"] * 10)
-    async with running(house):
-        await until("the room is used up", lambda: house.log.asked.count(0) > 1)
-        assert len(house.log.consumers[0].taken) == 4
-        house.applying.held[b"t/a"].set()
-        await house.all_done(10)
-    assert house.done == list(range(10))
+    mocked = MockedConsumer(limits=ConsumerLimits(messages=4))
+    mocked.applying.held[b"t/a"] = asyncio.Event()
+    await mocked.append(*["t/a"] * 10)
+    async with running(mocked):
+        await until("the room is used up", lambda: mocked.log.asked.count(0) > 1)
+        assert len(mocked.log.consumers[0].taken) == 4
+        mocked.applying.held[b"t/a"].set()
+        await mocked.all_done(10)
+    assert mocked.done == list(range(10))
 
 
 async def test_no_more_is_taken_while_many_bytes_are_in_hand() -> None:
-    house = House(limits=ConsumerLimits(messages=1000, bytes=100_000))
-    house.applying.held[b"t/a"] = asyncio.Event()
+    mocked = MockedConsumer(limits=ConsumerLimits(messages=1000, bytes=100_000))
+    mocked.applying.held[b"t/a"] = asyncio.Event()
     for _ in range(20):
-        await house.log.append(message("t/a", b"x" * 10_000))
-    async with running(house):
-        await until("the room is used up", lambda: house.log.asked.count(0) > 1)
+        await mocked.log.append(message("t/a", b"x" * 10_000))
+    async with running(mocked):
+        await until("the room is used up", lambda: mocked.log.asked.count(0) > 1)
         for _ in range(30):
-            await house.log.append(message("t/a", b"x" * 10_000))
-        asked = house.log.asked.count(0)
-        await until("it asks again", lambda: house.log.asked.count(0) > asked)
-        assert len(house.log.consumers[0].taken) == 20
-        house.applying.held[b"t/a"].set()
-        await house.all_done(50)
+            await mocked.log.append(message("t/a", b"x" * 10_000))
+        asked = mocked.log.asked.count(0)
+        await until("it asks again", lambda: mocked.log.asked.count(0) > asked)
+        assert len(mocked.log.consumers[0].taken) == 20
+        mocked.applying.held[b"t/a"].set()
+        await mocked.all_done(50)
 
 
 async def test_the_log_is_looked_at_after_messages_were_taken_and_before_one_is_written() -> None:
-    house = House()
-    async with running(house):
-        await until("the first look", lambda: house.ledger.checks == 1)
-        house.ledger.quarantined = "it was made again"
-        await house.append("t/a")
-        await until("paused", lambda: house.consumer.paused_because == "it was made again")
-        assert house.applying.begun == []
-        house.ledger.quarantined, house.ledger.known_generation = None, 2
-        await house.all_done(1)
-    assert house.reports.events == ["paused: it was made again", "resumed"]
+    mocked = MockedConsumer()
+    async with running(mocked):
+        await until("the first look", lambda: mocked.ledger.checks == 1)
+        mocked.ledger.quarantined = "it was made again"
+        await mocked.append("t/a")
+        await until("paused", lambda: mocked.consumer.paused_because == "it was made again")
+        assert mocked.applying.begun == []
+        mocked.ledger.quarantined, mocked.ledger.known_generation = None, 2
+        await mocked.all_done(1)
+    assert mocked.reports.events == ["paused: it was made again", "resumed"]
 
 
 async def test_a_generation_that_was_raised_has_all_taken_anew() -> None:
@@ -82,17 +82,17 @@ async def test_a_generation_that_was_raised_has_all_taken_anew() -> None:
         seen.append((received.position.offset, standing.generation))
         return Decided("applied")
 
-    house = House(come_to)
-    async with running(house):
-        await until("the first look", lambda: house.ledger.checks == 1)
-        house.ledger.failing = UnavailableError("away")
-        await house.append("t/a", "t/b")
-        await until("paused", lambda: house.consumer.paused_because is not None)
-        house.log.messages = house.log.messages[1:]  # what the new log has
-        house.ledger.known_generation, house.ledger.failing = 2, None
-        await house.all_done(1)
+    mocked = MockedConsumer(come_to)
+    async with running(mocked):
+        await until("the first look", lambda: mocked.ledger.checks == 1)
+        mocked.ledger.failing = UnavailableError("away")
+        await mocked.append("t/a", "t/b")
+        await until("paused", lambda: mocked.consumer.paused_because is not None)
+        mocked.log.messages = mocked.log.messages[1:]  # what the new log has
+        mocked.ledger.known_generation, mocked.ledger.failing = 2, None
+        await mocked.all_done(1)
     assert seen == [(1, 2)]
-    assert len(house.log.consumers) == 2
+    assert len(mocked.log.consumers) == 2
 
 
 async def test_an_outage_pauses_all_and_is_over_by_itself_and_the_member_stays_one() -> None:
@@ -101,17 +101,17 @@ async def test_an_outage_pauses_all_and_is_over_by_itself_and_the_member_stays_o
     def come_to(_received: Received, _standing: Standing) -> Result:
         return Later("the database is away", everything=True) if away else Decided("applied")
 
-    house = House(come_to)
-    await house.append("t/a", "t/b", "t/a")
-    async with running(house):
-        await until("paused", lambda: house.consumer.paused_because == "the database is away")
-        before = len(house.log.asked)
-        await until("the member is heard of", lambda: len(house.log.asked) > before + 2)
-        assert set(house.log.asked[before:]) == {0}
+    mocked = MockedConsumer(come_to)
+    await mocked.append("t/a", "t/b", "t/a")
+    async with running(mocked):
+        await until("paused", lambda: mocked.consumer.paused_because == "the database is away")
+        before = len(mocked.log.asked)
+        await until("the member is heard of", lambda: len(mocked.log.asked) > before + 2)
+        assert set(mocked.log.asked[before:]) == {0}
         away = False
-        await house.all_done(3)
-        assert house.consumer.paused_because is None
-    assert sorted(house.done) == [0, 1, 2]
+        await mocked.all_done(3)
+        assert mocked.consumer.paused_because is None
+    assert sorted(mocked.done) == [0, 1, 2]
 
 
 async def test_what_one_message_waits_for_keeps_no_other_waiting() -> None:
@@ -124,53 +124,55 @@ async def test_what_one_message_waits_for_keeps_no_other_waiting() -> None:
             return Later("its row is locked")
         return Decided("applied")
 
-    house = House(come_to)
-    await house.append("t/a", "t/a", "t/b")
-    async with running(house):
-        await house.all_done(3)
-    assert house.done == [2, 0, 1]
-    assert house.reports.events == []
+    mocked = MockedConsumer(come_to)
+    await mocked.append("t/a", "t/a", "t/b")
+    async with running(mocked):
+        await mocked.all_done(3)
+    assert mocked.done == [2, 0, 1]
+    assert mocked.reports.events == []
 
 
 @pytest.mark.parametrize("method", ["take", "state", "done"])
 async def test_a_log_that_is_away_is_asked_again(method: str) -> None:
-    house = House()
-    house.log.failing[method] = LogUnavailableError("the broker is away")
-    await house.append("t/a")
-    async with running(house):
-        await until("it was tried", lambda: bool(house.log.asked) and (method != "done" or bool(house.applying.ended)))
-        assert house.done == []
-        del house.log.failing[method]
-        await house.all_done(1)
-    assert house.applying.begun == [0], "it is written once"
+    mocked = MockedConsumer()
+    mocked.log.failing[method] = LogUnavailableError("the broker is away")
+    await mocked.append("t/a")
+    async with running(mocked):
+        await until(
+            "it was tried", lambda: bool(mocked.log.asked) and (method != "done" or bool(mocked.applying.ended))
+        )
+        assert mocked.done == []
+        del mocked.log.failing[method]
+        await mocked.all_done(1)
+    assert mocked.applying.begun == [0], "it is written once"
 
 
 async def test_a_log_that_says_it_lost_messages_is_quarantined() -> None:
-    house = House(times=ConsumingTimes(pause=0.01, longest_pause=1.0))
-    async with running(house):
-        await until("the first look", lambda: house.ledger.checks == 1)
-        house.log.failing["take"] = LogChangedError("partition 0 was cut off")
-        await until("quarantined", lambda: house.ledger.quarantined == "partition 0 was cut off")
-        await until("looks for a raise, at growing distances", lambda: house.ledger.checks >= 8)
-        del house.log.failing["take"]
-        await house.append("t/a")
-        house.ledger.quarantined, house.ledger.known_generation = None, 2
-        await house.all_done(1)
+    mocked = MockedConsumer(times=ConsumingTimes(pause=0.01, longest_pause=1.0))
+    async with running(mocked):
+        await until("the first look", lambda: mocked.ledger.checks == 1)
+        mocked.log.failing["take"] = LogChangedError("partition 0 was cut off")
+        await until("quarantined", lambda: mocked.ledger.quarantined == "partition 0 was cut off")
+        await until("looks for a raise, at growing distances", lambda: mocked.ledger.checks >= 8)
+        del mocked.log.failing["take"]
+        await mocked.append("t/a")
+        mocked.ledger.quarantined, mocked.ledger.known_generation = None, 2
+        await mocked.all_done(1)
 
 
 async def test_what_has_not_begun_of_a_lost_partition_is_left_out() -> None:
-    house = House()
-    house.applying.held[b"t/a"] = asyncio.Event()
-    await house.append("t/a", "t/a", "t/a")
-    async with running(house):
-        await until("the first has begun", lambda: house.applying.begun == [0])
-        consumer = house.log.consumers[0]
+    mocked = MockedConsumer()
+    mocked.applying.held[b"t/a"] = asyncio.Event()
+    await mocked.append("t/a", "t/a", "t/a")
+    async with running(mocked):
+        await until("the first has begun", lambda: mocked.applying.begun == [0])
+        consumer = mocked.log.consumers[0]
         consumer.lost(frozenset(range(2)))
-        house.applying.held[b"t/a"].set()
-        await house.all_done(1)
+        mocked.applying.held[b"t/a"].set()
+        await mocked.all_done(1)
         await asyncio.sleep(0)
-        assert house.applying.begun == [0]
-    assert house.done == [0]
+        assert mocked.applying.begun == [0]
+    assert mocked.done == [0]
 
 
 async def test_what_a_key_has_in_another_partition_than_the_lost_one_goes_on() -> None:
@@ -196,21 +198,21 @@ async def test_what_a_key_has_in_another_partition_than_the_lost_one_goes_on() -
 
 async def test_a_message_that_is_tried_in_vain_is_reported_once_and_noted_until_it_is_decided() -> None:
     locked = [True]
-    house = House(
+    mocked = MockedConsumer(
         lambda each, _: Later("its row is locked") if locked and each.position.offset == 0 else Decided("applied"),
         times=ConsumingTimes(blocked_after=0.0, note_every=0.01),
     )
-    await house.append("t/a", "t/a", "t/b")
+    await mocked.append("t/a", "t/a", "t/b")
 
-    def told() -> list[str | None]:
-        return [each.blocked.resource if each.blocked else None for each in house.ledger.noted]
+    def blocked_noted() -> list[str | None]:
+        return [each.blocked.resource if each.blocked else None for each in mocked.ledger.noted]
 
-    async with running(house):
-        await until("it is told", lambda: "t/a" in told())
-        await until("it is tried again", lambda: house.applying.begun.count(0) > 3)
-        assert house.reports.events == ["blocked: 0: its row is locked"]
-        blocked = next(each.blocked for each in house.ledger.noted if each.blocked)
+    async with running(mocked):
+        await until("the blocked resource is noted", lambda: "t/a" in blocked_noted())
+        await until("it is tried again", lambda: mocked.applying.begun.count(0) > 3)
+        assert mocked.reports.events == ["blocked: 0: its row is locked"]
+        blocked = next(each.blocked for each in mocked.ledger.noted if each.blocked)
         assert (blocked.because, blocked.seconds >= 0.0) == ("its row is locked", True)
         locked.clear()
-        await house.all_done(3)
-    assert told()[-1] is None
+        await mocked.all_done(3)
+    assert blocked_noted()[-1] is None

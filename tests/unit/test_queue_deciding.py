@@ -28,7 +28,7 @@ def received(given: Message | None = None, offset: int = 7) -> Received:
     return Received(Position(1, offset), given or message("t/a", write_nonce=NONCE.encode()), 1.0)
 
 
-class House:
+class MockedDecider:
     """A decider whose messages come to one result."""
 
     def __init__(self, result: Result, *, stop_resources: bool = False, kept_for: float = 86_400.0) -> None:
@@ -65,52 +65,52 @@ NO_LETTERS: dict[str, tuple[Result, Recorded | None, int, Settled]] = {
 @pytest.mark.parametrize("why", NO_LETTERS)
 async def test_what_is_no_dead_letter(why: str) -> None:
     result, record, below, settled = NO_LETTERS[why]
-    house = House(result)
-    house.ledger.below = below
+    mocked = MockedDecider(result)
+    mocked.ledger.below = below
     if record is not None:
-        house.ledger.kept[ID] = record
-    assert await house.decider.decide(received(), STANDING) == settled
-    assert house.letters == {}
-    assert {each: state_of(kept) for each, kept in house.ledger.kept.items()} == (
+        mocked.ledger.kept[ID] = record
+    assert await mocked.decider.decide(received(), STANDING) == settled
+    assert mocked.letters == {}
+    assert {each: state_of(kept) for each, kept in mocked.ledger.kept.items()} == (
         {ID: "refused"} if result is REFUSED else {} if record is None else {ID: "applied"}
     )
 
 
 async def test_what_was_applied_under_a_key_of_the_client_gets_a_record_of_its_own() -> None:
-    house = House(Decided("applied", APPLIED))
-    assert await house.decider.decide(received(), STANDING) == Settled("applied")
-    assert house.ledger.kept == {ID: APPLIED}
+    mocked = MockedDecider(Decided("applied", APPLIED))
+    assert await mocked.decider.decide(received(), STANDING) == Settled("applied")
+    assert mocked.ledger.kept == {ID: APPLIED}
 
 
 async def test_a_message_without_a_nonce_is_named_by_its_hash_in_each_generation() -> None:
-    house = House(FAILED)
+    mocked = MockedDecider(FAILED)
     plain = received(message("t/a"))
-    await house.decider.decide(plain, STANDING)
-    await house.decider.decide(plain, replace(STANDING, generation=STANDING.generation + 1))
-    assert list(house.ledger.kept) == [f"kafka:q.1.7.{hash_of('kafka:q', plain)}"]
+    await mocked.decider.decide(plain, STANDING)
+    await mocked.decider.decide(plain, replace(STANDING, generation=STANDING.generation + 1))
+    assert list(mocked.ledger.kept) == [f"kafka:q.1.7.{hash_of('kafka:q', plain)}"]
 
 
 async def test_what_failed_is_kept_and_then_put_to_the_dead_letters() -> None:
-    house = House(FAILED)
-    house.log.dead.failing = LogUnavailableError("away")
-    assert await house.decider.decide(received(), STANDING) == Later("away")
-    assert state_of(house.ledger.kept[ID]) == "failed", "kept first"
-    house.log.dead.failing = None
-    settled = await house.decider.decide(received(), STANDING)
+    mocked = MockedDecider(FAILED)
+    mocked.log.dead.failing = LogUnavailableError("away")
+    assert await mocked.decider.decide(received(), STANDING) == Later("away")
+    assert state_of(mocked.ledger.kept[ID]) == "failed", "kept first"
+    mocked.log.dead.failing = None
+    settled = await mocked.decider.decide(received(), STANDING)
     assert settled == Settled("failed", before=True, reason="FP016: there is no column x")
-    letter = house.log.dead.letters[ID]
+    letter = mocked.log.dead.letters[ID]
     assert (letter.reason, letter.position, letter.at) == ("FP016: there is no column x", Position(1, 7), 5.0)
     assert letter.message == received().message
 
 
 async def test_a_message_that_failed_before_is_put_again() -> None:
-    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")))
+    mocked = MockedDecider(MarkReached(Problem(SPENT_TOKEN, "spent")))
     assert FAILED.answer is not None
-    house.ledger.kept[ID] = FAILED.answer
-    settled = await house.decider.decide(received(), STANDING)
+    mocked.ledger.kept[ID] = FAILED.answer
+    settled = await mocked.decider.decide(received(), STANDING)
     assert isinstance(settled, Settled)
     assert (settled.state, settled.before) == ("failed", True)
-    assert house.letters == {ID: "FP016: there is no column x"}
+    assert mocked.letters == {ID: "FP016: there is no column x"}
 
 
 CLOSED = Recorded(
@@ -119,10 +119,10 @@ CLOSED = Recorded(
 
 
 async def test_a_letter_that_was_dropped_is_not_put_again() -> None:
-    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")), stop_resources=True)
-    house.ledger.kept[ID] = CLOSED
-    assert await house.decider.decide(received(), STANDING) == Settled("failed", before=True)
-    assert (house.letters, house.ledger.stopped) == ({}, {})
+    mocked = MockedDecider(MarkReached(Problem(SPENT_TOKEN, "spent")), stop_resources=True)
+    mocked.ledger.kept[ID] = CLOSED
+    assert await mocked.decider.decide(received(), STANDING) == Settled("failed", before=True)
+    assert (mocked.letters, mocked.ledger.stopped) == ({}, {})
 
 
 @pytest.mark.parametrize(("letter", "stays"), [(DROPPED, False), (f"{RETRIED_AS}kafka:q.1.9", False), (IN_HAND, True)])
@@ -130,89 +130,89 @@ async def test_a_letter_that_was_dropped_while_it_was_put_again_is_removed(
     letter: str, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two consumers had the message: the letter of the first was dropped before the second one put it."""
-    house = House(FAILED, stop_resources=True)
-    put = house.log.dead.put
+    mocked = MockedDecider(FAILED, stop_resources=True)
+    put = mocked.log.dead.put
 
     async def dropped_before(given: DeadLetter) -> None:
-        house.ledger.kept[ID] = replace(CLOSED, headers=(*CLOSED.headers[:-1], (LETTER_HEADER, letter)))
+        mocked.ledger.kept[ID] = replace(CLOSED, headers=(*CLOSED.headers[:-1], (LETTER_HEADER, letter)))
         await put(given)
 
-    monkeypatch.setattr(house.log.dead, "put", dropped_before)
-    await house.decider.decide(received(), STANDING)
-    assert (ID in house.letters, "t/a" in house.ledger.stopped, "t/a" in house.decider.stopped) == (stays,) * 3
+    monkeypatch.setattr(mocked.log.dead, "put", dropped_before)
+    await mocked.decider.decide(received(), STANDING)
+    assert (ID in mocked.letters, "t/a" in mocked.ledger.stopped, "t/a" in mocked.decider.stopped) == (stays,) * 3
 
 
 @pytest.mark.parametrize(("age", "looked_up"), [(49.0, False), (50.0, True)])
 async def test_an_old_message_is_looked_up_before_it_is_applied(age: float, looked_up: bool) -> None:
-    house = House(Decided("applied"), kept_for=100.0)
-    house.ledger.kept[ID] = APPLIED
-    settled = await house.decider.decide(replace(received(), at=5.0 - age), STANDING)
+    mocked = MockedDecider(Decided("applied"), kept_for=100.0)
+    mocked.ledger.kept[ID] = APPLIED
+    settled = await mocked.decider.decide(replace(received(), at=5.0 - age), STANDING)
     assert settled == Settled("applied", before=looked_up)
-    assert house.applying.begun == ([] if looked_up else [7])
+    assert mocked.applying.begun == ([] if looked_up else [7])
 
 
 async def test_a_position_that_was_overtaken_without_a_record_is_a_dead_letter() -> None:
-    house = House(MarkReached(Problem(STALE_TOKEN, "stale.")))
-    settled = await house.decider.decide(received(), STANDING)
+    mocked = MockedDecider(MarkReached(Problem(STALE_TOKEN, "stale.")))
+    settled = await mocked.decider.decide(received(), STANDING)
     assert isinstance(settled, Settled)
     assert settled.state == "failed"
-    assert house.letters[ID] == (
+    assert mocked.letters[ID] == (
         "FP001: A newer write of the resource was applied, and there is no record of this one. stale."
     )
 
 
 async def test_a_position_of_a_generation_that_is_over_is_no_dead_letter() -> None:
-    house = House(MarkReached(Problem(SPENT_TOKEN, "spent")))
-    house.ledger.known_generation += 1
-    later = await house.decider.decide(received(), STANDING)
+    mocked = MockedDecider(MarkReached(Problem(SPENT_TOKEN, "spent")))
+    mocked.ledger.known_generation += 1
+    later = await mocked.decider.decide(received(), STANDING)
     assert isinstance(later, Later)
     assert later.everything
-    assert house.letters == {}
+    assert mocked.letters == {}
 
 
 async def test_a_database_that_is_away_is_everybodys() -> None:
-    house = House(FAILED)
-    house.ledger.failing = UnavailableError("away")
-    assert await house.decider.decide(received(), STANDING) == Later("away", everything=True)
+    mocked = MockedDecider(FAILED)
+    mocked.ledger.failing = UnavailableError("away")
+    assert await mocked.decider.decide(received(), STANDING) == Later("away", everything=True)
 
 
 async def test_a_dead_letter_stops_its_resource_where_that_is_wanted() -> None:
-    house = House(FAILED, stop_resources=True)
-    await house.decider.decide(received(), STANDING)
-    assert house.ledger.stopped == {"t/a": ID}
+    mocked = MockedDecider(FAILED, stop_resources=True)
+    await mocked.decider.decide(received(), STANDING)
+    assert mocked.ledger.stopped == {"t/a": ID}
     later = received(message("t/a"), offset=9)
-    settled = await house.decider.decide(later, STANDING)
+    settled = await mocked.decider.decide(later, STANDING)
     assert isinstance(settled, Settled)
     reason = f"FP030: t/a is stopped, since an earlier write of it is a dead letter: {ID}."
-    assert house.letters[f"kafka:q.1.9.{hash_of('kafka:q', later)}"] == reason
-    assert house.ledger.stopped == {"t/a": ID}, "the first one stays"
-    assert house.applying.begun == [7]
-    await house.decider.decide(received(message("t/b"), offset=11), STANDING)
-    assert house.applying.begun == [7, 11], "other resources go on"
+    assert mocked.letters[f"kafka:q.1.9.{hash_of('kafka:q', later)}"] == reason
+    assert mocked.ledger.stopped == {"t/a": ID}, "the first one stays"
+    assert mocked.applying.begun == [7]
+    await mocked.decider.decide(received(message("t/b"), offset=11), STANDING)
+    assert mocked.applying.begun == [7, 11], "other resources go on"
 
 
 async def test_a_resource_goes_on_without_that() -> None:
-    house = House(FAILED)
-    await house.decider.decide(received(), STANDING)
-    await house.decider.decide(received(message("t/a"), offset=9), STANDING)
-    assert house.applying.begun == [7, 9]
-    assert house.ledger.stopped == {}
+    mocked = MockedDecider(FAILED)
+    await mocked.decider.decide(received(), STANDING)
+    await mocked.decider.decide(received(message("t/a"), offset=9), STANDING)
+    assert mocked.applying.begun == [7, 9]
+    assert mocked.ledger.stopped == {}
 
 
 async def test_the_message_that_stopped_its_resource_does_not_wait_for_itself() -> None:
-    house = House(FAILED)
-    house.decider.stopped = {"t/a": ID}
-    await house.decider.decide(received(), STANDING)
-    assert house.applying.begun == [7]
+    mocked = MockedDecider(FAILED)
+    mocked.decider.stopped = {"t/a": ID}
+    await mocked.decider.decide(received(), STANDING)
+    assert mocked.applying.begun == [7]
 
 
 async def test_a_message_that_the_gateway_fails_on_again_and_again_is_a_dead_letter() -> None:
-    house = House(Decided("applied"))
-    settled = await house.decider.decide(received(), STANDING, MOST_FAULTS)
+    mocked = MockedDecider(Decided("applied"))
+    settled = await mocked.decider.decide(received(), STANDING, MOST_FAULTS)
     assert isinstance(settled, Settled)
     assert settled.state == "failed"
-    assert house.applying.begun == []
-    assert "FP023" in house.letters[ID]
+    assert mocked.applying.begun == []
+    assert "FP023" in mocked.letters[ID]
 
 
 def test_a_kept_problem_has_its_state_and_its_reason() -> None:
@@ -225,14 +225,14 @@ def test_a_kept_problem_has_its_state_and_its_reason() -> None:
 
 @pytest.mark.parametrize("key", [b"\x00\x00\x00\x01", b"\xff", b"orders", b"", b"orders/a\x00"])
 async def test_a_key_that_names_no_resource_stops_none(key: bytes) -> None:
-    house = House(FAILED, stop_resources=True)
-    settled = await house.decider.decide(received(Message(key, b"{}")), STANDING)
+    mocked = MockedDecider(FAILED, stop_resources=True)
+    settled = await mocked.decider.decide(received(Message(key, b"{}")), STANDING)
     assert isinstance(settled, Settled)
-    assert house.ledger.stopped == {}
+    assert mocked.ledger.stopped == {}
 
 
 async def test_a_resource_is_stopped_before_its_letter_can_be_dropped() -> None:
-    house = House(FAILED, stop_resources=True)
-    house.log.dead.failing = LogUnavailableError("away")
-    assert isinstance(await house.decider.decide(received(), STANDING), Later)
-    assert house.ledger.stopped == {"t/a": ID}
+    mocked = MockedDecider(FAILED, stop_resources=True)
+    mocked.log.dead.failing = LogUnavailableError("away")
+    assert isinstance(await mocked.decider.decide(received(), STANDING), Later)
+    assert mocked.ledger.stopped == {"t/a": ID}

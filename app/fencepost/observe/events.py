@@ -145,7 +145,7 @@ class SealKeysRead:
 
 @dataclass(frozen=True, slots=True)
 class SealKeysUnreadable:
-    """The file with the keys that seal tokens cannot be read; the last good ones stay. Told once."""
+    """The file with the keys that seal tokens cannot be read; the last good ones stay. Reported once."""
 
     reason: str
 

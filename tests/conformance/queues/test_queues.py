@@ -145,7 +145,7 @@ async def test_what_is_done_before_the_rest_may_be_done_later(log: Log, join: Jo
     await again.nothing_comes()
 
 
-async def test_the_state_tells_the_ends(log: Log) -> None:
+async def test_the_state_has_the_ends(log: Log) -> None:
     before = await log.state()
     assert before.partitions == PARTITIONS
     assert before.incarnation

@@ -95,7 +95,7 @@ async def test_a_renamed_key_is_noticed_at_the_first_write(scene: Scene) -> None
         assert await scene.write("PATCH", "data/t/1", {}) == (200, None), "and so is the old name"
 
 
-async def test_a_table_protected_and_unprotected_by_another_process_is_told(notified: Scene) -> None:
+async def test_the_gateway_is_notified_when_another_process_protects_or_unprotects_a_table(notified: Scene) -> None:
     async def so_many(count: int) -> bool:
         metrics = (await notified.api.http.get("/metrics")).text
         return f'fencepost_tables{{protected="yes"}} {count}.0' in metrics

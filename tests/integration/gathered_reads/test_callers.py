@@ -51,7 +51,7 @@ GRANT SELECT ON later TO {WEB}; ALTER TABLE orders RENAME TO earlier; ALTER TABL
 
 
 @pytest.mark.parametrize("made", [SECURED.format("orders"), SWAPPED], ids=["enabled", "by another table"])
-async def test_row_security_that_nobody_has_told_of_is_judged_with_the_claims(
+async def test_row_security_that_came_without_a_notification_is_judged_with_the_claims(
     connect: Connect, database: str, sent: Statements, made: str
 ) -> None:
     """None of these fails a request: the catalog learns of it by and by."""

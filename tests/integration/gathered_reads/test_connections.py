@@ -76,7 +76,7 @@ async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway
     await few.gathered.close()
 
 
-async def test_who_waits_too_long_is_told(gateway: Gateway) -> None:
+async def test_a_read_that_waits_too_long_for_a_connection_is_refused(gateway: Gateway) -> None:
     reads = Reads(1, 0.2)
     few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, wait_at_most=0.2))
     async with few.reads.connection(few.database, few.caller):

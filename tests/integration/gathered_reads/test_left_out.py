@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import asyncpg
 import pytest
-from tests.integration.gathered_reads.conftest import Statements, reading, shown_of
+from tests.integration.gathered_reads.conftest import Statements, gathered, reading, shown_of
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_gateway, owner
 
@@ -21,12 +21,7 @@ async def test_large_rows_are_read_alone_and_keep_nobody_waiting(
 ) -> None:
     await race.observer.execute("ALTER TABLE orders ALTER status SET STORAGE EXTERNAL")
     await race.direct(race.observer, "UPDATE orders SET status = repeat('x', 200000) WHERE order_id = 'k1'", 91)
-    sent.stop = "before"
-    tasks = reading(gateway, "k0")
-    await sent.stopped.wait()
-    tasks += reading(gateway, "k1", "k2")
-    await asyncio.sleep(0)
-    sent.go.set()
+    tasks = await gathered(sent, gateway, "k1", "k2")
     found = await shown_of(tasks)
     assert [len(each[0][0]) for each in found if isinstance(each, tuple)] == [38, 200035, 38]
     assert sent.keys[1] == [("k1",), ("k2",)], "they had come together"
@@ -58,12 +53,7 @@ async def test_what_is_small_as_stored_and_large_as_json_comes_from_no_statement
     assert await race.direct(race.observer, f"{update} WHERE order_id = 'k1'", 91) == "ok"
     stored = await race.observer.fetchval("SELECT pg_column_size(o.*) FROM orders o WHERE order_id = 'k1'")
     await gateway.catalog.reload()
-    sent.stop = "before"
-    tasks = reading(gateway, "k0")
-    await sent.stopped.wait()
-    tasks += reading(gateway, "k1", "k2", "k1")
-    await asyncio.sleep(0)
-    sent.go.set()
+    tasks = await gathered(sent, gateway, "k1", "k2", "k1")
     found = await shown_of(tasks)
     large = [len(each[0][0]) for each in found if isinstance(each, tuple)]
     assert (large[0] == large[2], large[1] == large[3]) == (True, True)
@@ -77,12 +67,7 @@ async def test_a_locked_table_is_waited_for_once(race: Race, sent: Statements) -
     async with open_gateway(race.dsn, pool_size=4, lock_timeout=0.3) as gateway:
         transaction = await race.begin(race.observer)
         await race.observer.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
-        sent.stop = "before"
-        tasks = reading(gateway, "k0")
-        await sent.stopped.wait()
-        tasks += reading(gateway, "k1", "k2", "k3", "k4")
-        await asyncio.sleep(0)
-        sent.go.set()
+        tasks = await gathered(sent, gateway, "k1", "k2", "k3", "k4")
         found = await asyncio.gather(*tasks)
         await transaction.rollback()
     assert {each.name if isinstance(each, Problem) else None for each in found} == {"55P03"}
@@ -95,12 +80,7 @@ async def test_what_fails_for_many_is_asked_for_by_each_alone(
 ) -> None:
     """Not in halves: the statement's time limit would pass for each of them."""
     sent.fails = error
-    sent.stop = "before"
-    tasks = reading(gateway, "k0")
-    await sent.stopped.wait()
-    tasks += reading(gateway, "k1", "k2", "k3")
-    await asyncio.sleep(0)
-    sent.go.set()
+    tasks = await gathered(sent, gateway, "k1", "k2", "k3")
     expected = [([f'{{"order_id":"k{n}","status":"new","n":{n}}}'], 30 + n) for n in range(4)]
     assert await shown_of(tasks) == expected
     assert [len(keys) for keys in sent.keys] == [1, 3]

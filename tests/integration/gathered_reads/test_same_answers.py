@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.integration.gathered_reads.conftest import TABLES, Statements, alone, reading, shown, shown_of
+from tests.integration.gathered_reads.conftest import TABLES, Statements, alone, gathered, reading, shown, shown_of
 from tests.support.interleave import Connect
 from tests.support.racing import Race, keyed, open_gateway, owner
 
@@ -17,15 +17,10 @@ from fencepost.storage.statements.query import Field, Select, Selected
 
 
 async def test_reads_that_come_meanwhile_are_one_statement(gateway: Gateway, sent: Statements) -> None:
-    sent.stop = "before"
-    first = reading(gateway, "k0")
-    await sent.stopped.wait()
-    others = reading(gateway, *(f"k{number}" for number in (3, 1, 2)), "nowhere", "k1")
-    await asyncio.sleep(0)
-    sent.go.set()
+    first, *others = await gathered(sent, gateway, "k3", "k1", "k2", "nowhere", "k1")
     expected = [([f'{{"order_id":"k{n}","status":"new","n":{n}}}'], 30 + n) for n in (3, 1, 2)]
     assert await shown_of(others) == [*expected, "FP006", expected[1]]
-    assert len(await shown_of(first)) == 1
+    assert isinstance(await first, Done)
     assert sent.keys == [[("k0",)], [("k1",), ("k1",), ("k2",), ("k3",), ("nowhere",)]]
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.support.house import House
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection
+from tests.support.owned_database import OwnedDatabase
 
 from fencepost.storage.protecting.protect import ProtectError, protect, unprotect
 
@@ -50,18 +50,18 @@ MAY_NOT = [
 ]  # fmt: skip
 
 
-async def test_a_tables_owner_touches_nothing_of_ours(fenced: tuple[House, Connection]) -> None:
-    house, app = fenced
-    before = await house.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1")
+async def test_a_tables_owner_touches_nothing_of_ours(fenced: tuple[OwnedDatabase, Connection]) -> None:
+    owned, app = fenced
+    before = await owned.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1")
     for statement in MAY_NOT:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await app.execute(statement)
-    assert await house.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1") == before
+    assert await owned.root.fetch("SELECT * FROM fencepost.marks ORDER BY 1") == before
 
 
-async def test_a_tables_owner_cannot_change_its_trigger_functions(fenced: tuple[House, Connection]) -> None:
-    house, app = fenced
-    functions = await house.root.fetch(
+async def test_a_tables_owner_cannot_change_its_trigger_functions(fenced: tuple[OwnedDatabase, Connection]) -> None:
+    owned, app = fenced
+    functions = await owned.root.fetch(
         "SELECT f.oid::regprocedure::text AS called, f.prorettype = 'trigger'::regtype AS of_trigger, f.proname"
         "  FROM pg_proc f, fencepost.protected p WHERE starts_with(f.proname, p.functions)"
     )
@@ -71,7 +71,7 @@ async def test_a_tables_owner_cannot_change_its_trigger_functions(fenced: tuple[
         for statement in (
             f"ALTER FUNCTION {called} SECURITY INVOKER",
             f"ALTER FUNCTION {called} SET search_path = public",
-            f"ALTER FUNCTION {called} OWNER TO {house.app}",
+            f"ALTER FUNCTION {called} OWNER TO {owned.app}",
             f"DROP FUNCTION {called} CASCADE",
         ):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -85,15 +85,15 @@ async def test_a_tables_owner_cannot_change_its_trigger_functions(fenced: tuple[
         await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (2, 19)")
 
 
-async def test_three_roles_do_all_that_one_did(fenced: tuple[House, Connection]) -> None:
+async def test_three_roles_do_all_that_one_did(fenced: tuple[OwnedDatabase, Connection]) -> None:
     """The schema's, the tables', the gateway's: none of them a superuser's, and every request is answered."""
-    house, app = fenced
-    gate = house.admin  # logs in, and is no member of the others
-    assert (await house.command("migrate", "--gateway-role", gate)).exit_code == 0
+    owned, app = fenced
+    gate = owned.admin  # logs in, and is no member of the others
+    assert (await owned.command("migrate", "--gateway-role", gate)).exit_code == 0
     await app.execute("CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL)")
-    await protect(house.root, "items", source="builtin", scope="account/{account_id}")
+    await protect(owned.root, "items", source="builtin", scope="account/{account_id}")
     await app.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON public.orders, public.items TO {gate}")
-    async with in_process(house.url_of(gate)) as http:
+    async with in_process(owned.url_of(gate)) as http:
 
         async def ask(method: str, path: str, body: object, status: int, **headers: str) -> Any:
             answer = await http.request(
@@ -121,75 +121,79 @@ async def test_three_roles_do_all_that_one_did(fenced: tuple[House, Connection])
         await ask("DELETE", "/v1/data/orders/2", None, 204, X_Fence_Token="23")
         assert (await ask("GET", "/v1/fences?resource=orders/2", None, 200))["mark"] == "23"
         await ask("GET", "/readyz", None, 200)
-    assert await house.foreign() == []
-    direct = await house.login(gate)
+    assert await owned.foreign() == []
+    direct = await owned.login(gate)
     for statement in ("DELETE FROM fencepost.marks", "UPDATE fencepost.floors SET floor = 0"):
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await direct.execute(statement)
-    doctor = await house.command("doctor", role=gate)
+    doctor = await owned.command("doctor", role=gate)
     assert doctor.exit_code == 0, doctor.output
 
 
-async def test_doctor_names_whose_marks_are(fenced: tuple[House, Connection]) -> None:
-    house, _app = fenced
-    message = f"ok       owner: the schema fencepost and all in it belongs to {house.owner}"
-    assert message in (await house.command("doctor")).output.splitlines()
-    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
-    lines = (await house.command("doctor")).output.splitlines()
+async def test_doctor_names_whose_marks_are(fenced: tuple[OwnedDatabase, Connection]) -> None:
+    owned, _app = fenced
+    message = f"ok       owner: the schema fencepost and all in it belongs to {owned.owner}"
+    assert message in (await owned.command("doctor")).output.splitlines()
+    await owned.root.execute(f'GRANT "{owned.owner}" TO {owned.app}')
+    lines = (await owned.command("doctor")).output.splitlines()
     assert f"{message}, as whom the owners of these tables may act too: orders (`migrate --owner` parts them)" in lines
 
 
-async def test_a_tables_owner_may_not_protect_without_the_schemas_role(fenced: tuple[House, Connection]) -> None:
-    house, app = fenced
+async def test_a_tables_owner_may_not_protect_without_the_schemas_role(
+    fenced: tuple[OwnedDatabase, Connection],
+) -> None:
+    owned, app = fenced
     await app.execute("CREATE TABLE public.more (id int PRIMARY KEY)")
-    await house.root.execute(f"GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO {house.app}")
-    with pytest.raises(ProtectError, match=f"belongs to {house.owner}, and {house.app} may not act as that role"):
+    await owned.root.execute(f"GRANT SELECT ON fencepost.protected, fencepost.alembic_version TO {owned.app}")
+    with pytest.raises(ProtectError, match=f"belongs to {owned.owner}, and {owned.app} may not act as that role"):
         await protect(app, "more")
-    with pytest.raises(ProtectError, match=f"{house.app} may not act as both"):
+    with pytest.raises(ProtectError, match=f"{owned.app} may not act as both"):
         await unprotect(app, "orders")
-    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    await owned.root.execute(f'GRANT "{owned.owner}" TO {owned.app}')
     await protect(app, "more")
     await unprotect(app, "orders")
-    assert await house.foreign() == []
+    assert await owned.foreign() == []
 
 
-async def test_functions_that_a_superuser_made_before_there_was_an_owner(fenced: tuple[House, Connection]) -> None:
-    house, app = fenced
-    stem = await house.root.fetchval("SELECT functions FROM fencepost.protected")
-    await house.root.execute(f'ALTER FUNCTION fencepost."{stem}_upd" OWNER TO CURRENT_USER')
-    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+async def test_functions_that_a_superuser_made_before_there_was_an_owner(
+    fenced: tuple[OwnedDatabase, Connection],
+) -> None:
+    owned, app = fenced
+    stem = await owned.root.fetchval("SELECT functions FROM fencepost.protected")
+    await owned.root.execute(f'ALTER FUNCTION fencepost."{stem}_upd" OWNER TO CURRENT_USER')
+    await owned.root.execute(f'GRANT "{owned.owner}" TO {owned.app}')
     for work in (protect, unprotect):
         with pytest.raises(ProtectError, match=r"its functions belong to postgres|may not act as both"):
             await work(app, "orders")
-    assert (await house.command("migrate")).exit_code == 0
+    assert (await owned.command("migrate")).exit_code == 0
     await protect(app, "orders")
     await unprotect(app, "orders")
 
 
-async def test_only_members_of_the_owner_break_the_glass(fenced: tuple[House, Connection]) -> None:
-    house, app = fenced
+async def test_only_members_of_the_owner_break_the_glass(fenced: tuple[OwnedDatabase, Connection]) -> None:
+    owned, app = fenced
     breaking = "BEGIN; SET LOCAL fencepost.break_glass = 'INC-1: test'; UPDATE public.orders SET v = 'x'; COMMIT"
     with pytest.raises(asyncpg.InsufficientPrivilegeError, match="may not break the glass"):
         await app.execute(breaking)
     await app.execute("ROLLBACK")
-    await house.root.execute(f'GRANT "{house.owner}" TO {house.app}')
+    await owned.root.execute(f'GRANT "{owned.owner}" TO {owned.app}')
     await app.execute(breaking)
-    assert await house.root.fetchval("SELECT login FROM fencepost.break_glass_log") == house.app
+    assert await owned.root.fetchval("SELECT login FROM fencepost.break_glass_log") == owned.app
 
 
-async def test_the_functions_of_a_superuser_are_no_door_for_a_types_owner(migrated: House) -> None:
+async def test_the_functions_of_a_superuser_are_no_door_for_a_types_owner(migrated: OwnedDatabase) -> None:
     """The triggers run in their functions' owner's name; a cast that the key's enum gained would run there too."""
-    house = migrated
-    app = await house.login(house.app)
+    owned = migrated
+    app = await owned.login(owned.app)
     await app.execute(
         "CREATE TYPE public.size AS ENUM ('s', 'l'); CREATE TABLE public.shirts (size public.size PRIMARY KEY, n int);"
         "CREATE FUNCTION public.shown(public.size) RETURNS text LANGUAGE plpgsql AS $$ BEGIN"
-        f" EXECUTE 'ALTER ROLE {house.app} SUPERUSER'; RETURN 'x'; END $$;"
+        f" EXECUTE 'ALTER ROLE {owned.app} SUPERUSER'; RETURN 'x'; END $$;"
         "CREATE CAST (public.size AS text) WITH FUNCTION public.shown(public.size)"
     )
-    await protect(house.root, "shirts")
+    await protect(owned.root, "shirts")
     for token, statement in ((101, "INSERT INTO public.shirts VALUES ('s', 1)"), (102, "DELETE FROM public.shirts")):
         await app.execute(f"BEGIN; SET LOCAL fencepost.token = '{token}'; {statement}; COMMIT")
-    marks = await house.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
+    marks = await owned.root.fetch("SELECT resource FROM fencepost.marks ORDER BY 1")
     assert [row[0] for row in marks] == ["shirts/s"]
-    assert await house.root.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", house.app) is False
+    assert await owned.root.fetchval("SELECT rolsuper FROM pg_roles WHERE rolname = $1", owned.app) is False

@@ -38,5 +38,5 @@ def test_an_effect_may_have_the_token_of_the_other_place_of_a_message_that_was_a
         ([DONE[0], Effect("k1", "b", 7)], "b was submitted for k0, and changed k1"),
     ],
 )
-def test_what_is_wrong_is_told(effects: list[Effect], because: str) -> None:
+def test_what_is_wrong_is_reported(effects: list[Effect], because: str) -> None:
     assert any(each.startswith(because) for each in judge(SUBMITTED, effects)), judge(SUBMITTED, effects)

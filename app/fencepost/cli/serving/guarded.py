@@ -56,7 +56,7 @@ class GuardedProtocol(ParsingProtocol):
         """Clean up."""
         if self._guard is not None:
             self._guard.closed(self, self._address)
-        self._tell_of_the_end()
+        self._report_the_end()
         if self._under_way is not None and not self._under_way.response_complete:
             self._under_way.disconnected = True
             self._under_way.message_event.set()
@@ -64,7 +64,7 @@ class GuardedProtocol(ParsingProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more: it has gone, or reads on. True: the connection stays until it is answered."""
-        self._tell_of_the_end()
+        self._report_the_end()
         if self.arrival.in_body and not self._drop_the_last():
             return False
         # TLS has no half of a connection; and an answer without an end (a stream) would go on for nobody.
@@ -213,6 +213,6 @@ class GuardedProtocol(ParsingProtocol):
         self.flow.resume_reading()
         return self._hung_up
 
-    def _tell_of_the_end(self) -> None:
+    def _report_the_end(self) -> None:
         if not self._hung_up.done():
             self._hung_up.set_result(None)

@@ -27,7 +27,7 @@ class LogCheck:
 
     ok: what was taken before the log was asked may be written, under tokens of `generation`. again: ask the log anew,
     and check with `recorded`. raised: the generation is not the one that the caller knew; what it took is void.
-    quarantined: nothing may be written, `because` tells why.
+    quarantined: nothing may be written, `because` says why.
     """
 
     verdict: Literal["ok", "again", "raised", "quarantined"]

@@ -50,11 +50,10 @@ def mark_of(table: ProtectedTable) -> Mark:
 
 def _same_table(table: ProtectedTable) -> str:
     """Compare what the name means, in the statement that writes, with what was protected: nothing keeps an owner from
-    renaming a protected table and giving its name to one without triggers, and no notification tells of it. PostgreSQL
+    renaming a protected table and giving its name to one without triggers, and no notification reports it. PostgreSQL
     reads both constants when it plans the statement, and plans it again when the name means another table.
     """
     named = f"{literal(table.sql_name)}::pg_catalog.regclass"
     return (
-        f"({named} OPERATOR(pg_catalog.=) {table.oid}::oid"
-        f" OR fencepost.outdated({literal(table.fence.name)}) IS NULL)"
+        f"({named} OPERATOR(pg_catalog.=) {table.oid}::oid OR fencepost.outdated({literal(table.fence.name)}) IS NULL)"
     )

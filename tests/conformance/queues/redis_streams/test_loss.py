@@ -1,4 +1,4 @@
-"""A queue that was deleted, restored from an old file or spoiled: what appends, takes and tells the state."""
+"""A queue that was deleted, restored from an old file or spoiled: what appends, takes and looks at its state report."""
 
 import shutil
 from collections.abc import Iterator

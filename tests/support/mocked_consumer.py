@@ -20,7 +20,7 @@ def applied(_received: Received, _standing: Standing) -> Result:
     return Decided("applied")
 
 
-class House:
+class MockedConsumer:
     """A consumer with all its mocks."""
 
     def __init__(
@@ -50,12 +50,12 @@ class House:
 
 
 @asynccontextmanager
-async def running(house: House) -> AsyncIterator[None]:
-    task = asyncio.create_task(house.consumer.run())
+async def running(mocked: MockedConsumer) -> AsyncIterator[None]:
+    task = asyncio.create_task(mocked.consumer.run())
     try:
         yield
     finally:
-        house.consumer.stop()
+        mocked.consumer.stop()
         await asyncio.wait_for(task, PATIENCE)
 
 

@@ -31,7 +31,7 @@ ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY, v text)"
 
 
 @dataclass
-class House:
+class OwnedDatabase:
     """A database, and roles made for it: `app` owns tables, `admin` may make roles."""
 
     url: str
@@ -69,7 +69,7 @@ class House:
 
 
 @asynccontextmanager
-async def building(postgres: PostgresServer, template: str | None = None) -> AsyncIterator[House]:
+async def building(postgres: PostgresServer, template: str | None = None) -> AsyncIterator[OwnedDatabase]:
     """Make the database, as a copy of a migrated one or as one that never was, and its roles. Drops them afterwards."""
     number = next(_numbers)
     server = await asyncpg.connect(postgres.url)
@@ -79,18 +79,18 @@ async def building(postgres: PostgresServer, template: str | None = None) -> Asy
     else:
         await clone(postgres.url, name, template)
     root = await asyncpg.connect(in_database(postgres.url, name))
-    house = House(in_database(postgres.url, name), root, number)
+    owned = OwnedDatabase(in_database(postgres.url, name), root, number)
     await root.execute(
-        f"CREATE ROLE {house.app} LOGIN PASSWORD 'secret';"
-        f"CREATE ROLE {house.admin} LOGIN CREATEROLE PASSWORD 'secret';"
-        f"GRANT CREATE ON DATABASE {name} TO {house.admin}; GRANT CREATE ON SCHEMA public TO {house.app}"
+        f"CREATE ROLE {owned.app} LOGIN PASSWORD 'secret';"
+        f"CREATE ROLE {owned.admin} LOGIN CREATEROLE PASSWORD 'secret';"
+        f"GRANT CREATE ON DATABASE {name} TO {owned.admin}; GRANT CREATE ON SCHEMA public TO {owned.app}"
     )
     try:
-        yield house
+        yield owned
     finally:
-        for connection in [*house.opened, root]:
+        for connection in [*owned.opened, root]:
             await connection.close()
         await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
-        for role in (house.app, house.admin, house.owner):
+        for role in (owned.app, owned.admin, owned.owner):
             await server.execute(f'DROP ROLE IF EXISTS "{role}"')
         await server.close()

@@ -1,0 +1,28 @@
+"""A gateway that wants API keys: a test file has `shared, owner = api_key_gateway.shared, api_key_gateway.owner`."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.interleave import Connection
+
+from fencepost.storage.identity.api_keys import NewKey
+from fencepost.testing.servers.databases import Databases
+
+FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
+
+
+@pytest.fixture(scope="module")
+def shared(databases: Databases) -> Iterator[DemoGateway]:
+    """Give the gateway."""
+    with demo_gateway(databases, api_keys=True) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def owner(shared: DemoGateway) -> AsyncIterator[Connection]:
+    """Give a connection to its database, which makes keys."""
+    connection = await asyncpg.connect(shared.dsn)
+    yield connection
+    await connection.close()
