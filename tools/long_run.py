@@ -28,8 +28,7 @@ from fencepost.embedded.process import die_with_parent
 from fencepost.testing.checker import Verdict
 from fencepost.testing.history import End, Event, Fault, Invoke, read
 from fencepost.torture import BadInputError, Config, RunFailedError, run
-from fencepost.torture.config import SOURCES
-from fencepost.torture.running import HISTORY
+from fencepost.torture.config import HISTORY, SOURCES
 from fencepost.torture.workloads import WORKLOADS
 
 ROOT: Final = Path(__file__).resolve().parent.parent

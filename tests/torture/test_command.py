@@ -15,6 +15,7 @@ from fencepost.cli.main import main
 from fencepost.testing.history import read
 from fencepost.testing.servers.gateway import GatewayServer
 from fencepost.testing.servers.waiting import wait_until
+from fencepost.torture import Config
 
 TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%' AND relkind = 'r'"
 
@@ -39,6 +40,23 @@ def test_bad_input_is_refused_before_anything_is_made(arguments: list[str], mess
     code, output = torture(*arguments, out=tmp_path / "out")
     assert (code, message in output) == (2, True), output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "report.html", "unjudged.jsonl"])
+def test_another_runs_files_are_not_written_over(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    again = Config(Path("torture-3"), seed=3).command
+    assert again.endswith("--out torture-3-again")
+    for directory in ("torture-3", "torture-3-again"):
+        Path(directory).mkdir()
+        Path(directory, name).write_text("a violation")
+        code, output = torture(
+            "--faults", "none", "--database-url", "postgresql://127.0.0.1:1/none", out=Path(directory)
+        )
+        assert (code, f"{directory} has the {name} of another run" in output) == (2, True), output
+        assert Path(directory, name).read_text() == "a violation"
+    Path("torture-4-again").mkdir()
+    assert Config(Path("torture-4"), seed=3).command.endswith("--out torture-4-again-again")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +86,7 @@ def test_a_gateway_that_runs_is_left_without_tables(database: str, tmp_path: Pat
         code, output = torture(*url, "--seed", "4", "--ops", "200", out=tmp_path / "out")
     assert_ended_well(code, output)
     assert "Seed 4" in output
+    assert "starting servers" not in output
     with psycopg.connect(database) as connection:
         assert connection.execute(TABLES).fetchone() == (0,)
 

@@ -165,6 +165,31 @@ def test_a_lost_update_shows_in_a_set_and_names_the_elements(story: Story) -> No
     assert "shows 1 that no accepted add can have put there: '3'." in strange.words
 
 
+def test_of_many_lost_elements_one_is_shown(story: Story) -> None:
+    for number in range(12):
+        story.call("w1", "add", "set", number, number + 1, value=f"{number:02}")
+    story.call("w3", "read_set", "set", 20, 21, end_values=())
+    (lost,) = story.check().violations
+    assert "misses 12 that were certainly in the set before: '00' and 11 more." in lost.words
+    assert len([event for event in lost.events if isinstance(event, Invoke)]) == 2
+
+
+def test_an_element_that_only_a_reading_has_shown_is_lost_with_that_reading(story: Story) -> None:
+    story.call("w1", "add", "set", 0, 1, value="a", end_event="unknown")
+    story.call("w2", "read_set", "set", 2, 3, end_values=("a",))
+    story.call("w3", "read_set", "set", 4, 5, end_values=("a",))
+    story.call("w3", "read_set", "set", 6, 7, end_values=())
+    (lost,) = story.check().violations
+    assert [event.process for event in lost.events if isinstance(event, Invoke)] == ["w1", "w2", "w3"]
+
+
+def test_an_element_whose_add_was_answered_when_it_was_repeated_is_lost(story: Story) -> None:
+    story.call("w1", "add", "set", 0, 1, value="a", key="k", end_event="unknown")
+    story.call("w1", "add", "set", 2, 3, value="a", key="k", end_replayed=True)
+    story.call("w3", "read_set", "set", 4, 5, end_values=())
+    assert "misses 1" in words(story.check())
+
+
 def test_tokens_of_a_lock_that_fall(story: Story) -> None:
     story.call("w1", "acquire", "lock/a", 0, 1, end_token=5)
     story.call("w2", "acquire", "lock/a", 2, 3, end_token=4)

@@ -1,6 +1,7 @@
 """The checker finds what trying every order finds, and says it with the fewest operations."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import assume, given, settings
@@ -92,7 +93,9 @@ def test_it_agrees_on_histories_of_a_register(rule: Rule, fenced: bool) -> None:
     assert min(outcomes.values()) > 20, outcomes
 
 
-def test_a_state_is_searched_once_however_many_states_lead_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Count the states that are looked at: the next number says how many there were."""
     steps = itertools.count()
     look = vars(frontier)["_look"]
 
@@ -102,6 +105,10 @@ def test_a_state_is_searched_once_however_many_states_lead_to_it(monkeypatch: py
         return found
 
     monkeypatch.setattr(frontier, "_look", counted)
+    return steps
+
+
+def test_a_state_is_searched_once_however_many_states_lead_to_it(steps: Iterator[int]) -> None:
     writes = range(8)
     events: list[Event] = [Invoke(1, each, f"w{each}", "write", "orders/7", 5, f"v{each}", "epoch") for each in writes]
     events += [End(2 + each, each, "ok") for each in writes]
@@ -109,6 +116,43 @@ def test_a_state_is_searched_once_however_many_states_lead_to_it(monkeypatch: py
     n = len(writes)
     pairs = n + n * (n - 1) * 2 ** (n - 2)  # a set of writes with the last one of them, and a write that is not in it
     assert next(steps) <= pairs
+
+
+def unknown(*ops: Op) -> list[Event]:
+    """Make operations without an answer, under the tokens 1, 2, and so on."""
+    return [
+        Invoke(at, at, f"w{at}", op, "orders/7", at, f"v{at}" if op == "write" else None)
+        for at, op in enumerate(ops, 1)
+    ]
+
+
+def reading(at: int, value: str, mark: int) -> list[Event]:
+    return [Invoke(at, at, "reader", "read", "orders/7"), End(at + 1, at, "ok", value, mark)]
+
+
+@pytest.mark.parametrize("mark", [2, 50])
+def test_an_unknown_write_that_another_one_replaces_is_not_searched_further(steps: Iterator[int], mark: int) -> None:
+    writes: list[Op] = ["write"] * 100
+    events = unknown(*writes)
+    assert verdict([*events, *reading(200, f"v{mark}", mark)]).valid
+    assert next(steps) <= 2 * len(events)
+
+
+def test_an_unknown_write_may_show_behind_unknown_claims() -> None:
+    events = unknown("write", "write", "claim", "claim", "write")
+    for value, mark in (("v1", 1), ("v1", 3), ("v1", 4), ("v2", 3), ("v2", 4), ("v5", 5)):
+        assert verdict([*events, *reading(10, value, mark)]).valid, (value, mark)
+    assert not verdict([*events, *reading(10, "v1", 2)]).valid
+    assert verdict([*events, *reading(10, "v1", 3), *reading(20, "v1", 4), *reading(30, "v5", 5)]).valid
+    assert not verdict([*events, *reading(10, "v1", 3), *reading(20, "v2", 4)]).valid
+    claim: list[Event] = [Invoke(6, 6, "w6", "claim", "orders/7", 6), End(7, 6, "ok")]
+    assert verdict([*events, *claim, *reading(10, "v2", 6)]).valid
+
+
+def test_an_unknown_write_that_a_read_under_way_saw_was_before_the_next_one() -> None:
+    begin, end = reading(10, "v1", 1)
+    second: list[Event] = [Invoke(10, 20, "other", "read", "orders/7"), End(10, 20, "ok", "v2", 2)]
+    assert verdict([*unknown("write", "write"), begin, *second, end]).valid
 
 
 def without_refused_writes(events: tuple[Event, ...]) -> tuple[Event, ...]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,7 +19,7 @@ from fencepost.torture.holders.exchange import Answer, Exchange
 from fencepost.torture.holders.outcomes import Reason, Refused, Unknown, mark_read, outcome
 from fencepost.torture.holders.sender import Sender
 from fencepost.torture.last_reads import read_all, written
-from fencepost.torture.merging import Merged, merge
+from fencepost.torture.merging import Merged, Voided, merge
 from fencepost.torture.play import require_accepted
 from fencepost.torture.running import judge, require_shown
 from fencepost.torture.tables import Fenced, Kind
@@ -138,6 +139,33 @@ def test_a_token_of_an_earlier_generation_is_no_stale_one_of_the_history() -> No
     generation = 123 << 48
     assert outcome(stale(generation - 1)) == Refused("other", "FP001")
     assert outcome(stale(generation)) == Refused("stale", "FP001", generation)
+
+
+@pytest.mark.parametrize(
+    ("failover", "token", "reason"),
+    [
+        ("before the answer", 122 << 48, "other"),
+        ("before the answer", 123 << 48, "stale"),
+        ("after the answer", 122 << 48, "stale"),
+        ("never", 122 << 48, "stale"),
+    ],
+)
+def test_where_no_mark_is_shown_the_failovers_of_the_run_tell(
+    failover: str, token: int, reason: Reason, tmp_path: Path
+) -> None:
+    def failed_over() -> Voided:
+        return Voided(time.monotonic_ns(), 123 << 48)
+
+    voided = []
+    with Recorder(tmp_path / "part") as part:
+        operation = part.invoke(process="w1", op="write", resource="r/1", token=token, value="v", rule="epoch")
+        if failover == "before the answer":
+            voided.append(failed_over())
+        operation.refused("stale")
+    if failover == "after the answer":
+        voided.append(failed_over())
+    merge([tmp_path / "part"], tmp_path / "whole", {}, voided)
+    assert [event.reason for event in read(tmp_path / "whole") if isinstance(event, End)] == [reason]
 
 
 def test_a_mark_that_a_failover_has_raised_is_none_of_the_history() -> None:

@@ -52,14 +52,19 @@ class _NotRunError(click.ClickException):
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the same choices again. Default: by chance.")
 @click.option("--minutes", type=float, default=1.0, show_default=True, help="When to end.")
-@click.option("--ops", "operations", type=int, help="End after so many operations, if that is earlier.")
+@click.option(
+    "--ops",
+    "operations",
+    type=int,
+    help="End once so many operations have ended, if earlier; what is under way is still done.",
+)
 @click.option("--gateways", type=click.IntRange(1, 4), default=2, show_default=True, help="How many are started.")
 @click.option("--tasks", type=click.IntRange(1, 200), default=12, show_default=True, help="Holders per worker process.")
 @click.option("--resources", type=click.IntRange(1, 10_000), default=8, show_default=True, help="Keys per table.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Directory for history.jsonl and report.html. Default: torture-SEED.",
+    help="Directory for history.jsonl and report.html; one that has them is refused. Default: torture-SEED.",
 )
 @click.option(
     "--list",
@@ -129,13 +134,13 @@ def _run(given: Mapping[str, Any]) -> bool:
         # They are much to import, and `fencepost --help` needs none of it.
         from fencepost.torture.config import Config  # noqa: PLC0415
         from fencepost.torture.errors import BadInputError, RunFailedError  # noqa: PLC0415
-        from fencepost.torture.running import run_in_words  # noqa: PLC0415
+        from fencepost.torture.running import first_step, run_in_words  # noqa: PLC0415
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed: pip install '.[testing]', in the clone of Fencepost"
         raise _NotRunError(missing) from error
     try:
         config = Config(**given)
-        with contextlib.closing(_Bar()) as bar:
+        with contextlib.closing(_Bar(first_step(config))) as bar:
             verdict, words = run_in_words(config, bar.show)
     except (BadInputError, RunFailedError) as error:
         raise _NotRunError(str(error)) from error
@@ -159,8 +164,8 @@ def _list(context: click.Context) -> None:
 class _Bar:
     """click's progress bar, fed by shares of the run."""
 
-    def __init__(self) -> None:
-        bar = click.progressbar(length=_STEPS, label="starting servers", file=sys.stderr)
+    def __init__(self, label: str) -> None:
+        bar = click.progressbar(length=_STEPS, label=label, file=sys.stderr)
         self._stack = contextlib.ExitStack()
         self._bar = self._stack.enter_context(bar)
 

@@ -15,6 +15,11 @@ from fencepost.torture.workloads import WORKLOADS, Workload
 SOURCES: Final = (BUILTIN, "redis", "redlock", "etcd", "zookeeper", "postgres-advisory", "kubernetes")
 """Token sources whose servers a run can start."""
 
+HISTORY: Final = "history.jsonl"
+REPORT: Final = "report.html"
+UNJUDGED: Final = "unjudged.jsonl"
+"""The history of a run that cannot be judged."""
+
 _LEAST_TTL_MS: Final = {"etcd": 1000, "redlock": 600, "postgres-advisory": 2000, "kubernetes": 1000}
 """Of leases, where the service has a least one."""
 _TTL_MS: Final = {**_LEAST_TTL_MS, "zookeeper": 1000}
@@ -27,7 +32,7 @@ _DATABASE_URL: Final = "$DATABASE_URL"
 class Config:
     """A run. It ends after `minutes` or `operations`, whichever comes first.
 
-    out: the directory that gets history and report. faults: names with commas between, `all` or `none`.
+    out: the directory that gets history and report, and has none yet. faults: names with commas between, `all`, `none`.
     url: a gateway that runs already; else gateways are started, on the database at `database_url`, or else on a
     PostgreSQL that is started too. With `url`, `database_url` is the gateway's database, where the tables are made.
     source: one of SOURCES; with `url`, a name that the gateway has for its own.
@@ -67,6 +72,11 @@ class Config:
             )
         if self.out.exists() and not self.out.is_dir():
             raise BadInputError(f"{self.out} is a file: --out takes a directory.")
+        if there := [name for name in (HISTORY, REPORT, UNJUDGED) if (self.out / name).exists()]:
+            raise BadInputError(
+                f"{self.out} has the {' and the '.join(there)} of another run, and no run is written over: give another"
+                " --out, or move them away."
+            )
 
     @property
     def play(self) -> Workload:
@@ -90,7 +100,7 @@ class Config:
 
     @property
     def command(self) -> str:
-        """The command that makes the same choices."""
+        """The command that makes the same choices, in a directory where there is no run."""
         given = {
             "--url": self.url,
             "--database-url": None if self.database_url is None else _DATABASE_URL,
@@ -103,9 +113,17 @@ class Config:
             "--gateways": None if self.url else self.gateways,
             "--tasks": self.tasks,
             "--resources": self.resources,
+            "--out": self._another_out(),
         }
         words = [text for option, value in given.items() if value is not None for text in (option, str(value))]
         return shlex.join(["fencepost", "torture", *words]).replace(f"'{_DATABASE_URL}'", f'"{_DATABASE_URL}"')
+
+    def _another_out(self) -> str:
+        """Name a directory, in the one where the command is called, that is not there yet."""
+        name = f"{self.out.resolve().name or 'torture'}-again"
+        while Path(name).exists():
+            name += "-again"
+        return name
 
 
 def _leads_by_tcp(url: str) -> bool:

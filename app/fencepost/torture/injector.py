@@ -1,6 +1,7 @@
 """Brings faults about, one after the other, and records when each began and when it was over."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Final, TypeVar
@@ -12,6 +13,7 @@ from fencepost.testing.faults.processes import killed, paused
 from fencepost.testing.history import Recorder
 from fencepost.torture.crew import Crew, Worker
 from fencepost.torture.holders.database import DATABASE_ERRORS
+from fencepost.torture.merging import Voided
 from fencepost.torture.schedule import Planned
 from fencepost.torture.stages.stage import Primary, Stage, StageGateway
 
@@ -49,6 +51,8 @@ class Injector:
         self._stage, self._crew, self._recorder, self._prefix = stage, crew, recorder, prefix
         self.injected: set[str] = set()
         """The kinds of faults that have begun."""
+        self.voided: list[Voided] = []
+        """What each failover has done to tokens."""
 
     def inject(self, planned: Planned, hold: Hold) -> None:
         """Begin a fault, let the run go on for as long as it lasts, and end it.
@@ -136,7 +140,10 @@ class Injector:
 
     @contextmanager
     def _fail_over(self) -> Iterator[None]:
+        began = time.monotonic_ns()
         host, port = self._primary().fail_over()
+        self.voided.append(Voided(began, self._primary().oldest(self._stage.source)))
+        self._recorder.note(f"tokens below {self.voided[-1].below} are void since the failover")
         ways = [gateway.back for gateway in self._stage.gateways]
         for way in (*ways, *filter(None, [self._stage.to_database])):
             way.lead_to(host, port)

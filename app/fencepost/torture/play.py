@@ -16,6 +16,7 @@ from fencepost.torture.holders.token import run_token
 from fencepost.torture.injector import Injector
 from fencepost.torture.interruption import Interruption
 from fencepost.torture.last_reads import read_all, written
+from fencepost.torture.merging import Voided
 from fencepost.torture.report.facts import ENDED, MISSED
 from fencepost.torture.schedule import schedule
 from fencepost.torture.stages.stage import Stage
@@ -93,6 +94,11 @@ class Play:
         """For the header of the history, when the run is over: how it ended, and which kinds of faults never came."""
         missed = [kind for kind in self._stage.faults if kind not in self._injector.injected]
         return {ENDED: self._ending} | ({MISSED: ", ".join(missed)} if missed else {})
+
+    @property
+    def voided(self) -> list[Voided]:
+        """What the failovers of the run have done to tokens."""
+        return self._injector.voided
 
     def _parts(self) -> list[Path]:
         """Give the parts of the workers. One that was killed before it began has written none."""

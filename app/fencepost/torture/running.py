@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
 
 from fencepost.testing.checker import NothingToCheckError, UndecidedError, Verdict, check
 from fencepost.testing.history import BadHistoryError, read
 from fencepost.testing.servers.directories import server_directory
-from fencepost.torture.config import Config
+from fencepost.torture.config import HISTORY, REPORT, UNJUDGED, Config
 from fencepost.torture.errors import BadInputError, RunFailedError
 from fencepost.torture.interruption import Interruption, heeding_interrupts
-from fencepost.torture.merging import Merged, merge
+from fencepost.torture.merging import Merged, Voided, merge
 from fencepost.torture.play import Play, Progress, silent
 from fencepost.torture.report import write_report
 from fencepost.torture.report.facts import COMMAND
@@ -24,15 +23,15 @@ from fencepost.torture.stages.own import own_stage
 from fencepost.torture.tables import Fenced
 from fencepost.torture.workloads import Workload
 
-HISTORY: Final = "history.jsonl"
-REPORT: Final = "report.html"
-UNJUDGED: Final = "unjudged.jsonl"
-"""The history of a run that cannot be judged. An earlier run's history and report stay as they are."""
-
 
 def run(config: Config, progress: Progress = silent) -> Verdict:
     """Run, check, and write history and report to `config.out`. See `run_in_words`."""
     return run_in_words(config, progress)[0]
+
+
+def first_step(config: Config) -> str:
+    """Say what is done before the workload begins: of a gateway that runs already no server is started."""
+    return "starting servers" if config.url is None else "making tables"
 
 
 def run_in_words(config: Config, progress: Progress = silent) -> tuple[Verdict, str]:
@@ -44,10 +43,10 @@ def run_in_words(config: Config, progress: Progress = silent) -> tuple[Verdict, 
     """
     with heeding_interrupts() as interruption, workshop_for(config.out) as workshop:
         header = _header(config)
-        files, outcome = _play(config, workshop, interruption, progress)
+        files, outcome, voided = _play(config, workshop, interruption, progress)
         whole = workshop / HISTORY
         progress("merging", 1.0, None)
-        merged = merge(files, whole, header | outcome)
+        merged = merge(files, whole, header | outcome, voided)
         progress("checking", 1.0, None)
         try:
             verdict = judge(whole)
@@ -89,16 +88,16 @@ def of_the_control(workload: Workload, verdict: Verdict) -> str:
 
 def _play(
     config: Config, workshop: Path, interruption: Interruption, progress: Progress
-) -> tuple[list[Path], dict[str, str]]:
-    """Run the workload; returns the parts of the history, and what its header says of the run's end."""
+) -> tuple[list[Path], dict[str, str], list[Voided]]:
+    """Run the workload; returns the parts of the history, what its header says of the run's end, and void tokens."""
     prefix = f"torture_{secrets.token_hex(4)}"
     made = [Fenced(prefix, kind) for kind in config.play.tables]
     open_stage = own_stage if config.url is None else foreign_stage
     with server_directory() as servers:
-        progress("starting servers", 0.0, None)
+        progress(first_step(config), 0.0, None)
         with open_stage(config, servers, prefix, made) as stage:
             play = Play(config, stage, workshop, prefix, interruption, progress)
-            return play.play(), play.outcome
+            return play.play(), play.outcome, play.voided
 
 
 def require_shown(workload: Workload, merged: Merged) -> None:
@@ -143,7 +142,7 @@ def workshop_for(out: Path) -> Iterator[Path]:
 
 
 def _publish(workshop: Path, out: Path) -> None:
-    """Put the whole files where they belong, over those of an earlier run."""
+    """Put the whole files where they belong."""
     out.mkdir(parents=True, exist_ok=True)
     for name in (HISTORY, REPORT):
         (workshop / name).replace(out / name)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from unittest import mock
 
-from tests.torture.bugs.settings import CRASHES, FAILOVERS
+from tests.torture.bugs.settings import CRASHES, FAILOVERS, GENERATIONS
 from tests.torture.planted import Planted, swap
 
 from fencepost.storage.connections import session
@@ -32,6 +32,19 @@ def _no_generation_is_raised() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _floors_are_raised_too_far() -> Iterator[None]:
+    """Let a new generation's first tokens be below the floor of the table whose refusals as stale show no mark."""
+    raise_generation = primary._raise  # noqa: SLF001 - the operator's part of a failover
+
+    async def too_far(connection: Any) -> None:
+        await raise_generation(connection)
+        await connection.execute("UPDATE fencepost.floors SET floor = floor + 10000 WHERE name LIKE '%epoch'")
+
+    with mock.patch.object(primary, "_raise", too_far):
+        yield
+
+
 BUGS: Final = [
     Planted("commits do not wait for the disk", "register", CRASHES, gateway=_commits_do_not_wait_for_the_disk),
     Planted(
@@ -40,5 +53,11 @@ BUGS: Final = [
         FAILOVERS,
         gateway=_any_database_will_do,
         harness=_no_generation_is_raised,
+    ),
+    Planted(
+        "after a failover the first tokens of the new generation are refused, too",
+        "register",
+        GENERATIONS,
+        harness=_floors_are_raised_too_far,
     ),
 ]

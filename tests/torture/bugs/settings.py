@@ -71,6 +71,7 @@ CLIENTS: Final = Setting(
 CLIENTS_ANSWERS: Final = Setting("answers to clients", "client", operations=1500, faults="cut-client", tasks=8)
 CLIENT_SETS: Final = Setting("sets of clients", "client-set", operations=300)
 CRASHES: Final = Setting("crashes", "register", operations=2000, faults="restart-immediate", own_servers=True)
+GENERATIONS: Final = Setting("generations", "register", operations=2000, faults="failover", own_servers=True)
 FAILOVERS: Final = Setting(
     "failovers", "mutex", operations=5000, faults="failover", resources=1, own_servers=True, around=_lagging_standby
 )

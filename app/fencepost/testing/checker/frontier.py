@@ -20,6 +20,8 @@ Why that is not exponential here, as it is for registers in general (Gibbons, Ko
 - A read or a refusal changes nothing. As soon as a state gives its answer it has had its moment, which is never worse
   than waiting.
 - An unknown operation whose token the mark has passed can have no effect any more, and is forgotten.
+- An unknown write or delete after which no answer is explained, and which the next one replaces, may as well not have
+  happened. So after it only claims are tried, which leave the row as it is; and after such a claim nothing.
 - Of two states with the same mark and row, the one in which fewer unknown operations have had their moment, and at
   least as many answers are explained, is never worse. The other one is left out (`_Best`).
 What has ended is in no state. So the memory is that of the operations under way, and of the unknown ones that can
@@ -82,6 +84,8 @@ class _Frontier:
         """Reads and refusals under way."""
         self._maybe: dict[int, Call] = {}
         """Unknown, and some state still allows them."""
+        self._low = 0
+        """The lowest mark of all states; it never falls."""
 
     def begin(self, call: Call) -> bool:
         """Take an invoke; return whether any state is left."""
@@ -91,7 +95,8 @@ class _Frontier:
                 self._states = {_look(state, {call.id: call}) for state in self._states}
             return True
         if not call.certain or call.highest is not None:
-            self._maybe[call.id] = call
+            if _matters(self._low, call):
+                self._maybe[call.id] = call
             if call.certain:  # one operation with its key has happened: seen when one has had its moment
                 self._observers[call.id] = call
             return True
@@ -112,45 +117,56 @@ class _Frontier:
         self._states = {state for state in forgotten if best.adds(state)}
         if len(self._states) > MOST_STATES:
             raise UndecidedError(call.invoke.resource, MOST_STATES)
-        if self._maybe and self._states:
-            low = min(state.mark for state in self._states)
+        low = min((state.mark for state in self._states), default=self._low)
+        if low > self._low:
+            self._low = low
             self._maybe = {key: each for key, each in self._maybe.items() if _matters(low, each)}
         return bool(self._states)
 
     def _reach(self, starts: Collection[State], call: Call) -> set[State]:
         """Give the states that come when operations under way have their moments, up to that of this call.
 
-        One search begins at all states: what one of them has led to is not searched again for the next.
+        One search begins at all states: what one of them has led to is not searched again for the next. A state is idle
+        when an unknown write has led to it that has explained nothing: only claims are tried from there.
         """
         reached: set[State] = set()
         best = _Best(self._effects)
         numbers = itertools.count()
-        ahead = [(_effort(start), next(numbers), start) for start in starts]
+        claims = [each for each in self._maybe.values() if each.invoke.op == "claim"]
+        claims_follow = bool(claims) or any(each.invoke.op == "claim" for each in self._effects.values())
+        ahead = [(_effort(start), next(numbers), start, False) for start in starts]
         heapq.heapify(ahead)
         while ahead:
-            state = heapq.heappop(ahead)[2]
-            for each in self._next(state):
+            _, _, state, idle = heapq.heappop(ahead)
+            for each in self._next(state, claims) if idle else self._next(state, self._maybe.values()):
+                if idle and each.invoke.op != "claim":
+                    continue
                 after = self._apply(state, each)
                 if not best.adds(after):
                     continue
                 if _has_moment(after, call):
                     reached.add(after)
-                else:
-                    heapq.heappush(ahead, (_effort(after), next(numbers), after))
+                elif each.id in self._effects or after.seen != state.seen:
+                    heapq.heappush(ahead, (_effort(after), next(numbers), after, False))
+                elif each.invoke.op != "claim" and claims_follow:
+                    heapq.heappush(ahead, (_effort(after), next(numbers), after, True))
             if best.size > MOST_STATES:
                 raise UndecidedError(call.invoke.resource, MOST_STATES)
         return reached
 
-    def _next(self, state: State) -> list[Call]:
-        """Give the operations that can have their moment now and leave a moment for all that certainly had one."""
+    def _next(self, state: State, maybe: Iterable[Call]) -> list[Call]:
+        """Give the operations that can have their moment now and leave a moment for all that certainly had one.
+
+        `maybe`: the unknown ones to choose from.
+        """
         waiting = [call for key, call in self._effects.items() if key not in state.effects]
         lowest = min((call.token for call in waiting), default=None)
         found = [call for call in waiting if call.token == lowest]
         groups = {self._maybe[key].invoke.key for key in state.effects if _grouped(self._maybe.get(key))}
         found += [
             call
-            for key, call in self._maybe.items()
-            if key not in state.effects
+            for call in maybe
+            if call.id not in state.effects
             and (lowest is None or call.token <= lowest)
             and not (groups and _grouped(call) and call.invoke.key in groups)
         ]

@@ -10,7 +10,7 @@ or not: both are right. An element that is there twice was added twice.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -20,9 +20,6 @@ from fencepost.testing.checker.verdict import Violation
 from fencepost.testing.checker.words import Words
 
 Problem = Literal["lost", "strange", "twice", "apart"]
-
-SHOWN: Final = 10
-"""How many elements of one problem are named, with their operations."""
 
 _PREPARE: Final = """
 CREATE INDEX of_reading ON seen (reading, value);
@@ -63,12 +60,15 @@ class Wrong:
 
     problem: Problem
     values: list[str]
+    """One element; of readings that are apart, one of each. Of several that are lost, or strange, one shows it."""
     total: int
     reading: Call
     later: Call | None = None
     """A later reading that shows what this one misses; of readings that are apart, the other one."""
     newer: str | None = None
     """An element that it shows, although its add began after those that it misses were there."""
+    earlier: Call | None = None
+    """What shows that a lost element was there: the reading that showed it first, when no answer to its add did."""
 
 
 def violations(store: Store, words: Words) -> Iterator[Violation]:
@@ -77,8 +77,7 @@ def violations(store: Store, words: Words) -> Iterator[Violation]:
         calls = [wrong.reading]
         for value in (*wrong.values, *([] if wrong.newer is None else [wrong.newer])):
             calls += store.writers(wrong.reading.invoke.resource, value)
-        if wrong.later is not None:
-            calls.append(wrong.later)
+        calls += [each for each in (wrong.earlier, wrong.later) if each is not None]
         text = words.listed(_sentence(wrong), calls)
         yield Violation("set", wrong.reading.invoke.resource, text, in_time(calls))
 
@@ -102,10 +101,23 @@ def _of_set(store: Store, resource: str, readings: list[Call]) -> Iterator[Wrong
         for problem, query in _QUERIES.items():
             if problem not in met and (values := [str(row[0]) for row in store.db.execute(query, names)]):
                 met.add(problem)
-                later = _shows_again(store, readings, reading, values[0]) if problem == "lost" else None
-                newer = newest if problem == "lost" and began > reading.invoke.time else None
-                yield Wrong(problem, values[:SHOWN], len(values), reading, later, newer)
+                wrong = Wrong(problem, values[:1], len(values), reading)
+                yield _with_its_story(store, readings, wrong, newest, began) if problem == "lost" else wrong
     yield from _apart(store, readings)
+
+
+def _with_its_story(store: Store, readings: list[Call], lost: Wrong, newest: str | None, began: int) -> Wrong:
+    """Add what else shows that an element is lost: it was there before `began`."""
+    reading, (value,) = lost.reading, lost.values
+    adds = store.writers(reading.invoke.resource, value)
+    answered = any(add.certain and not add.refused and add.ended < began for add in adds)
+    showing = [each for each in readings if _shows(store, each, value)]
+    return replace(
+        lost,
+        later=next((each for each in showing if each.invoke.time > reading.ended), None),
+        newer=newest if began > reading.invoke.time else None,
+        earlier=None if answered else min(showing, key=lambda each: each.ended, default=None),
+    )
 
 
 def _apart(store: Store, readings: list[Call]) -> Iterator[Wrong]:
@@ -126,12 +138,9 @@ def _both(one: Call, other: Call) -> tuple[tuple[int, int], tuple[int, int]]:
     return (one.id, other.id), (other.id, one.id)
 
 
-def _shows_again(store: Store, readings: list[Call], reading: Call, value: str) -> Call | None:
-    for later in readings:
-        found = store.db.execute("SELECT 1 FROM seen WHERE reading = ? AND value = ?", (later.id, value)).fetchone()
-        if later.invoke.time > reading.ended and found is not None:
-            return later
-    return None
+def _shows(store: Store, reading: Call, value: str) -> bool:
+    query = "SELECT 1 FROM seen WHERE reading = ? AND value = ?"
+    return store.db.execute(query, (reading.id, value)).fetchone() is not None
 
 
 def _sentence(wrong: Wrong) -> str:

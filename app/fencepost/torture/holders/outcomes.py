@@ -21,7 +21,8 @@ _REASONS: Final[dict[str, Reason]] = {
 }
 _UNKNOWN: Final = frozenset({"FP009", "FP023"})
 _GENERATION: Final = 2**48
-"""A failover raises the marks of all tables that have older tokens: to the last number before those of its own."""
+"""A failover raises the marks of all tables that have older tokens: to the last number before those of its own. An
+answer that does not show the mark (rule epoch) is sorted by merging.py, which is told when failovers were."""
 _SUCCESS: Final = range(200, 300)
 _FAILED: Final = 500
 _CONSTRAINT: Final = re.compile("23[0-9A-Z]{3}")

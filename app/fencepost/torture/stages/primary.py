@@ -10,7 +10,7 @@ import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -22,7 +22,9 @@ from fencepost.storage.upkeep.generations import raise_generation
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.standby import Standby
 from fencepost.testing.servers.waiting import eventually
+from fencepost.torture.assignment import BUILTIN
 
+T = TypeVar("T")
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _OPTIONS: Final = {
@@ -35,6 +37,8 @@ _OPTIONS: Final = {
 }
 _SYNCHRONOUS: Final = "ALTER SYSTEM SET synchronous_standby_names = '*'"
 _ATTACHED: Final = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+
+_OLDEST: Final = f"SELECT CASE $1 WHEN '{BUILTIN}' THEN fencepost.oldest() ELSE fencepost.oldest($1) END"
 
 
 class OwnPrimary:
@@ -101,6 +105,14 @@ class OwnPrimary:
         self.follow()
         return "127.0.0.1", urlsplit(self.url).port or 0
 
+    def oldest(self, source: str) -> int:
+        """Give the oldest token of a source that is not void: where its generation begins, or 1."""
+
+        async def ask(connection: Connection) -> int:
+            return int(await connection.fetchval(_OLDEST, source))
+
+        return asyncio.run(_on(self.url, ask))
+
     def stop(self) -> None:
         """End it, and its standby."""
         if self._standby is not None:
@@ -118,10 +130,10 @@ class OwnPrimary:
         return int((self._home / "pgdata" / "postmaster.pid").read_text().split()[0])
 
 
-async def _on(url: str, work: Callable[[Connection], Awaitable[object]]) -> None:
+async def _on(url: str, work: Callable[[Connection], Awaitable[T]]) -> T:
     connection = await asyncpg.connect(url, timeout=10)
     try:
-        await work(connection)
+        return await work(connection)
     finally:
         await connection.close()
 

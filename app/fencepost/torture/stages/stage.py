@@ -20,6 +20,10 @@ class Primary(Protocol):
         """Kill it and promote its standby; returns where the new one is. It is the standby's primary from then on."""
         ...
 
+    def oldest(self, source: str) -> int:
+        """Give the oldest token of a source that is not void."""
+        ...
+
 
 @dataclass(slots=True)
 class StageGateway:
