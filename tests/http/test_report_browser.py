@@ -13,6 +13,11 @@ from fencepost.torture.report import write_report
 
 pytestmark = in_a_browser
 
+SOME_IN_THEIR_CHART = """halos => halos.some((halo) => {
+  const mark = halo.getBoundingClientRect(), view = halo.closest(".chart").getBoundingClientRect();
+  return mark.right > view.left && mark.left < view.right;
+})"""
+
 
 async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_what_is_not_of_it(
     tmp_path: Path,
@@ -33,6 +38,10 @@ async def shows_and_stops(page: Page, tmp_path: Path) -> None:
     await expect(page.get_by_role("heading", level=1)).to_have_text(words)
     for place in (".card >> nth=0", ".chart .halo >> nth=0", ".chart .halo >> nth=1", ".arrow >> nth=0"):
         await expect(page.locator(place)).to_be_in_viewport(ratio=0.9)
+    await page.keyboard.press("n")
+    for _ in range(12):
+        await page.keyboard.press("+")
+    assert await page.locator(".chart .halo").evaluate_all(SOME_IN_THEIR_CHART)
     await page.evaluate(
         "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.body.append(s) }"
     )

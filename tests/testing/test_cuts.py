@@ -1,12 +1,16 @@
 """Connections that are cut before and after a commit: on the gateway's side and on the database's."""
 
 import contextlib
+import dataclasses
+import socket
+from collections.abc import Sequence
 
 import httpx
 import psycopg
 import pytest
 
 from fencepost.testing.faults import Link, cut
+from fencepost.testing.faults.conversation import HttpConversation
 from fencepost.testing.servers.gateway import GatewayServer
 
 UPDATE = "UPDATE plain SET status = %s WHERE order_id = '7'"
@@ -72,6 +76,31 @@ def test_a_request_whose_answer_is_lost_was_done_or_not(gateway: GatewayServer, 
         )
     assert done.times == 1
     assert status(gateway.database, "orders") == stored
+
+
+HEAD = b"PATCH /v1/data/orders/7 HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: 1\r\nContent-Type: application/json\r\n"
+LENGTH = (HEAD + b"Content-Length: 17\r\n\r\n", b'{"status":"pa', b'id"}')
+CHUNKED = (HEAD + b"Transfer-Encoding: chunked\r\n\r", b'\nd\r\n{"status":"pa\r\n4\r\ni', b'd"}\r\n0\r\n', b"\r\n")
+GET = (b"GET /v1/data/orders?status=eq.paid HTTP/1.1\r\nHost: localhost\r\n\r\n",)
+
+
+@pytest.mark.parametrize("packets", [LENGTH, CHUNKED, [bytes([each]) for each in b"".join(CHUNKED)]])
+def test_a_request_is_read_whole_whatever_its_packets(packets: Sequence[bytes]) -> None:
+    conversation = HttpConversation()
+    *before, last = [piece for packet in (*packets, *packets) for piece in conversation.from_client(packet)]
+    assert b"".join(piece.data for piece in (*before, last)) == b"".join(packets) * 2
+    assert last.commits[0].endswith('{"status":"paid"}')
+    assert [piece for piece in before if piece.commits] == [dataclasses.replace(last, data=packets[-1])]
+
+
+@pytest.mark.parametrize("packets", [LENGTH, GET])
+def test_a_request_of_any_method_is_matched(gateway: GatewayServer, packets: Sequence[bytes]) -> None:
+    with Link.to(gateway.url) as link, socket.create_connection((link.host, link.port)) as client:
+        with cut(link, when="before-commit", matching="paid") as done:
+            client.sendall(b"".join(packets))
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert (done.times, status(gateway.database, "orders")) == (1, "new")
 
 
 def test_a_half_open_connection_keeps_its_transaction_open_until_the_block_ends(plain: str) -> None:

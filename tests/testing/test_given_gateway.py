@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from tests.testing.test_plugin import LONG, passed, run_pytest
 
+from fencepost.testing.fixtures.given_gateway import GivenGateway, GivenGatewayError
+from fencepost.testing.fixtures.tables import FencedTables, fenced_tables
 from fencepost.testing.servers.gateway import GatewayServer
 
 TABLES = """
@@ -49,6 +51,51 @@ def test_tables_are_made_there_and_dropped_and_one_that_was_there_is_left_alone(
         assert connection.execute("SELECT to_regclass('parcels')").fetchone() == (None,)
         assert connection.execute("SELECT count(*) FROM fencepost.protected").fetchone() == (1,)
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+
+
+class Shared(GivenGateway):
+    """A gateway whose database others use too: they make tables of theirs while one of ours is protected."""
+
+    def command(self, *arguments: str) -> str:
+        with psycopg.connect(self.database) as theirs:
+            theirs.execute(f"CREATE TABLE IF NOT EXISTS customers_of_{arguments[0]} (id int)".encode())
+        return super().command(*arguments)
+
+
+OURS = """
+CREATE TABLE places (place_id text PRIMARY KEY) PARTITION BY LIST (place_id);
+CREATE TABLE east PARTITION OF places DEFAULT;
+CREATE TABLE parcels (parcel_id text PRIMARY KEY, place_id text REFERENCES places);
+CREATE VIEW parcels_seen AS SELECT * FROM parcels;
+DO $$ BEGIN CREATE TABLE notes (n int); EXCEPTION WHEN division_by_zero THEN NULL; END $$;
+ALTER TABLE orders SET (fillfactor = 90)"""
+
+
+@LONG
+def test_what_others_make_meanwhile_or_had_before_is_not_dropped(gateway: GatewayServer) -> None:
+    with psycopg.connect(gateway.database, autocommit=True) as theirs:
+        names = (
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v')"
+        )
+        before = set(theirs.execute(names.encode()).fetchall())
+        with fenced_tables(Shared(gateway.url, gateway.database)) as make:
+            assert make(OURS, source="builtin").name == "places"
+        customers = {("customers_of_protect",), ("customers_of_unprotect",)}
+        assert set(theirs.execute(names.encode()).fetchall()) - before == customers
+        assert theirs.execute("SELECT name FROM fencepost.protected").fetchall() == [("orders",)]
+
+
+@LONG
+def test_what_depends_on_a_table_and_is_another_s_stays_and_ddl_that_commits_is_refused(gateway: GatewayServer) -> None:
+    make = FencedTables(GivenGateway(gateway.url, gateway.database))
+    with pytest.raises(ValueError, match="ends its transaction"):
+        make("CREATE TABLE lasting (id int); COMMIT")
+    make("CREATE TABLE packets (packet_id text PRIMARY KEY)")
+    with psycopg.connect(gateway.database, autocommit=True) as theirs:
+        theirs.execute("CREATE VIEW theirs AS SELECT * FROM packets")
+        with pytest.raises(psycopg.errors.DependentObjectsStillExist, match="view theirs"):
+            make.drop()
+        assert theirs.execute("SELECT count(*) FROM theirs").fetchone() == (0,)
 
 
 @LONG
@@ -96,11 +143,16 @@ def test_options_that_make_no_sense_are_named(tmp_path: Path, arguments: list[st
 
 
 @LONG
-def test_another_database_is_named(gateway: GatewayServer, tmp_path: Path) -> None:
+def test_another_database_is_named(gateway: GatewayServer, database: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TABLES)
     other = gateway.database.rpartition("/")[0] + "/postgres"
     output = run_pytest(tmp_path, "--fencepost-url", gateway.url, "--fencepost-database", other)
     assert "--fencepost-database has no schema fencepost" in output
+    with (
+        fenced_tables(GivenGateway(gateway.url, database)) as make,
+        pytest.raises(GivenGatewayError, match="does not serve the table parcels, which was just made in the database"),
+    ):
+        make("CREATE TABLE parcels (parcel_id text PRIMARY KEY)")
 
 
 @pytest.fixture

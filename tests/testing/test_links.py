@@ -2,15 +2,18 @@
 
 import contextlib
 import gc
+import math
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from fencepost.testing.faults import FaultError, Link, cut, delayed, partitioned
+from fencepost.testing.faults import FaultError, Link, SteppableClock, clock_stepped, clocks, cut, delayed, partitioned
+from fencepost.testing.faults.fault import Fault
 
 
 class Echo:
@@ -112,6 +115,33 @@ def test_a_delay_is_there_in_each_direction_and_ends(client: socket.socket, link
     assert link.to_server.delay == link.to_client.delay == 0.0
 
 
+def end_in_the_order_of_their_beginning(first: Fault[None], second: Fault[None]) -> None:
+    """As two threads may."""
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+
+
+def test_delays_that_overlap_add_up_and_each_ends_with_its_block(link: Link) -> None:
+    first, second = delayed(link, 0.1), delayed(link, 0.2)
+    end_in_the_order_of_their_beginning(first, second)
+    assert link.to_server.delay == link.to_client.delay == 0.2
+    second.__exit__(None, None, None)
+    assert link.to_server.delay == link.to_client.delay == 0
+
+
+def test_steps_of_a_clock_that_overlap_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libfaketimeMT.so.1").touch()
+    monkeypatch.setattr(clocks, "_PLACES", (str(tmp_path),))
+    with SteppableClock() as clock:
+        file = Path(clock.environment({})["FAKETIME_TIMESTAMP_FILE"])
+        first, second = clock_stepped(clock, 10), clock_stepped(clock, 100)
+        end_in_the_order_of_their_beginning(first, second)
+        assert file.read_text() == "+100.000000\n"
+        second.__exit__(None, None, None)
+        assert (clock.offset, file.read_text()) == (0, "+0.000000\n")
+
+
 def test_a_connection_is_cut_after_so_many_bytes(client: socket.socket, link: Link, echo: Echo) -> None:
     with cut(link, when="after-bytes", bytes_to_server=5) as done:
         client.sendall(b"123")
@@ -121,6 +151,26 @@ def test_a_connection_is_cut_after_so_many_bytes(client: socket.socket, link: Li
         assert rest(client) == b""
     assert done.times == 1
     assert echo.got in {b"123", b"12345"}  # the reset may overtake what was sent just before it
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        (lambda link: cut(link, "after-bytes", times=0), "times is 1 or more, not 0"),
+        (lambda link: cut(link, "after-bytes", times=-1), "times is 1 or more, not -1"),
+        (lambda link: cut(link, "after-bytes", bytes_to_server=-3), "bytes_to_server is 0 or more, not -3"),
+        (lambda link: cut(link, "before-commit", bytes_to_server=9), "bytes_to_server belongs to when='after-bytes'"),
+        (lambda link: cut(link, "after-bytes", matching="x"), "matching belongs to commits"),
+        (lambda link: delayed(link, math.nan), "it cannot be nan"),
+        (lambda link: delayed(link, math.inf), "it cannot be inf"),
+        (lambda _: clock_stepped(None, math.nan), "a clock steps by a number of seconds, not nan"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(
+    link: Link, fault: Callable[[Link], Fault[object]], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named), fault(link):
+        pass
 
 
 def test_a_commit_cannot_be_found_in_an_unknown_protocol(link: Link) -> None:

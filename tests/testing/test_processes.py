@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.testing import paused
 from fencepost.testing.servers.processes import Known, alive, continue_all, descendants, kill_tree, pid_of, stop_tree
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
 
 FAMILY = """
 import subprocess, sys, threading
@@ -47,6 +48,56 @@ def test_all_below_a_process_stop_and_go_on(family: tuple[subprocess.Popen[str],
     assert states(child) == {"T"}
     continue_all(stopped)
     wait_until(lambda: "T" not in states(parent.pid) | states(child))
+
+
+def test_a_process_that_two_blocks_pause_goes_on_after_the_last(family: tuple[subprocess.Popen[str], int]) -> None:
+    parent, child = family
+    first, second, of_the_child = paused(parent), paused(parent), paused(child)
+    for block in (first, of_the_child, second):
+        block.__enter__()
+    for block in (first, second):  # in the order in which threads may end them
+        block.__exit__(None, None, None)
+    assert states(child) == {"T"}
+    assert "T" not in states(parent.pid)
+    of_the_child.__exit__(None, None, None)
+    assert "T" not in states(child)
+
+
+PAUSES = """
+import os, signal, sys, threading
+from fencepost.testing import paused
+def pause():
+    with paused(int(sys.argv[1])):
+        print("paused", flush=True)
+        threading.Event().wait()
+if sys.argv[2] == "handles":
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+if sys.argv[2] == "thread":
+    threading.Thread(target=pause, daemon=True).start()
+    threading.Event().wait()
+pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "where", "status"),
+    [
+        (signal.SIGTERM, "main", -signal.SIGTERM),
+        (signal.SIGHUP, "thread", -signal.SIGHUP),
+        (signal.SIGTERM, "handles", 7),
+    ],
+)
+def test_a_signal_that_ends_the_harness_continues_what_it_has_stopped(
+    family: tuple[subprocess.Popen[str], int], number: signal.Signals, where: str, status: int
+) -> None:
+    parent, child = family
+    command = [sys.executable, "-c", PAUSES, str(parent.pid), where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as harness:
+        assert harness.stdout is not None
+        assert harness.stdout.readline() == b"paused\n"
+        harness.send_signal(number)
+        assert harness.wait(PATIENCE) == status
+    assert "T" not in states(parent.pid) | states(child)
 
 
 def test_all_below_a_process_are_killed(family: tuple[subprocess.Popen[str], int]) -> None:

@@ -1,6 +1,7 @@
 """The checker's input and output: what is no history, histories that are read back, and the words of violations."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ from click.testing import CliRunner, Result
 from tests.support.story import Story
 
 from fencepost.cli.main import main
-from fencepost.testing.checker import Verdict
-from fencepost.testing.history import NOT_READ, End, Invoke, Note, Recorder, read
+from fencepost.testing.checker import Verdict, assert_fenced
+from fencepost.testing.history import NOT_READ, BadHistoryError, End, Invoke, Note, Recorder, read
 
 HEADER: dict[str, Any] = {"history": "fencepost/1"}
 WRITE: dict[str, Any] = {
@@ -254,6 +255,43 @@ def test_of_two_unknown_operations_with_one_key_only_one_can_have_happened(story
     assert story.check().valid
     story.call("w2", "read", "orders/7", 8, 9, end_value="a")
     assert not story.check().valid
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_field_that_cannot_be_is_refused_where_it_is_recorded(tmp_path: Path, *, in_memory: bool) -> None:
+    recorder: Any = Recorder(None if in_memory else tmp_path / "history.jsonl")
+    begin = {"process": "w1", "op": "write", "resource": "orders/7", "value": "a"}
+    wrongs: tuple[dict[str, object], ...] = (
+        {"op": "wrte"},
+        {"token": "abc"},
+        {"token": 2**63},
+        {"token": True},
+        {"value": {}},
+        {"value": "\ud800"},
+        {"rule": "epoc"},
+    )
+    for wrong in wrongs:
+        [(field, value)] = wrong.items()
+        with pytest.raises(BadHistoryError, match=re.escape(f"'{field}' cannot be {value!r}: it must be ")):
+            recorder.invoke(**(begin | wrong))
+    write = recorder.invoke(**begin, token=7)
+    with pytest.raises(BadHistoryError, match="'reason' cannot be 'Stale': it must be one of stale, spent"):
+        write.refused("Stale")
+    write.ok()  # what was refused has not ended it
+    assert_fenced(recorder)
+    recorder.invoke(**begin, token=7).ok()
+    with pytest.raises(AssertionError, match="orders/7"):
+        assert_fenced(recorder)
+    with pytest.raises(TypeError, match=r"takes a Recorder, or a history as read\(path\)"):
+        assert_fenced(recorder.path)
+    recorder.close()
+
+
+def test_empty_lines_at_the_end_of_a_history_are_no_events(path: Path) -> None:
+    save(path, HEADER, WRITE, DONE, "", " ")
+    assert fencepost_check(path).exit_code == 0
+    save(path, HEADER, WRITE, "", DONE)
+    assert f"{path}, line 3: this line is empty, and events follow" in fencepost_check(path).output
 
 
 def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:

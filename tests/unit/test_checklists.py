@@ -1,6 +1,7 @@
 """Steps of CONTRIBUTING.md's checklists that nothing else would miss."""
 
 import inspect
+import pkgutil
 import re
 import tomllib
 
@@ -10,6 +11,7 @@ from tests.sources.test_shutdown import LIVE_BY_SESSION
 from tests.unit.test_docs_names import ROOT, tracked
 from tests.unit.test_docs_sources import URLS
 
+import fencepost
 from fencepost import alembic
 from fencepost.cli.protect import protect as command
 from fencepost.locks.registry import KINDS, SourceContext, kind_of, make
@@ -19,7 +21,8 @@ from fencepost.storage.protecting.protect import plan_protect
 from fencepost.storage.tables.load import PROTECTED
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def test_the_example_of_a_stepped_race_is_the_file() -> None:
@@ -128,3 +131,11 @@ def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in storage/tables/load.py"
     now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(target)))
     assert now == read, "the query of Registration in storage/protecting/target.py"
+
+
+def test_the_harness_may_import_what_is_allowed_and_no_new_package() -> None:
+    allowed = {"fencepost.client", "fencepost.embedded", "fencepost.testing"}
+    packages = {f"fencepost.{each.name}" for each in pkgutil.iter_modules(fencepost.__path__)}
+    contracts = PROJECT["tool"]["importlinter"]["contracts"]
+    [contract] = [each for each in contracts if each.get("source_modules") == ["fencepost.testing"]]
+    assert set(contract["forbidden_modules"]) == packages - allowed

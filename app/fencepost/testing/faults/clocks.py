@@ -7,9 +7,12 @@ Kubernetes), Debian's Redis, which does not start with it, processes that run al
 takes rights that a test should not have. Monotonic clocks go on as before.
 """
 
+import math
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -34,9 +37,15 @@ class SteppableClock:
         self._file = Path(name)
         self._file.chmod(0o644)  # PostgreSQL runs as another user
         self._library = library
-        self.offset = 0.0
-        """By how many seconds it is ahead now."""
+        self._lock = threading.Lock()
+        self._base = 0.0
+        self._steps: list[float] = []
         self.step_to(0.0)
+
+    @property
+    def offset(self) -> float:
+        """By how many seconds it is ahead now: where `step_to` has set it, and the steps of the open blocks."""
+        return self._base + sum(self._steps)
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Give the environment that a process needs to have this clock, over `base` (by default this process's)."""
@@ -51,12 +60,31 @@ class SteppableClock:
         }
 
     def step_to(self, offset: float) -> None:
-        """Let the clock be ahead by so many seconds from now on; negative: behind."""
+        """Let the clock be ahead by exactly so many seconds from now on; negative: behind.
+
+        Steps of blocks that are open are over with that.
+        """
+        with self._lock:
+            self._base, self._steps = offset, []
+            self._write()
+
+    def step(self, seconds: float) -> None:
+        """Add a step of so many seconds."""
+        with self._lock:
+            self._steps.append(seconds)
+            self._write()
+
+    def step_back(self, seconds: float) -> None:
+        """Take a step of so many seconds away, unless `step_to` has ended it."""
+        with self._lock, suppress(ValueError):
+            self._steps.remove(seconds)
+            self._write()
+
+    def _write(self) -> None:
         fresh = self._file.with_suffix(".new")
-        fresh.write_text(f"{offset:+.6f}\n")
+        fresh.write_text(f"{self.offset:+.6f}\n")
         fresh.chmod(0o644)
         fresh.replace(self._file)  # in one step: a process reads the file at each look at the clock
-        self.offset = offset
 
     def close(self) -> None:
         """Remove its file. Processes that still run with it have the machine's time again."""
@@ -75,14 +103,16 @@ class SteppableClock:
 def clock_stepped(clock: SteppableClock, seconds: float) -> Iterator[None]:
     """Let a wall clock be ahead by so many seconds, negative: behind, until the block ends.
 
-    It steps at once, for all processes that have it. At the end it steps back, which is a step as well.
+    It steps at once, for all processes that have it. Steps that overlap add up. At the end it steps
+    back, which is a step as well. ValueError for a step that is no number of seconds.
     """
-    before = clock.offset
+    if not math.isfinite(seconds):
+        raise ValueError(f"a clock steps by a number of seconds, not {seconds}")
     try:
-        clock.step_to(before + seconds)
+        clock.step(seconds)
         yield
     finally:
-        clock.step_to(before)
+        clock.step_back(seconds)
 
 
 def _library() -> Path:

@@ -19,16 +19,30 @@ _Queue: TypeAlias = "asyncio.Queue[tuple[float, bytes | None]]"
 
 
 class Direction:
-    """One direction of all connections of a link. `delay` is in seconds; while `open` is not set, nothing passes.
+    """One direction of all connections of a link. While `open` is not set, nothing passes.
 
-    It is open again when `reopen` was called as often as `close`: partitions may overlap.
+    It is open again when `reopen` was called as often as `close`: partitions may overlap. So may delays.
     """
 
     def __init__(self) -> None:
-        self.delay = 0.0
+        self._delays: list[float] = []
         self.open = asyncio.Event()
         self.open.set()
         self._closed = 0
+
+    @property
+    def delay(self) -> float:
+        """By how many seconds what passes arrives later: the sum of the delays."""
+        return sum(self._delays)
+
+    def slow_down(self, seconds: float) -> None:
+        """Add a delay. In the link's loop."""
+        self._delays.append(seconds)
+
+    def speed_up(self, seconds: float) -> None:
+        """Take such a delay back. In the link's loop."""
+        with contextlib.suppress(ValueError):  # it was interrupted before it began
+            self._delays.remove(seconds)
 
     def close(self) -> None:
         """Let nothing pass from now on. In the link's loop."""
@@ -57,7 +71,7 @@ class Connection:
         self, ways: Ways, near: asyncio.StreamWriter, far: asyncio.StreamWriter, conversation: Conversation
     ) -> None:
         self._ways, self._near, self._far, self._conversation = ways, near, far, conversation
-        self._asked: tuple[str, ...] = ()  # the commit that was sent last
+        self._asked = Piece(b"")  # the commit that was sent last
         self._was_cut = False
         self._hung_up = asyncio.Event()
 
@@ -132,9 +146,9 @@ class Connection:
     def _to_server(self, piece: Piece) -> bytes:
         """Return what of a piece goes on to the server."""
         if piece.commits:
-            if self._cut_at(cutter for cutter in self._cutters if cutter.wants("before-commit", piece.commits)):
+            if self._cut_at(cutter for cutter in self._cutters if cutter.wants("before-commit", piece)):
                 return b""
-            self._asked = piece.commits
+            self._asked = piece
         for cutter in self._cutters:
             if cutter.when == "after-bytes" and cutter.left:
                 whole = len(piece.data)

@@ -8,18 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import h11
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Bytes that are sent on together.
 
     `commits`, of a client's piece: the server commits when it has this; the texts of what it commits (SQL
-    statements, or the HTTP request). `concludes`, of a server's piece: it answers the last of these, and the commit
-    was done.
+    statements, or the HTTP request). `reads`: it is a request that writes nothing, such as GET. `concludes`, of a
+    server's piece: it answers the last of these, and the commit was done.
     """
 
     data: bytes
     commits: tuple[str, ...] = ()
+    reads: bool = False
     concludes: bool = False
 
 
@@ -52,23 +55,38 @@ class PlainConversation:
         yield Piece(data)
 
 
-_WRITES: Final = re.compile(rb"(POST|PUT|PATCH|DELETE) /")
+_READS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
 _DONE: Final = re.compile(rb"HTTP/1\.\d 2")
+_LARGEST_HEAD: Final = 1_000_000  # bytes
 
 
 class HttpConversation:
-    """HTTP/1.1, one request after the other. A gateway answers a write after its COMMIT: 2xx says that it was done."""
+    """HTTP/1.1, one request after the other. A gateway answers a write after its COMMIT: 2xx says that it was done.
+
+    What has come of a request is sent on at once; the piece with its end, without which the server does nothing, has
+    the text of all of it: the head as it was sent, and the body without the sizes of its chunks.
+    """
 
     def __init__(self) -> None:
         self.problem: str | None = None
         self._asked = False
+        self._request = _Request()
 
     def from_client(self, data: bytes) -> Iterator[Piece]:
-        """Find requests that write: POST, PUT, PATCH and DELETE, at the beginning of what was sent."""
-        if _WRITES.match(data):
+        """Find the ends of requests."""
+        while data and self.problem is None:
+            try:
+                rest = self._request.take(data)
+            except h11.RemoteProtocolError as error:
+                self.problem = f"it is not HTTP/1.1: {error}"
+                break
+            if rest is None:
+                break
             self._asked = True
-            yield Piece(data, commits=(data.decode(errors="replace"),))
-        else:
+            ended, self._request = self._request, _Request()
+            yield Piece(data[: len(data) - len(rest)], commits=(ended.text,), reads=ended.method in _READS)
+            data = rest
+        if data:
             yield Piece(data)
 
     def from_server(self, data: bytes) -> Iterator[Piece]:
@@ -76,3 +94,32 @@ class HttpConversation:
         done = self._asked and _DONE.match(data) is not None
         self._asked = False
         yield Piece(data, concludes=done)
+
+
+class _Request:
+    """One request, of which more comes."""
+
+    def __init__(self) -> None:
+        self.method = b""
+        self._reader = h11.Connection(h11.SERVER, max_incomplete_event_size=_LARGEST_HEAD)
+        self._head, self._body = b"", b""
+
+    def take(self, data: bytes) -> bytes | None:
+        """Take what was sent; returns what is left after the end of the request, None while there is none."""
+        if not self.method:
+            self._head += data
+        self._reader.receive_data(data)
+        while (event := self._reader.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.Request):
+                self.method = event.method
+                self._head = self._head[: len(self._head) - len(self._reader.trailing_data[0])]
+            elif isinstance(event, h11.Data):
+                self._body += event.data
+            else:
+                return self._reader.trailing_data[0]
+        return None
+
+    @property
+    def text(self) -> str:
+        """What was sent so far."""
+        return (self._head + self._body).decode(errors="replace")

@@ -5,6 +5,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from fencepost.testing.faults.conversation import Piece
+
 When = Literal["before-commit", "after-commit", "after-bytes"]
 _WRITE: Final = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|POST|PUT|PATCH)\b", re.IGNORECASE)
 
@@ -26,13 +28,13 @@ class Cutter:
     """How many connections it has cut."""
     _happened: threading.Condition = field(default_factory=threading.Condition)
 
-    def wants(self, when: When, commits: tuple[str, ...]) -> bool:
-        """Whether it cuts at such a commit of these statements or requests."""
-        if when != self.when or not self.left or not commits:
+    def wants(self, when: When, piece: Piece) -> bool:
+        """Whether it cuts at such a commit of what a piece commits."""
+        if when != self.when or not self.left:
             return False
         if self.matching is not None:
-            return any(self.matching in text for text in commits)
-        return any(_WRITE.search(text) for text in commits)
+            return any(self.matching in text for text in piece.commits)
+        return not piece.reads and any(_WRITE.search(text) for text in piece.commits)
 
     def count(self) -> None:
         """Note that it has cut a connection."""

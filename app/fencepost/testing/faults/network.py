@@ -1,6 +1,8 @@
 """Faults of networks, on links: a partition, a delay, and connections that are cut at the worst moment."""
 
+import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal, get_args
 
 from fencepost.testing.faults.connection import Direction
@@ -44,19 +46,20 @@ def delayed(link: Link, seconds: float, *, direction: Ways = "both") -> Iterator
     """Let all that passes a link arrive so much later, in its order, until the block ends; a round trip takes twice
     that.
 
-    What is under way at the end of the block still arrives late.
+    Delays that overlap add up, and each ends with its own block. What is under way then still arrives late.
     """
-    if seconds < 0:
-        raise ValueError(f"a delay is 0 s or more, not {seconds}")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"a delay is 0 s or more, and ends some time; it cannot be {seconds}")
     ways = _ways(link, direction)
-    before = [way.delay for way in ways]
+    begun: list[Direction] = []
     try:
         for way in ways:
-            way.delay += seconds
+            begun.append(way)
+            link.call(partial(way.slow_down, seconds))
         yield
     finally:
-        for way, delay in zip(ways, before, strict=True):
-            way.delay = delay
+        for way in begun:
+            link.call(partial(way.speed_up, seconds))
 
 
 @fault
@@ -66,7 +69,7 @@ def cut(
     *,
     times: int = 1,
     matching: str | None = None,
-    bytes_to_server: int = 0,
+    bytes_to_server: int | None = None,
     half_open: bool = False,
 ) -> Iterator[Cutter]:
     """Cut the next `times` connections of a link, each at a certain moment. Gives what counts them: `.times`,
@@ -77,15 +80,15 @@ def cut(
     - `after-bytes`: when `bytes_to_server` more bytes have passed to the server.
 
     The link must speak PostgreSQL or HTTP for the first two (`Link.to` knows by the URL). Meant are commits of INSERT,
-    UPDATE, DELETE and MERGE, and requests other than GET; `matching`: instead those whose SQL, or HTTP request, has
-    this text. `half_open`: the server's side stays open until the block ends. FaultError at the end of a block in
-    which nothing was cut because a connection could not be read.
+    UPDATE, DELETE and MERGE, and requests other than GET; `matching`: instead those whose SQL, or HTTP request of any
+    method (its head or its body, in whatever packets they come), has this text. `half_open`: the server's side stays
+    open until the block ends. ValueError for arguments that select nothing, or nothing at such a moment. FaultError at
+    the end of a block in which nothing was cut because a connection could not be read.
     """
-    if when not in get_args(When):
-        raise ValueError(f"when is one of {', '.join(get_args(When))}, not {when!r}")
+    _check_cut(when, times, matching, bytes_to_server)
     if when != "after-bytes" and link.protocol is None:
         raise FaultError(f"cut(…, {when!r}) must read what passes: make the link with protocol='postgresql' or 'http'")
-    cutter = Cutter(when, times, matching, bytes_to_server, half_open)
+    cutter = Cutter(when, times, matching, bytes_to_server or 0, half_open)
     try:
         link.call(lambda: link.cutters.append(cutter))
         yield cutter
@@ -95,6 +98,20 @@ def cut(
             link.hang_up()
     if not cutter.times and when != "after-bytes" and (problems := link.unreadable()):
         raise FaultError(f"nothing was cut {when}: a connection cannot be read, {problems[0]}")
+
+
+def _check_cut(when: When, times: int, matching: str | None, bytes_to_server: int | None) -> None:
+    """ValueError for what would be ignored."""
+    if when not in get_args(When):
+        raise ValueError(f"when is one of {', '.join(get_args(When))}, not {when!r}")
+    if times < 1:
+        raise ValueError(f"times is 1 or more, not {times}: nothing would be cut")
+    if bytes_to_server is not None and when != "after-bytes":
+        raise ValueError(f"bytes_to_server belongs to when='after-bytes', and not to {when!r}")
+    if bytes_to_server is not None and bytes_to_server < 0:
+        raise ValueError(f"bytes_to_server is 0 or more, not {bytes_to_server}")
+    if matching is not None and when == "after-bytes":
+        raise ValueError("matching belongs to commits, and not to when='after-bytes', which reads nothing")
 
 
 def _ways(link: Link, direction: Ways) -> list[Direction]:

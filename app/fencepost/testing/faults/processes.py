@@ -7,6 +7,7 @@ from fencepost.testing.faults.errors import FaultError
 from fencepost.testing.faults.fault import fault
 from fencepost.testing.faults.restarts import Restart, Restartable
 from fencepost.testing.servers.processes import HasPid, Known, alive, continue_all, kill_tree, pid_of, stop_tree
+from fencepost.testing.servers.stops import handled
 
 
 @fault
@@ -14,16 +15,18 @@ def paused(process: HasPid | int) -> Iterator[None]:
     """Stop a process and all below it (SIGSTOP) until the block ends. The block begins when every thread has stopped.
 
     `process`: a pid, or anything with one: of subprocess, asyncio, multiprocessing, psutil, or a server of the harness.
-    What ends in the block is left alone. ValueError for the test's own process; FaultError for one that has ended
-    already; TimeoutError when it does not stop.
+    What ends in the block is left alone. Where blocks overlap, a process goes on when the last of them ends. A SIGTERM
+    or SIGHUP that ends this process continues it first. ValueError for the test's own process; FaultError for one that
+    has ended already; TimeoutError when it does not stop.
     """
     pid = _running(process)
     stopped: list[Known] = []
-    try:
-        stopped = stop_tree(pid)
-        yield
-    finally:
-        continue_all(stopped)
+    with handled():
+        try:
+            stopped = stop_tree(pid)
+            yield
+        finally:
+            continue_all(stopped)
 
 
 @fault

@@ -72,7 +72,13 @@ class _File(History):
         order = Order(self.place)
         with self.path.open("rb") as file:
             file.readline()
+            blank: int | None = None
             for number, line in enumerate(file, start=_FIRST):
+                if not line.strip():  # at the end it is no harm: editors leave such lines
+                    blank = blank or number
+                    continue
+                if blank is not None:
+                    raise BadHistoryError(f"{self.path}, line {blank}: this line is empty, and events follow")
                 if not line.endswith(b"\n"):
                     if self._cut_off:
                         return

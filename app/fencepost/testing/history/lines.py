@@ -36,12 +36,23 @@ def read_header(line: bytes) -> dict[str, Any]:
 
 def event_line(event: Event) -> bytes:
     """Spell an event. What has its default is left out."""
+    return orjson.dumps(_spelled(event)) + b"\n"
+
+
+def judge_fields(event: Event) -> None:
+    """Judge what the fields of an event are, as in a line of a file. BadHistoryError names field and value."""
+    fields = _spelled(event)
+    kind = str(fields["event"])
+    _judge(kind, fields, _FIELDS[kind][1])
+
+
+def _spelled(event: Event) -> dict[str, object]:
     fields: dict[str, object] = {"time": event.time, "event": _NAMES.get(type(event)) or getattr(event, "event", None)}
     for field in dataclasses.fields(event):
         value = getattr(event, field.name)
         if value is not field.default and value != field.default:
-            fields[field.name] = value
-    return orjson.dumps(fields) + b"\n"
+            fields[field.name] = list(value) if type(value) is tuple else value
+    return fields
 
 
 def read_event(line: bytes) -> Event:
@@ -54,17 +65,21 @@ def read_event(line: bytes) -> Event:
     maker, kinds, needed = known
     if missing := needed - found.keys():
         raise BadHistoryError(f"an event of kind {kind!r} needs {', '.join(sorted(missing))}")
+    _judge(str(kind), found, kinds)
+    if maker is not End:
+        del found["event"]
+    if "values" in found:
+        found["values"] = tuple(found["values"])
+    return maker(**found)
+
+
+def _judge(kind: str, found: Mapping[str, object], kinds: "_Kinds") -> None:
     for name, value in found.items():
         allowed = kinds.get(name)
         if allowed is None:
             raise BadHistoryError(f"an event of kind {kind!r} has no {name!r}; it may have: {', '.join(kinds)}")
         if not allowed.fits(value):
             raise BadHistoryError(f"{name!r} cannot be {value!r}: it must be {allowed.words}")
-    if maker is not End:
-        del found["event"]
-    if "values" in found:
-        found["values"] = tuple(found["values"])
-    return maker(**found)
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -90,6 +105,16 @@ def _one_of(alias: object) -> _Kind:
     return _Kind(f"one of {', '.join(allowed)}", lambda value: isinstance(value, str) and value in allowed)
 
 
+def _is_text(value: object) -> bool:
+    """Whether it is a text that UTF-8 has: half of a surrogate pair is none."""
+    if type(value) is not str:
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 _BELOW: Final = "below 2^63"
 _WHOLE: Final = _Kind(
     f"a whole number, not negative and {_BELOW}", lambda value: type(value) is int and 0 <= value <= _LARGEST
@@ -97,10 +122,10 @@ _WHOLE: Final = _Kind(
 _TOKEN: Final = _Kind(
     f"a whole number above 0 and {_BELOW}", lambda value: type(value) is int and 0 < value <= _LARGEST
 )
-_TEXT: Final = _Kind("a text", lambda value: type(value) is str)
-_NAME: Final = _Kind("a text that is not empty", lambda value: type(value) is str and value != "")
-_TEXT_OR_NULL: Final = _Kind("a text or null", lambda value: value is None or type(value) is str)
-_TEXTS: Final = _Kind("a list of texts", lambda value: type(value) is list and all(type(each) is str for each in value))
+_TEXT: Final = _Kind("a text", _is_text)
+_NAME: Final = _Kind("a text that is not empty", lambda value: _is_text(value) and value != "")
+_TEXT_OR_NULL: Final = _Kind("a text or null", lambda value: value is None or _is_text(value))
+_TEXTS: Final = _Kind("a list of texts", lambda value: type(value) is list and all(map(_is_text, value)))
 _FLAG: Final = _Kind("true or false", lambda value: type(value) is bool)
 
 _Kinds = dict[str, _Kind]

@@ -25,7 +25,7 @@ from fencepost.testing.history.events import (
     Rule,
 )
 from fencepost.testing.history.history import History
-from fencepost.testing.history.lines import event_line, header_line
+from fencepost.testing.history.lines import event_line, header_line, judge_fields
 
 
 class Operation:
@@ -63,8 +63,8 @@ class Operation:
     def _end(self, end: Callable[[int], End]) -> None:
         if self._ended:
             raise ValueError(f"operation {self.id} has ended already: it has one outcome")
-        self._ended = True
         self._recorder.add(end)
+        self._ended = True
 
 
 class RecordedFault:
@@ -82,7 +82,8 @@ class RecordedFault:
 class Recorder:
     """Records a history; `path` None keeps it in memory. Keywords go into the header, for the report.
 
-    Raises FileExistsError when there is a file at `path`: a recording is never written over.
+    In memory as in a file, an event with a field that cannot be is refused where it is recorded: BadHistoryError names
+    the field and its value. Raises FileExistsError when there is a file at `path`: a recording is never written over.
     """
 
     def __init__(self, path: str | Path | None = None, **header: Any) -> None:
@@ -122,9 +123,10 @@ class Recorder:
         self.add(lambda now: Note(now, text))
 
     def add(self, event: Callable[[int], Event]) -> None:
-        """Record the event that `event` makes of the time, in nanoseconds."""
+        """Record the event that `event` makes of the time, in nanoseconds. BadHistoryError when a field is wrong."""
         with self._lock:
             made = event(time.monotonic_ns())
+            judge_fields(made)
             if self._file is None:
                 self._events.append(made)
             else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fencepost.testing.servers.stops import go_on, stop
 from fencepost.testing.servers.waiting import wait_until
 
 _WITHIN = 60.0  # seconds
@@ -76,35 +77,35 @@ def tree(pid: int) -> list[Known]:
 def stop_tree(pid: int) -> list[Known]:
     """SIGSTOP a process and all below it, and return those that ran, once each thread of all has stopped.
 
-    What another pause has stopped already is not returned: it goes on when that pause ends. A thread that still runs
-    may answer a request. TimeoutError when they do not stop within a minute: then all go on.
+    Stops are counted: each process goes on when `continue_all` was called for the last of them. One that somebody else
+    has stopped is not returned: it stays stopped. A thread that still runs may answer a request. TimeoutError when
+    they do not stop within a minute: then this stop is taken back.
     """
-    return [each for each, ran in _stopped_tree(pid).items() if ran]
+    return [each for each, counted in _stopped_tree(pid).items() if counted]
 
 
 def _stopped_tree(pid: int) -> dict[Known, bool]:
-    """Do so, and return all of them: with True those that ran before."""
+    """Do so, and return all of them: with True those whose stop was counted."""
     found: dict[Known, bool] = {}
 
     def all_stopped() -> bool:
         fresh = [each for each in tree(pid) if each not in found]
         for each in fresh:
-            found[each] = not each.stopped()
-            each.signal(signal.SIGSTOP)
+            found[each] = stop(each)
         return not fresh and all(each.stopped() for each in found)  # one that was forked meanwhile is found next time
 
     try:
         wait_until(all_stopped, within=_WITHIN, what=f"the stop of process {pid} and all below it")
     except BaseException:
-        continue_all([each for each, ran in found.items() if ran])
+        continue_all([each for each, counted in found.items() if counted])
         raise
     return found
 
 
 def continue_all(stopped: list[Known]) -> None:
-    """SIGCONT these processes, children first."""
+    """Take one stop of these processes back, children first."""
     for each in reversed(stopped):
-        each.signal(signal.SIGCONT)
+        go_on(each)
 
 
 def kill_tree(pid: int) -> None:
@@ -112,6 +113,7 @@ def kill_tree(pid: int) -> None:
     victims = _stopped_tree(pid)  # one that is stopped forks no more
     for each in victims:
         each.signal(signal.SIGKILL)
+    continue_all([each for each, counted in victims.items() if counted])
     wait_until(lambda: not any(each.runs() for each in victims), within=_WITHIN, what=f"the end of process {pid}")
 
 

@@ -119,12 +119,12 @@ class Server:
 
     def pause(self) -> None:
         """SIGSTOP it with all below it, and return once each thread has stopped: one that runs may still answer."""
-        self._paused = stop_tree(self.pid)
+        self._paused += stop_tree(self.pid)
 
     def resume(self) -> None:
         """SIGCONT what `pause` stopped."""
-        continue_all(self._paused)
-        self._paused = []
+        stopped, self._paused = self._paused, []
+        continue_all(stopped)
 
     def stop(self) -> None:
         """End it, and return once it has ended: with SIGTERM, and by force after twenty seconds."""

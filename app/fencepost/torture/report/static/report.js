@@ -88,9 +88,20 @@ class Timeline {
     return (end - x) / k >= label.pixels ? { x, from, to: from + label.pixels } : null;
   }
 
+  // Where the marked operation is that is nearest to the middle of the view, from 0 to 1; the middle where none is in view.
+  marked() {
+    const box = this.svg.getBoundingClientRect();
+    const places = [...this.svg.querySelectorAll(".halo")].map((halo) => {
+      const mark = halo.getBoundingClientRect();
+      return ((mark.left + mark.right) / 2 - box.left) / box.width;
+    });
+    const seen = places.filter((place) => place >= 0 && place <= 1);
+    return seen.sort((a, b) => Math.abs(a - 0.5) - Math.abs(b - 0.5))[0] ?? 0.5;
+  }
+
   do(action) {
     const actions = {
-      in: () => this.zoom(1 / ZOOM),
+      in: () => this.zoom(1 / ZOOM, this.marked()),
       out: () => this.zoom(ZOOM),
       left: () => this.move(-STEP),
       right: () => this.move(STEP),
