@@ -1,4 +1,5 @@
-"""`unprotect` commits, and a gateway that has not heard of it sends a write or a claim: it is refused (R13).
+"""`unprotect` commits, or an unprotected table takes the name, and a gateway that has not heard of it sends a write or
+a claim: it is refused (R13).
 
 Accepted, its mark would be in the row's column only, which is no mark any more: `unprotect` has written the older one
 down, and the row may be gone before the table is protected again. `late`: the request comes after the commit.
@@ -7,7 +8,7 @@ down, and the row may be gone before the table is protected again. `late`: the r
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -115,16 +116,23 @@ async def unprotecting(race: Race) -> "AsyncIterator[None]":
         yield
 
 
+async def answer_behind(
+    change: AbstractAsyncContextManager[None], race: Race, gateway: Gateway, request: Request
+) -> Any:
+    """Send the request while a change by the connection c is not committed, for which it waits."""
+    async with change:
+        asked = asyncio.ensure_future(request(gateway))
+        await blocks_another_session(race.c, race.observer)
+    return await asked
+
+
 async def late(race: Race, gateway: Gateway, request: Request) -> Any:
     await unprotect(race.observer, "orders")
     return await request(gateway)
 
 
 async def waiting(race: Race, gateway: Gateway, request: Request) -> Any:
-    async with unprotecting(race):
-        asked = asyncio.ensure_future(request(gateway))
-        await blocks_another_session(race.c, race.observer)
-    return await asked
+    return await answer_behind(unprotecting(race), race, gateway, request)
 
 
 @asynccontextmanager
@@ -144,10 +152,7 @@ async def replaced(race: Race, gateway: Gateway, request: Request) -> Any:
 
 
 async def replaced_meanwhile(race: Race, gateway: Gateway, request: Request) -> Any:
-    async with replacing(race):
-        asked = asyncio.ensure_future(request(gateway))
-        await blocks_another_session(race.c, race.observer)
-    return await asked
+    return await answer_behind(replacing(race), race, gateway, request)
 
 
 async def is_refused(race: Race, when: When, request: Request, name: str, code: str = "FP005") -> None:

@@ -16,7 +16,7 @@ from tests.support.violations import assert_none
 pytestmark = pytest.mark.long("storms of DDL and restores")
 
 OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 1500)
-CONTROLS = (500, 1000, 1500, 2000, 2500)
+CONTROLS = (500, 1500, 2500, 3500, 5000)
 
 
 def storm_over(server_name: str, directory: Path, seed: int, operations: int, sabotage: str = "") -> Storm:
