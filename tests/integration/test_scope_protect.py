@@ -136,6 +136,13 @@ async def test_another_table_that_took_the_name_does_not_take_the_marks(race: Ra
     assert await race.direct(race.a, "INSERT INTO things VALUES (9, 43)", 150) == "FP409"
 
 
+async def test_what_was_pruned_of_the_scope_goes_along(race: Race) -> None:
+    assert await race.observer.fetchval("SELECT fencepost.prune('account', 210)") > 0
+    await protect(race.observer, "items", scope="")
+    assert await race.direct(race.a, UPDATE.format("items"), 205) == "FP409"
+    assert await race.direct(race.a, UPDATE.format("items"), 211) == "ok"
+
+
 async def test_what_is_written_to_the_column_meanwhile_is_of_no_account(race: Race) -> None:
     """It is left over from a protection by rows; in a scope it judges nothing."""
     await protect(race.observer, "items", scope="")

@@ -36,7 +36,7 @@ class Ddl:
     async def begin(self) -> None:
         """Make the first tables: with tokens of either source, so that no storm is without one of them."""
         for kind, source in zip(FIRST, itertools.cycle(("external", "builtin")), strict=False):
-            shape = await self._create(self._free_name(), kind)
+            shape = await self.create(self._free_name(), kind)
             rule, scoped = self._dice.choice(("strict", "epoch")), self._dice.random() < 0.3
             await self.actor.protect(shape, rule, source, scoped=scoped)
 
@@ -70,7 +70,8 @@ class Ddl:
         taken = {shape.name for shape in self._world.shapes}
         return self._dice.choice([name for name in NAMES if name not in taken])
 
-    async def _create(self, name: str, kind: Kind) -> Shape:
+    async def create(self, name: str, kind: Kind) -> Shape:
+        """Make a table, and its partitions."""
         columns = ["k0", "k1"] if kind == "pair" else ["k0"]
         shape = Shape(self._world.line(), name, kind, columns, list(range(len(columns))))
         if kind == "plain":
@@ -161,7 +162,7 @@ class Ddl:
         name = shape.name
         if await self._rename(shape, self._free_name()):
             return
-        other = await self._create(name, self._dice.choice(("plain", "plain", "pair")))
+        other = await self.create(name, self._dice.choice(("plain", "plain", "pair")))
         for each in self._dice.sample([shape, other], 2):
             await self._world.after(self._dice.randrange(20))
             await self.actor.protect_somehow(each)

@@ -34,8 +34,7 @@ class DirectWriter:
                 await self._world.turn()
                 await self._operate()
         finally:
-            if self._connection is not None:
-                self._connection.terminate()
+            self.close()
 
     def _token(self, shape: Shape) -> int | None:
         chance = self._dice.random()
@@ -48,12 +47,16 @@ class DirectWriter:
         return self._world.fresh()
 
     async def _operate(self) -> None:
-        world, shape = self._world, self._dice.choice(self._world.shapes)
+        shape = self._dice.choice(self._world.shapes)
         numbers = frozenset(self._dice.sample(range(KEYS), self._dice.choice((1, 1, 2))))
         verb = self._dice.choice(VERBS)
         if verb == "many":
             numbers = frozenset(range(KEYS))
-        operation = world.begin(f"direct {verb}", self._token(shape), shape, numbers)
+        await self.attempt(verb, shape, numbers, self._token(shape))
+
+    async def attempt(self, verb: str, shape: Shape, numbers: frozenset[int], token: int | None) -> Operation:
+        """Try one operation, and write down its answer."""
+        world, operation = self._world, self._world.begin(f"direct {verb}", token, shape, numbers)
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await asyncpg.connect(
@@ -61,9 +64,7 @@ class DirectWriter:
                 )
             rows = await self._transaction(self._connection, operation, shape, verb, sorted(numbers))
         except LOST as error:
-            if self._connection is not None:
-                self._connection.terminate()
-                self._connection = None
+            self.close()
             world.finish(operation, "maybe", type(error).__name__, None)
             await world.after(3, within=0.2)
         except asyncpg.PostgresError as error:
@@ -72,6 +73,13 @@ class DirectWriter:
             world.finish(operation, "refused", str(error.sqlstate))
         else:
             world.finish(operation, "done", "committed", frozenset(rows))
+        return operation
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
 
     async def _transaction(
         self, connection: Connection, operation: Operation, shape: Shape, verb: str, numbers: list[int]

@@ -87,7 +87,8 @@ async def _gateway(dsn: str, errors: Path) -> AsyncIterator[str]:
         await all_gone(everything)
 
 
-async def _prepare(running: Server, sabotage: str) -> None:
+async def prepare(running: Server, sabotage: str = "") -> None:
+    """Make the database `storm`, and begin its log. `sabotage` is SQL that is run after `fencepost migrate`."""
     connection = await asyncpg.connect(running.url)
     await connection.execute("CREATE DATABASE storm")
     await connection.close()
@@ -100,9 +101,9 @@ async def _prepare(running: Server, sabotage: str) -> None:
     await connection.close()
 
 
-async def rage(running: Server, directory: Path, seed: int, operations: int, sabotage: str = "") -> Storm:
-    """Let the storm loose, and judge it. `sabotage` is SQL that is run after `fencepost migrate`."""
-    await _prepare(running, sabotage)
+async def rage(running: Server, directory: Path, seed: int, operations: int) -> Storm:
+    """Let the storm loose, and judge it."""
+    await prepare(running)
     world = World(running.dsn, seed, operations)
     emitter = Emitter(world)
     decoder, read = log.Decoder(), []
@@ -128,6 +129,11 @@ async def rage(running: Server, directory: Path, seed: int, operations: int, sab
     await keep(connection)
     await log.end(connection)
     await connection.close()
+    return judge(world, read)
+
+
+def judge(world: World, read: list[log.Transaction]) -> Storm:
+    """Judge what was read of the log, and what was answered."""
     oracle = Oracle(world.operations)
     for transaction in read:
         oracle.read(transaction)
@@ -136,4 +142,4 @@ async def rage(running: Server, directory: Path, seed: int, operations: int, sab
     return Storm(wrong, world.complaints, world.answers, world.ddl, oracle.fenced)
 
 
-__all__ = ["Server", "Storm", "rage", "server"]
+__all__ = ["Server", "Storm", "judge", "prepare", "rage", "server"]
