@@ -145,6 +145,7 @@ def serve_requests(directory: Path) -> None:
     """Load what commands need; then start one for each line of stdin, until stdin ends."""
     for name in LOADED:
         importlib.import_module(name)
+    _build_once()
     gc.collect()
     gc.freeze()  # memory that is not written to stays shared
     signal.signal(signal.SIGCHLD, lambda *_: _reap(directory))
@@ -159,6 +160,14 @@ def serve_requests(directory: Path) -> None:
         sys.stdout.write(f"{pid}\n")
         sys.stdout.flush()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _build_once() -> None:
+    """Build an application that is never run: what FastAPI and pydantic import and keep for it, each fork then has."""
+    settings = importlib.import_module("fencepost.settings").Settings
+    for name in [name for name in os.environ if name.startswith("FENCEPOST_")]:  # each request brings its own
+        del os.environ[name]
+    importlib.import_module("fencepost.wiring").create_app(settings(database_url="postgresql://127.0.0.1/none"))
 
 
 def _reap(directory: Path) -> None:
