@@ -85,6 +85,10 @@ def _write(searches: Sequence[tuple[Check, Search]], found: Sequence[tuple[Switc
     text = page.replaced(text, "switches", page.switches())
     text = page.replaced(text, "counterexamples", page.counterexamples())
     page.PAGE.write_text(text, "utf-8")
+    rules = page.RULES.read_text("utf-8")
+    for part, made in page.beside_rules().items():
+        rules = page.replaced(rules, part, made)
+    page.RULES.write_text(rules, "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The parts of docs/model.md that are made: the figures of the searches, the list of switches, the counterexamples."""
+"""The parts of docs/model.md that are made: the figures of the searches, the list of switches, the counterexamples; and
+in docs/rules.md, under each rule, what is drawn first for it.
+"""
 
 import re
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from model.spin import Search
 from model.trails import drawn, kept
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "model.md"
+RULES: Final = PAGE.with_name("rules.md")
 
 
 def figures(searches: Sequence[tuple[Check, Search]]) -> str:
@@ -55,6 +58,16 @@ def counterexamples() -> str:
         title = f"`-D{switch.title}`: {switch.without}."
         parts.append(f"{title}\n\n```\n{drawn(switch, kept(switch))}\n```")
     return "\n\n".join(parts)
+
+
+def beside_rules() -> dict[str, str]:
+    """Draw for docs/rules.md the first counterexample of each rule: part of that page -> its text."""
+    first = {switch.rule: switch for switch in reversed(SWITCHES)}
+    return {
+        f"counterexample of R{rule}": "<details>\n<summary>Drawn, as short as SPIN finds it</summary>\n\n"
+        f"Without the rule: {switch.without}.\n\n```\n{drawn(switch, kept(switch))}\n```\n\n</details>"
+        for rule, switch in first.items()
+    }
 
 
 def replaced(text: str, part: str, made: str) -> str:

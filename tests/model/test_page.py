@@ -4,13 +4,14 @@ import re
 from pathlib import Path
 
 from model.checks import HOLDING, LARGE, OUTSIDE, SWITCHES
-from model.page import PAGE, counterexamples, part_of, switches
+from model.page import PAGE, beside_rules, counterexamples, part_of, switches
 from model.trails import KEPT, kept
 
 ROOT = Path(__file__).parents[2]
 TEXT = PAGE.read_text("utf-8")
 SECTION = re.compile(r"^## R([0-9]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
-RULES = dict(SECTION.findall((ROOT / "docs/rules.md").read_text("utf-8")))
+RULES_PAGE = (ROOT / "docs/rules.md").read_text("utf-8")
+RULES = dict(SECTION.findall(RULES_PAGE))
 SOURCES = {path: path.read_text("utf-8") for path in (ROOT / "model").rglob("*.pml")}
 
 
@@ -39,6 +40,9 @@ def test_rules_that_scenes_name_exist() -> None:
 def test_the_made_parts_are_up_to_date() -> None:
     assert part_of(TEXT, "switches") == switches(), "model/run --write"
     assert part_of(TEXT, "counterexamples") == counterexamples(), "model/run --write"
+    for part, made in beside_rules().items():
+        assert part_of(RULES_PAGE, part) == made, "model/run --write"
+        assert part in RULES[part.rpartition("R")[2]], f"{part} stands under its rule"
 
 
 def test_the_figures_are_of_all_scenes() -> None:
