@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_gateway, open_race
+from tests.support.racing import Race, open_race
+from tests.support.use_cases import open_gateway
 
 from fencepost.gateway.gateway import Gateway
 

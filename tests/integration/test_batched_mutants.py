@@ -9,7 +9,8 @@ import pytest
 from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, outcome, result_of
+from tests.support.racing import Race, outcome
+from tests.support.use_cases import keyed, open_gateway, result_of
 
 from fencepost.fencing.token import MAX_TOKEN, Rule
 from fencepost.gateway.use_cases import patch

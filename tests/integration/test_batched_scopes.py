@@ -10,7 +10,8 @@ from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import BOTH_RULES, Race, gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.racing import BOTH_RULES, Race
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
 
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import delete, insert, patch, put

@@ -9,7 +9,8 @@ import pytest
 from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, open_race, outcome, posted, result_of
+from tests.support.racing import Race, open_race, outcome
+from tests.support.use_cases import keyed, open_gateway, posted, result_of
 
 from fencepost.gateway.use_cases import insert, patch, put
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tests.integration.test_lease_claims import ask, asking, lease
 from tests.support.interleave import Connect
-from tests.support.racing import open_gateway, open_race
+from tests.support.racing import open_race
+from tests.support.use_cases import open_gateway
 
 from fencepost.election.state import Election
 from fencepost.fencing.access_problem_types import LOCK_FORBIDDEN

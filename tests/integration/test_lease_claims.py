@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, result_of
+from tests.support.racing import Race, open_race, outcome
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource

@@ -9,7 +9,8 @@ from tests.integration.test_lease_claims import MINUTE, ask, asking, lease
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.lease_gateways import open_side, out_of_line
 from tests.support.lease_racing import SHORT, LeaseRace, open_lease_race
-from tests.support.racing import Race, open_gateway, open_race, outcome
+from tests.support.racing import Race, open_race, outcome
+from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.leases.acquire import Granted, hash_secret

@@ -10,7 +10,8 @@ import pytest
 from tests.scenarios import tokens as scenarios
 from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
-from tests.support.racing import keyed, open_gateway, open_race, outcome, result_of
+from tests.support.racing import open_race, outcome
+from tests.support.use_cases import keyed, open_gateway, result_of
 from tests.support.violations import judging
 
 from fencepost.gateway.use_cases import patch

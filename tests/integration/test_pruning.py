@@ -5,7 +5,8 @@ from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios import pruning as scenarios
 from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect, Connection
-from tests.support.racing import ISSUED, WITHOUT_FLOORS, open_gateway, open_race, outcome, owner
+from tests.support.racing import ISSUED, WITHOUT_FLOORS, open_race, outcome, owner
+from tests.support.use_cases import open_gateway
 from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule

@@ -13,7 +13,8 @@ import pytest
 from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, result_of
+from tests.support.racing import Race
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway.outcomes import Done

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
 from tests.support.interleave import Connect, Connection
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, outcome, result_of
+from tests.support.racing import Race, open_race, outcome
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource

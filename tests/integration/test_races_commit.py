@@ -1,7 +1,8 @@
 """R4: the answer follows the commit, deadlocks and serialization failures are retried inside, commits are durable."""
 
 from tests.support.interleave import Connect
-from tests.support.racing import NEW, Race, gateway_pid, keyed, open_gateway, outcome, owner, posted, result_of
+from tests.support.racing import NEW, Race, outcome, owner
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

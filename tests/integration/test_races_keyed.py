@@ -6,20 +6,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.support.racing import (
-    BOTH_RULES,
-    NEW,
-    ORDERS,
-    Race,
-    body,
-    keyed,
-    open_gateway,
-    outcome,
-    posted,
-    protected_table,
-    result_of,
-)
+from tests.support.racing import BOTH_RULES, NEW, ORDERS, Race, outcome, protected_table
 from tests.support.stepping import answer_after
+from tests.support.use_cases import body, keyed, open_gateway, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import (
-    Key,
-    Race,
-    keyed,
-    open_gateway,
-    open_race,
-    outcome,
-    protected_table,
-    result_of,
-)
+from tests.support.racing import Key, Race, open_race, outcome, protected_table
 from tests.support.stepping import answer_after
+from tests.support.use_cases import keyed, open_gateway, result_of
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token

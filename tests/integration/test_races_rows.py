@@ -8,17 +8,9 @@ import pytest
 from tests.scenarios.idempotency import once
 from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
-from tests.support.racing import (
-    BOTH_RULES,
-    Race,
-    gateway_pid,
-    open_gateway,
-    open_race,
-    outcome,
-    result_of,
-    rows_patch,
-)
+from tests.support.racing import BOTH_RULES, Race, open_race, outcome
 from tests.support.stepping import answer_after
+from tests.support.use_cases import gateway_pid, open_gateway, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

@@ -18,7 +18,8 @@ from tests.integration.test_mutants import mutate
 from tests.scenarios.idempotency import once
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect, blocks_another_session
-from tests.support.racing import NEW, Race, body, keyed, open_gateway, open_race, outcome, posted, result_of, rows_patch
+from tests.support.racing import NEW, Race, open_race, outcome
+from tests.support.use_cases import body, keyed, open_gateway, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource

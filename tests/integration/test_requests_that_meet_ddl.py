@@ -3,7 +3,8 @@
 import asyncpg
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_gateway, open_race
+from tests.support.racing import Race, open_race
+from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

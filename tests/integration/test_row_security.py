@@ -11,7 +11,8 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import scoped_race
 from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway
+from tests.support.racing import Race
+from tests.support.use_cases import keyed, open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect, Connection
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, result_of
+from tests.support.racing import Race
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource, parse_resource

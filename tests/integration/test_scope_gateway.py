@@ -8,7 +8,8 @@ import pytest
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.scenarios.scopes_direct import CASCADES, PARTS
 from tests.support.interleave import Connect
-from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, result_of
+from tests.support.racing import NEW, Race
+from tests.support.use_cases import body, gateway_pid, keyed, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Token

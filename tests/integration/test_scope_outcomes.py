@@ -13,7 +13,8 @@ from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import ALONE, BOTH_WAYS, cut, cut_off, swallowed, waiting_instead_of
-from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, result_of, rows_patch
+from tests.support.racing import NEW, Race
+from tests.support.use_cases import body, gateway_pid, keyed, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

@@ -8,7 +8,8 @@ import pytest
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.racing import BOTH_RULES, Race, gateway_pid, result_of, rows_patch
+from tests.support.racing import BOTH_RULES, Race
+from tests.support.use_cases import gateway_pid, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

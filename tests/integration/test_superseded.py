@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, open_race, result_of
+from tests.support.racing import Race, open_race
+from tests.support.use_cases import keyed, open_gateway, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import superseded

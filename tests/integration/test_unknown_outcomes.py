@@ -24,7 +24,8 @@ from tests.support.lost_answers import (
     swallowed,
     waiting_instead_of,
 )
-from tests.support.racing import NEW, Race, body, gateway_pid, keyed, posted, result_of, rows_patch
+from tests.support.racing import NEW, Race
+from tests.support.use_cases import body, gateway_pid, keyed, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

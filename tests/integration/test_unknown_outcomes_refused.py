@@ -11,7 +11,8 @@ from tests.support.acting import RULED, ruled
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import IN_A_HURRY, TOKEN, cut, cut_off, swallowed
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.racing import Race
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.use_cases import insert, patch, put

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import replace
 
 from tests.support.interleave import Connect
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, open_race, result_of
+from tests.support.racing import Race, open_race
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway.outcomes import Done

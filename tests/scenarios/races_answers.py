@@ -1,7 +1,8 @@
 """As races.py: claims, multi-row writes, and what the gateway answers."""
 
-from tests.support.racing import NEW, Race, keyed, open_gateway, outcome, result_of, written
+from tests.support.racing import NEW, Race, outcome, written
 from tests.support.stepping import answer_after
+from tests.support.use_cases import keyed, open_gateway, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

@@ -5,19 +5,8 @@ external table, or never issued by the built-in source.
 from collections.abc import Awaitable, Callable
 
 from tests.support.interleave import Connection
-from tests.support.racing import (
-    ISSUED,
-    NEW,
-    Race,
-    keyed,
-    open_gateway,
-    outcome,
-    posted,
-    protected_table,
-    result_of,
-    rows_patch,
-    written,
-)
+from tests.support.racing import ISSUED, NEW, Race, outcome, protected_table, written
+from tests.support.use_cases import keyed, open_gateway, posted, result_of, rows_patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

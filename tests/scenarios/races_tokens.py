@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from tests.support.interleave import Connection
-from tests.support.racing import ISSUED, Race, keyed, open_gateway, outcome, posted, result_of
+from tests.support.racing import ISSUED, Race, outcome
+from tests.support.use_cases import keyed, open_gateway, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource

@@ -14,7 +14,7 @@ from tests.conformance.conftest import start_bench
 from tests.sources.scripted import NAME, Scripted, Stage
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
-from tests.support.racing import open_gateway
+from tests.support.use_cases import open_gateway
 
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.protecting.protect import protect

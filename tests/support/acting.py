@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tests.support.interleave import Connection
-from tests.support.racing import open_gateway
+from tests.support.use_cases import open_gateway
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.fencing.caller import Caller

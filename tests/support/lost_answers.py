@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from asyncpg.transaction import Transaction
 from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
-from tests.support.racing import Race, gateway_pid, open_gateway
+from tests.support.racing import Race
+from tests.support.use_cases import gateway_pid, open_gateway
 
 from fencepost.fencing.token import Rule
 from fencepost.gateway.gateway import Gateway

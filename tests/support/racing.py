@@ -11,8 +11,7 @@ assert await write is None and await race.verdict("k", 34) == "stale"
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,26 +19,11 @@ import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
-from tests.support.unhurried import UNHURRIED
 
-from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.gathered_reads import GatheredReads
-from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.reads import Reads
-from fencepost.gateway.turns import Turns
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
-from fencepost.gateway.writes.patch_rows import RowsPatch
-from fencepost.gateway.writes.requests import Body
 from fencepost.gateway.writes.rounds import judge
-from fencepost.locks.builtin.leases import PostgresLocks
-from fencepost.locks.builtin.queue import Queue
-from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Limits, session_settings
-from fencepost.storage.connections.engine import Database
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.queues.progress import is_queue
 from fencepost.storage.statements import asking
@@ -51,10 +35,8 @@ from fencepost.storage.statements.many import ManyOutcome, write_matching
 from fencepost.storage.statements.marks import Appeared, claim_absent
 from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.statements.query import Condition, Field
-from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import EVERYTHING, Fence, ProtectedTable, quote
 from fencepost.storage.tables.load import load
-from fencepost.times import Times
 
 T = TypeVar("T")
 Key = str | tuple[str, ...]
@@ -294,63 +276,3 @@ async def protected_table(connection: Connection, name: str) -> ProtectedTable:
     table = (await load(connection, EVERYTHING, 1)).tables[name]
     assert isinstance(table, ProtectedTable)
     return table
-
-
-@asynccontextmanager
-async def open_gateway(
-    dsn: str,
-    *,
-    pool_size: int = 1,
-    max_rows: int = 100,
-    lock_timeout: float = 10.0,
-    batch_pool_size: int = 4,
-    times: Times = UNHURRIED,
-) -> AsyncIterator[Gateway]:
-    """Build the use cases' gateway. With one connection in its pool, `gateway_pid` is where its statements run."""
-    limits = Limits(pool_size=pool_size, lock_timeout=lock_timeout, batch_pool_size=batch_pool_size)
-    database = await Database.open(dsn, limits, times=times)
-    try:
-        catalog = CatalogCache(database)
-        await catalog.reload()
-        locks = PostgresLocks(database, Queue(database, print, times))
-        turns = Turns(at_once=pool_size, wait=lock_timeout)
-        reads = Reads(pool_size, lock_timeout)
-        gathered = GatheredReads(database, reads, times=times)
-        group = GroupCommit(database, times=times)
-        yield Gateway(
-            database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7, times=times
-        )
-    finally:
-        await database.close()
-
-
-async def gateway_pid(gateway: Gateway) -> int:
-    async with gateway.database.connection() as connection:
-        return connection.get_server_pid()
-
-
-def body(**values: object) -> Body:
-    return Body(json.dumps(values), tuple(values), values)
-
-
-def keyed(key: Key, token: int, table: str = "orders", **values: object) -> KeyedWrite:
-    """A request for PATCH, PUT or DELETE."""
-    return KeyedWrite(table, parts(key), Token(token), body=body(**values))
-
-
-def posted(token: int, *rows: Mapping[str, object], table: str = "orders") -> Insert:
-    """A request for POST."""
-    return Insert(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
-
-
-def rows_patch(token: int, *rows: Mapping[str, object], table: str = "orders") -> RowsPatch:
-    """A request for PATCH with an array."""
-    return RowsPatch(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
-
-
-def result_of(answer: Outcome) -> str:
-    """Sum an answer up: ok, created, or the problem's code."""
-    if isinstance(answer, Problem):
-        return answer.name
-    assert isinstance(answer, Done)
-    return "created" if answer.created else "ok"

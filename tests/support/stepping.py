@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
-from tests.support.racing import Race, gateway_pid
+from tests.support.racing import Race
+from tests.support.use_cases import gateway_pid
 
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from tests.support.racing import result_of
+from tests.support.use_cases import result_of
 
 from fencepost.gateway.outcomes import Outcome
 

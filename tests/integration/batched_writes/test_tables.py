@@ -5,7 +5,8 @@ from dataclasses import replace
 from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, open_race
+from tests.support.racing import Race, open_race
+from tests.support.use_cases import keyed, open_gateway
 
 from fencepost.gateway.use_cases import patch
 from fencepost.storage.batches.group_commit import GroupCommit

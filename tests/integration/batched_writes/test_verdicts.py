@@ -6,7 +6,8 @@
 import pytest
 from tests.integration.batched_writes.sending import together
 from tests.support.interleave import Connect
-from tests.support.racing import BOTH_RULES, ISSUED, Race, keyed, open_gateway, open_race, posted
+from tests.support.racing import BOTH_RULES, ISSUED, Race, open_race
+from tests.support.use_cases import keyed, open_gateway, posted
 
 from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.storage.connections.connection import Connection

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
-from tests.support.racing import Race, gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.racing import Race
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

@@ -6,7 +6,8 @@ from tests.integration.break_glass.refusals import message, refusal
 from tests.support.commands import command
 from tests.support.glass import DELETE, INSERT, OPERATOR, STRANGER, UPDATE, count, operators, run
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, open_race, posted, racer, result_of
+from tests.support.racing import Race, open_race, racer
+from tests.support.use_cases import keyed, open_gateway, posted, result_of
 
 from fencepost.gateway.use_cases import insert, patch, put
 

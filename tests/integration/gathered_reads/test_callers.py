@@ -7,7 +7,8 @@ import pytest
 from tests.integration.gathered_reads.conftest import TABLES, Statements, reading, shown_of
 from tests.support.acting import NOTHING, READER, WEB, acting
 from tests.support.interleave import Connect
-from tests.support.racing import open_gateway, open_race, owner
+from tests.support.racing import open_race, owner
+from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gathered_reads import read_lanes

@@ -5,7 +5,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from tests.integration.gathered_reads.conftest import Statements, reading, shown_of
-from tests.support.racing import Race, open_gateway
+from tests.support.racing import Race
+from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

@@ -7,7 +7,8 @@ import asyncpg
 import pytest
 from tests.integration.gathered_reads.conftest import Statements, gathered, reading, shown_of
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_gateway, owner
+from tests.support.racing import Race, owner
+from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from tests.integration.gathered_reads.conftest import TABLES, Statements, alone, gathered, reading, shown, shown_of
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, open_gateway, owner
+from tests.support.racing import Race, owner
+from tests.support.use_cases import keyed, open_gateway
 
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done

@@ -10,7 +10,8 @@ from tests.integration.test_lease_claims import ask, asking
 from tests.support.acting import LOGIN, NOTHING, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
-from tests.support.racing import keyed, open_gateway, open_race
+from tests.support.racing import open_race
+from tests.support.use_cases import keyed, open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway

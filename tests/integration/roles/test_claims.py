@@ -9,7 +9,8 @@ from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.acting import LOGIN, NOTHING, OTHER, READER, WEB, Acting, acting
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, outcome, posted, result_of
+from tests.support.racing import Race, outcome
+from tests.support.use_cases import keyed, posted, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource

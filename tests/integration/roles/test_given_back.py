@@ -10,7 +10,8 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
 from tests.support.acting import WEB, Acting
-from tests.support.racing import Race, keyed, posted, result_of
+from tests.support.racing import Race
+from tests.support.use_cases import keyed, posted, result_of
 
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.gateway import Gateway

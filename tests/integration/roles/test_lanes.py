@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.scenarios.idempotency import once
 from tests.support.acting import OTHER, READER, WEB, Acting
-from tests.support.racing import Race, keyed, posted, result_of
+from tests.support.racing import Race
+from tests.support.use_cases import keyed, posted, result_of
 
 from fencepost.fencing.caller import Caller
 from fencepost.gateway.outcomes import Outcome

@@ -16,7 +16,8 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import scoped_race
 from tests.support.acting import WEB, Acting, acting
 from tests.support.interleave import Connect
-from tests.support.racing import Race, keyed, posted, result_of, rows_patch
+from tests.support.racing import Race
+from tests.support.use_cases import keyed, posted, result_of, rows_patch
 
 from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.token import Token

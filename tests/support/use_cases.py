@@ -1,0 +1,91 @@
+"""The use cases' gateway on a race's database, requests for it, and what came of them.
+
+async with open_gateway(race.dsn) as gateway:
+    assert result_of(await patch(gateway, keyed("k", 30, status="paid"))) == "ok"
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from tests.support.racing import Key, parts
+from tests.support.unhurried import UNHURRIED
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.token import Token
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.gathered_reads import GatheredReads
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.reads import Reads
+from fencepost.gateway.turns import Turns
+from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.keyed import KeyedWrite
+from fencepost.gateway.writes.patch_rows import RowsPatch
+from fencepost.gateway.writes.requests import Body
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.builtin.queue import Queue
+from fencepost.storage.batches.group_commit import GroupCommit
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.tables.cache import CatalogCache
+from fencepost.times import Times
+
+
+@asynccontextmanager
+async def open_gateway(
+    dsn: str,
+    *,
+    pool_size: int = 1,
+    max_rows: int = 100,
+    lock_timeout: float = 10.0,
+    batch_pool_size: int = 4,
+    times: Times = UNHURRIED,
+) -> AsyncIterator[Gateway]:
+    """Build the use cases' gateway. With one connection in its pool, `gateway_pid` is where its statements run."""
+    limits = Limits(pool_size=pool_size, lock_timeout=lock_timeout, batch_pool_size=batch_pool_size)
+    database = await Database.open(dsn, limits, times=times)
+    try:
+        catalog = CatalogCache(database)
+        await catalog.reload()
+        locks = PostgresLocks(database, Queue(database, print, times))
+        turns = Turns(at_once=pool_size, wait=lock_timeout)
+        reads = Reads(pool_size, lock_timeout)
+        gathered = GatheredReads(database, reads, times=times)
+        group = GroupCommit(database, times=times)
+        yield Gateway(
+            database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7, times=times
+        )
+    finally:
+        await database.close()
+
+
+async def gateway_pid(gateway: Gateway) -> int:
+    async with gateway.database.connection() as connection:
+        return connection.get_server_pid()
+
+
+def body(**values: object) -> Body:
+    return Body(json.dumps(values), tuple(values), values)
+
+
+def keyed(key: Key, token: int, table: str = "orders", **values: object) -> KeyedWrite:
+    """A request for PATCH, PUT or DELETE."""
+    return KeyedWrite(table, parts(key), Token(token), body=body(**values))
+
+
+def posted(token: int, *rows: Mapping[str, object], table: str = "orders") -> Insert:
+    """A request for POST."""
+    return Insert(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
+
+
+def rows_patch(token: int, *rows: Mapping[str, object], table: str = "orders") -> RowsPatch:
+    """A request for PATCH with an array."""
+    return RowsPatch(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
+
+
+def result_of(answer: Outcome) -> str:
+    """Sum an answer up: ok, created, or the problem's code."""
+    if isinstance(answer, Problem):
+        return answer.name
+    assert isinstance(answer, Done)
+    return "created" if answer.created else "ok"
