@@ -93,6 +93,20 @@ def test_a_request_is_read_whole_whatever_its_packets(packets: Sequence[bytes]) 
     assert [piece for piece in before if piece.commits] == [dataclasses.replace(last, data=packets[-1])]
 
 
+@pytest.mark.parametrize("status", [200, 409])
+def test_an_answer_is_read_whatever_comes_before_it_and_in_whatever_packets(status: int) -> None:
+    answer = (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 %d It\r\n\r\n" % status
+    )
+    for packets in ([answer], [bytes([each]) for each in answer], [answer[:25], answer[25:]]):
+        conversation = HttpConversation()
+        for packet in LENGTH:
+            list(conversation.from_client(packet))
+        pieces = [piece for packet in packets for piece in conversation.from_server(packet)]
+        assert b"".join(piece.data for piece in pieces) == answer
+        assert sum(piece.concludes for piece in pieces) == (status < 300)
+
+
 @pytest.mark.parametrize("packets", [LENGTH, GET])
 def test_a_request_of_any_method_is_matched(gateway: GatewayServer, packets: Sequence[bytes]) -> None:
     with Link.to(gateway.url) as link, socket.create_connection((link.host, link.port)) as client:

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,16 @@ def test_delays_that_overlap_add_up_and_each_ends_with_its_block(link: Link) -> 
     assert link.to_server.delay == link.to_client.delay == 0.2
     second.__exit__(None, None, None)
     assert link.to_server.delay == link.to_client.delay == 0
+
+
+def test_one_fault_in_two_threads_ends_in_each_for_itself(link: Link) -> None:
+    fault = cut(link, "after-bytes", bytes_to_server=10**6)
+    with ThreadPoolExecutor(1) as other:
+        of_the_other = other.submit(fault.__enter__).result()
+        with fault as ours:
+            other.submit(fault.__exit__, None, None, None).result()
+            assert link.cutters == [ours] != [of_the_other]
+    assert link.cutters == []
 
 
 def test_steps_of_a_clock_that_overlap_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -56,7 +56,10 @@ class PlainConversation:
 
 
 _READS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE"})
-_DONE: Final = re.compile(rb"HTTP/1\.\d 2")
+_INTERIM: Final = re.compile(rb"HTTP/1\.\d 1\d\d.*?\r?\n\r?\n", re.DOTALL)
+"""An answer before the answer, such as 100 Continue."""
+_STATUS: Final = re.compile(rb"HTTP/1\.\d ([2-9])")
+_SHORTEST: Final = len(b"HTTP/1.1 2")
 _LARGEST_HEAD: Final = 1_000_000  # bytes
 
 
@@ -70,6 +73,8 @@ class HttpConversation:
     def __init__(self) -> None:
         self.problem: str | None = None
         self._asked = False
+        self._answer = b""
+        """What has come of an answer whose status is not known yet."""
         self._request = _Request()
 
     def from_client(self, data: bytes) -> Iterator[Piece]:
@@ -90,9 +95,16 @@ class HttpConversation:
             yield Piece(data)
 
     def from_server(self, data: bytes) -> Iterator[Piece]:
-        """Find the answers to these."""
-        done = self._asked and _DONE.match(data) is not None
-        self._asked = False
+        """Find the answers to these: the first digit of the status says whether it was done."""
+        done = False
+        if self._asked:
+            self._answer += data
+            while interim := _INTERIM.match(self._answer):
+                self._answer = self._answer[interim.end() :]
+            status = _STATUS.match(self._answer)
+            if status or (len(self._answer) >= _SHORTEST and not self._answer.startswith(b"HTTP/1")):
+                done = status is not None and status[1] == b"2"
+                self._asked, self._answer = False, b""
         yield Piece(data, concludes=done)
 
 

@@ -1,6 +1,7 @@
 """What a fault is: a context manager that can be used again, one block after the other or one in the other."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from types import TracebackType
@@ -11,22 +12,30 @@ T = TypeVar("T")
 
 
 class Fault(ContextDecorator, AbstractContextManager[T], Generic[T]):
-    """Begins with each block, and is undone at its end. It can decorate a function, too."""
+    """Begins with each block, and is undone at its end. It can decorate a function, too.
+
+    A block that ends is the last one of its own thread, where that has one: blocks of other threads may be open.
+    """
 
     def __init__(self, make: Callable[[], AbstractContextManager[T]]) -> None:
         self._make = make
-        self._open: list[AbstractContextManager[T]] = []
+        self._open: list[tuple[int, AbstractContextManager[T]]] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> T:
         fresh = self._make()
         given = fresh.__enter__()
-        self._open.append(fresh)
+        with self._lock:
+            self._open.append((threading.get_ident(), fresh))
         return given
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        return self._open.pop().__exit__(kind, error, traceback)
+        with self._lock:
+            ours = [number for number, (thread, _) in enumerate(self._open) if thread == threading.get_ident()]
+            _, ended = self._open.pop(ours[-1] if ours else -1)
+        return ended.__exit__(kind, error, traceback)
 
 
 def fault(function: Callable[P, Iterator[T]]) -> Callable[P, Fault[T]]:
