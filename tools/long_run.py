@@ -3,6 +3,9 @@
     .venv/bin/python -m tools.long_run --minutes 25 --jobs 2 --to /tmp/long-run     run parts that have no row yet
     .venv/bin/python -m tools.long_run --to /tmp/long-run --write                   write docs/proof.json and the tables
 
+`--only WORKLOAD` runs the parts of one workload. Rows that are written take the places of those of the same parts; of
+other parts the figures stay, and the page tells the day of each.
+
 A part is one `fencepost torture`. Its row is a file in the directory `--to`, so a run that was ended goes on where it
 was. No part begins after `--minutes`. The history of a part is kept if it shows what it should not: a violation with
 fences, or a control that has lost nothing. Exit code 1 if there was one.
@@ -44,7 +47,9 @@ _OF_A_CONTROL: Final = 1.0
 """Minutes: on a slow source few leases end too early in less."""
 _WITHOUT_STANDBY: Final = "all,-failover"
 _WITHOUT_RESTARTS: Final = "all,-failover,-restart-fast,-restart-immediate,-kill-gateway"
-_ORDER: Final = ("blocks", "unfenced-set", "mutex", "fenced-set", "idempotent", "register")
+_ORDER: Final = ("blocks", "unfenced-set", "mutex", "fenced-set", "idempotent", "register", "client", "client-set")
+_FIRST_OF_CLIENTS: Final = 60
+"""The first seed of the Python client's parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,12 @@ def parts() -> list[Part]:
         for seed, (source, workload) in enumerate(pairs[3:], 4)
     ]
     many = [Part(seed, "blocks", "builtin", 3.0, _WITHOUT_RESTARTS) for seed in (50, 51)]
-    return sorted(first + rest + many, key=lambda part: (_ORDER.index(part.workload), part.seed < 50, part.seed))  # noqa: PLR2004
+    pairs_of_clients = [(source, workload) for workload in ("client", "client-set") for source in SOURCES]
+    clients = [
+        Part(seed, workload, source) for seed, (source, workload) in enumerate(pairs_of_clients, _FIRST_OF_CLIENTS)
+    ]
+    everything = first + rest + many + clients
+    return sorted(everything, key=lambda part: (_ORDER.index(part.workload), part not in many, part.seed))
 
 
 def play(part: Part, to: Path) -> dict[str, Any]:
@@ -116,6 +126,7 @@ def row_of(part: Part, verdict: Verdict, events: Iterable[Event]) -> dict[str, A
         "lost": lost,
         "control": WORKLOADS[part.workload].loses,
         "command": part.command,
+        "date": time.strftime("%Y-%m-%d"),
     }
 
 
@@ -169,6 +180,7 @@ def tables(found: list[dict[str, Any]]) -> str:
         f" {len(kinds)} kinds. Violations with fences: {fenced}. Controls that lost members: "
         f"{sum(1 for row in controls if row['lost'])} of {len(controls)}.",
         *_not_run(found),
+        *_days(found),
         "",
         _line(_COLUMNS),
         _line(["---", "---", *["---:"] * (len(_COLUMNS) - 2)]),
@@ -186,6 +198,23 @@ def _not_run(found: list[dict[str, Any]]) -> list[str]:
     seeds = {row["seed"] for row in found}
     names = [f"{part.workload} on {part.source}" for part in parts() if part.seed not in seeds]
     return ["", f"Planned, and not run for want of time: {', '.join(names)}."] if names else []
+
+
+def _days(found: list[dict[str, Any]]) -> list[str]:
+    """Tell which parts were played on which day. Rows from before 2026-11-27 do not say."""
+    days: defaultdict[str, list[str]] = defaultdict(list)
+    for row in found:
+        if "date" in row:
+            days[row["date"]].append(str(row["seed"]))
+    return (
+        ["", *(f"Played {day}: the seeds {', '.join(seeds)}." for day, seeds in sorted(days.items()))] if days else []
+    )
+
+
+def merged(before: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put fresh rows into the places of those of the same parts. Rows of parts that are no more are left out."""
+    by_seed = {row["seed"]: row for row in (*before, *fresh)}
+    return [by_seed[part.seed] for part in sorted(parts(), key=lambda part: part.seed) if part.seed in by_seed]
 
 
 def _cell(row: dict[str, Any], column: str) -> str:
@@ -208,10 +237,13 @@ def write(found: list[dict[str, Any]]) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n\n{tables(found)}\n\n{END}{rest.split(END)[1]}")
 
 
-def run_parts(to: Path, minutes: float, jobs: int) -> bool:
-    """Run all parts that have no row, as long as time is left. Whether all came to what they should."""
+def run_parts(to: Path, minutes: float, jobs: int, only: str | None) -> bool:
+    """Run all parts, or those of one workload, that have no row, as long as time is left. Whether all came to what they
+    should.
+    """
     until, good = time.monotonic() + minutes * 60, True
-    waiting = [part for part in parts() if not (to / f"{part.name}.json").exists()]
+    wanted = [part for part in parts() if only in (None, part.workload)]
+    waiting = [part for part in wanted if not (to / f"{part.name}.json").exists()]
     ends_with_us = functools.partial(die_with_parent, os.getpid(), signal.SIGKILL)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=ends_with_us) as pool:
         for done in as_completed([pool.submit(_play_in_time, part, to, until) for part in waiting]):
@@ -241,11 +273,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=25.0, help="no part begins later")
     parser.add_argument("--jobs", type=int, default=2, help="parts at the same time")
     parser.add_argument("--write", action="store_true", help="write docs/proof.json and the tables of docs/proof.md")
+    parser.add_argument("--only", choices=_ORDER, help="run the parts of this workload only")
     given = parser.parse_args()
     given.to.mkdir(parents=True, exist_ok=True)
     if given.write:
-        write(rows(given.to))
-    elif not run_parts(given.to, given.minutes, given.jobs):
+        write(merged(json.loads(FIGURES.read_text()), rows(given.to)))
+    elif not run_parts(given.to, given.minutes, given.jobs, given.only):
         sys.exit(1)
 
 

@@ -32,7 +32,7 @@ def test_commands_that_show_a_bug_again_can_be_run() -> None:
 
 def test_each_workload_on_each_source_is_a_part_of_the_long_run() -> None:
     parts = {(part.workload, part.source) for part in long_run.parts()}
-    for workload in ("fenced-set", "unfenced-set", "mutex", "blocks", "register"):
+    for workload in ("fenced-set", "unfenced-set", "mutex", "blocks", "register", "client", "client-set"):
         assert {(workload, source) for source in SOURCES} <= parts
     assert ("idempotent", "builtin") in parts
     assert len({part.seed for part in long_run.parts()}) == len(long_run.parts())
@@ -50,3 +50,12 @@ def test_the_figures_are_of_a_long_run_that_came_to_what_it_should() -> None:
     assert len({kind for row in rows for kind in row["faults"]}) >= 10
     assert [row["command"] for row in rows if not long_run.is_as_promised(row)] == []
     assert {row["workload"] for row in rows} <= set(WORKLOADS)
+
+
+def test_fresh_rows_take_the_places_of_those_of_the_same_parts_and_tell_their_day() -> None:
+    before = json.loads(long_run.FIGURES.read_text())
+    fresh = {**before[0], "operations": 7, "date": "2027-01-02"}
+    gone = {**before[0], "seed": 9_999}
+    rows = long_run.merged([*before, gone], [fresh])
+    assert rows == [fresh, *before[1:]]
+    assert f"Played 2027-01-02: the seeds {fresh['seed']}." in long_run.tables(rows)

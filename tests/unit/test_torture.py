@@ -14,7 +14,9 @@ import pytest
 
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, Fault, Invoke, Recorder, read
+from fencepost.torture.config import Config
 from fencepost.torture.errors import RunFailedError
+from fencepost.torture.faults import choose
 from fencepost.torture.holders.exchange import Answer, Exchange
 from fencepost.torture.holders.outcomes import Reason, Refused, Unknown, mark_read, outcome
 from fencepost.torture.holders.sender import Sender
@@ -22,6 +24,7 @@ from fencepost.torture.last_reads import read_all, written
 from fencepost.torture.merging import Merged, Voided, merge
 from fencepost.torture.play import require_accepted
 from fencepost.torture.running import judge, require_shown
+from fencepost.torture.stages.own import available
 from fencepost.torture.tables import Fenced, Kind
 from fencepost.torture.tally import Counts, Tally
 from fencepost.torture.workloads import WORKLOADS
@@ -228,3 +231,12 @@ async def test_a_row_that_is_gone_is_lost(tmp_path: Path) -> None:
         recorder.invoke(process="w0", op="write", resource=resource, token=1, value="a").ok()
     verdict = await judged("register", tmp_path)
     assert [violation.model for violation in verdict.violations] == ["register"]
+
+
+def test_holders_that_stop_in_time_keep_the_connections_that_leases_of_postgresql_end_with() -> None:
+    chosen = choose("all", available(Config(Path("out"), 1, "client", "postgres-advisory")))
+    ends = {"kill-gateway", "partition-database", "cut-before-commit", "cut-after-commit", "cut-after-bytes"}
+    assert not set(chosen) & (ends | {"restart-fast", "restart-immediate", "failover"})
+    assert {"pause-holder", "kill-holder", "pause-gateway", "partition-client", "cut-client"} <= set(chosen)
+    assert ends <= set(choose("all", available(Config(Path("out"), 1, "client", "redis"))))
+    assert ends <= set(choose("all", available(Config(Path("out"), 1, "mutex", "postgres-advisory"))))

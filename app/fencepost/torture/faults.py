@@ -5,10 +5,11 @@ from typing import Final, Literal
 
 from fencepost.torture.errors import BadInputError
 
-Need = Literal["holders", "gateways", "postgres", "standby", "database", "builtin", "lock-service"]
+Need = Literal["holders", "gateways", "postgres", "standby", "database", "builtin", "lock-service", "sessions"]
 """What a fault is done to. holders: our processes, which every run has. gateways: processes that we started, and links
 before and behind them. postgres: one that we started. standby: and a copy of it. database: SQL is enough. builtin:
-leases of the built-in source. lock-service: one that we started."""
+leases of the built-in source. lock-service: one that we started. sessions: connections of our gateways to PostgreSQL,
+which end."""
 
 MISSING: Final[dict[Need, str]] = {
     "gateways": "the gateway must be one that fencepost torture has started: leave --url out",
@@ -18,6 +19,7 @@ MISSING: Final[dict[Need, str]] = {
     "builtin": "it is done to leases of the built-in source: leave --source out",
     "lock-service": "fencepost torture has started no lock service: give --source redis, say, and no --url",
     "holders": "every run has holders",
+    "sessions": "the gateway must be one that fencepost torture has started: leave --url out",
 }
 """What to do where it is not there."""
 
@@ -43,17 +45,37 @@ KINDS: Final[dict[str, Kind]] = {
         _kind("pause-holder", "SIGSTOP a holder process, beyond its leases", "holders", lasts=(0.2, 3.0)),
         _kind("kill-holder", "SIGKILL a holder process; another takes its place", "holders"),
         _kind("pause-gateway", "SIGSTOP a gateway", "gateways", lasts=(0.1, 2.0)),
-        _kind("kill-gateway", "SIGKILL a gateway, and start it again", "gateways", lasts=(0.0, 0.5)),
+        _kind("kill-gateway", "SIGKILL a gateway, and start it again", "gateways", "sessions", lasts=(0.0, 0.5)),
         _kind("partition-client", "no byte passes between clients and a gateway", "gateways", lasts=(0.1, 2.0)),
-        _kind("partition-database", "no byte passes between a gateway and PostgreSQL", "gateways", lasts=(0.1, 2.0)),
+        _kind(
+            "partition-database",
+            "no byte passes between a gateway and PostgreSQL",
+            "gateways",
+            "sessions",
+            lasts=(0.1, 2.0),
+        ),
         _kind("cut-client", "a client's connection ends before the answer", "gateways", lasts=(0.2, 1.0)),
         _kind("delay-client", "answers of a gateway come late", "gateways", lasts=(0.5, 2.0)),
         _kind("delay-database", "answers of PostgreSQL come late", "gateways", lasts=(0.5, 2.0)),
-        _kind("cut-before-commit", "a connection to PostgreSQL ends before a COMMIT", "gateways", lasts=(0.2, 1.0)),
-        _kind("cut-after-commit", "a connection to PostgreSQL ends after a COMMIT", "gateways", lasts=(0.2, 1.0)),
-        _kind("cut-after-bytes", "a connection to PostgreSQL ends in the middle", "gateways", lasts=(0.2, 1.0)),
-        _kind("restart-fast", "PostgreSQL restarts, rolling back what is open", "postgres"),
-        _kind("restart-immediate", "PostgreSQL crashes and recovers", "postgres"),
+        _kind(
+            "cut-before-commit",
+            "a connection to PostgreSQL ends before a COMMIT",
+            "gateways",
+            "sessions",
+            lasts=(0.2, 1.0),
+        ),
+        _kind(
+            "cut-after-commit",
+            "a connection to PostgreSQL ends after a COMMIT",
+            "gateways",
+            "sessions",
+            lasts=(0.2, 1.0),
+        ),
+        _kind(
+            "cut-after-bytes", "a connection to PostgreSQL ends in the middle", "gateways", "sessions", lasts=(0.2, 1.0)
+        ),
+        _kind("restart-fast", "PostgreSQL restarts, rolling back what is open", "postgres", "sessions"),
+        _kind("restart-immediate", "PostgreSQL crashes and recovers", "postgres", "sessions"),
         _kind("failover", "a standby is promoted, and the generation raised", "standby"),
         _kind("expire-leases", "all leases of a holder process end at once", "database", "builtin"),
         _kind("step-clock", "the database's clock steps, as leases of this run see it", "database", "builtin"),
@@ -64,8 +86,19 @@ KINDS: Final[dict[str, Kind]] = {
 """All, by name."""
 
 
-ENDING_LEASES: Final[frozenset[Need]] = frozenset({"builtin", "lock-service", "standby"})
-"""Where leases end before their time: what holders that stop in time (Workload.trusts) are not to have."""
+_ENDING_LEASES: Final[frozenset[Need]] = frozenset({"builtin", "lock-service", "standby"})
+"""Where leases end before their time, whatever source they are of."""
+ADVISORY: Final = "postgres-advisory"
+"""The source whose leases end with a connection."""
+
+
+def spared(source: str, *, trusts: bool) -> frozenset[Need]:
+    """What is not to have faults in a run of holders that stop in time (Workload.trusts): they would end leases before
+    their time.
+    """
+    if not trusts:
+        return frozenset()
+    return _ENDING_LEASES | {"sessions"} if source == ADVISORY else _ENDING_LEASES
 
 
 _TRUSTED: Final = (
@@ -74,11 +107,11 @@ _TRUSTED: Final = (
 )
 
 
-def choose(names: str, available: frozenset[Need], *, trusts: bool = False) -> tuple[str, ...]:
+def choose(names: str, available: frozenset[Need], spare: frozenset[Need] = frozenset()) -> tuple[str, ...]:
     """Read a list of kinds: names with commas between, `all` (that this run can have), or `none`.
 
-    `-NAME` after `all` leaves a kind out: `all,-failover`. `trusts`: see Workload. Raises BadInputError for a name that
-    is not known, and for a kind that this run cannot have.
+    `-NAME` after `all` leaves a kind out: `all,-failover`. `spare`: what is not to have faults, of
+    `spared`. Raises BadInputError for a name that is not known, and for a kind that this run cannot have.
     """
     if names.strip() == "none":
         return ()
@@ -97,7 +130,7 @@ def choose(names: str, available: frozenset[Need], *, trusts: bool = False) -> t
         if name not in KINDS:
             raise BadInputError(f"there is no fault {name!r}. Known are: {', '.join(KINDS)}; or all, or none.")
         for need in sorted(KINDS[name].needs - available):
-            why = _TRUSTED if trusts and need in ENDING_LEASES else MISSING[need]
+            why = _TRUSTED if need in spare else MISSING[need]
             raise BadInputError(f"the fault {name} is not possible here: {why}.")
     return chosen
 

@@ -15,7 +15,7 @@ from fencepost.testing.servers.gateway import ask
 from fencepost.torture.assignment import BUILTIN
 from fencepost.torture.config import Config
 from fencepost.torture.errors import BadInputError
-from fencepost.torture.faults import ENDING_LEASES, Need, choose
+from fencepost.torture.faults import Need, choose, spared
 from fencepost.torture.holders.token import run_token
 from fencepost.torture.stages import making
 from fencepost.torture.stages.stage import Stage
@@ -35,7 +35,7 @@ def foreign_stage(config: Config, directory: Path, prefix: str, made: list[Fence
     """
     assert config.url is not None  # noqa: S101 - for the type
     has = available(config)
-    kinds = choose(config.faults, has, trusts=config.play.trusts)
+    kinds = choose(config.faults, has, spared(config.source, trusts=config.play.trusts))
     ready = look(config.url)
     # A gateway with --admin-port shows no more than its status here: then the first acquire shows whether it has it.
     if "sources" in ready and config.source not in {BUILTIN, *ready["sources"]}:
@@ -73,7 +73,7 @@ def available(config: Config) -> frozenset[Need]:
         has.add("database")
         if config.source == BUILTIN:
             has.add("builtin")
-    return frozenset(has - ENDING_LEASES if config.play.trusts else has)
+    return frozenset(has) - spared(config.source, trusts=config.play.trusts)
 
 
 def look(url: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from fencepost.testing.servers.server import Server, ServerError
 from fencepost.torture.assignment import BUILTIN
 from fencepost.torture.config import Config
 from fencepost.torture.errors import BadInputError, RunFailedError
-from fencepost.torture.faults import ENDING_LEASES, KINDS, Need, choose
+from fencepost.torture.faults import ADVISORY, KINDS, Need, choose, spared
 from fencepost.torture.stages import making
 from fencepost.torture.stages.primary import OwnPrimary
 from fencepost.torture.stages.services import start_lock_service
@@ -37,7 +37,7 @@ def own_stage(config: Config, directory: Path, prefix: str, made: list[Fenced]) 
     `prefix`: begins the names of all that is made.
     """
     has = available(config)
-    kinds = choose(config.faults, has, trusts=config.play.trusts)
+    kinds = choose(config.faults, has, spared(config.source, trusts=config.play.trusts))
     source = _source_name(config, prefix)
     with ExitStack() as stack:
         try:
@@ -70,12 +70,12 @@ def own_stage(config: Config, directory: Path, prefix: str, made: list[Fenced]) 
 
 def available(config: Config) -> frozenset[Need]:
     """What faults can be done to in a run with servers of its own."""
-    has: set[Need] = {"holders", "gateways", "database"}
+    has: set[Need] = {"holders", "gateways", "sessions", "database"}
     if config.database_url is None:
         has |= {"postgres", "standby"}
-    if config.source != "postgres-advisory":  # that one is in PostgreSQL
+    if config.source != ADVISORY:  # that one is in PostgreSQL
         has.add("builtin" if config.source == BUILTIN else "lock-service")
-    return frozenset(has - ENDING_LEASES if config.play.trusts else has)
+    return frozenset(has) - spared(config.source, trusts=config.play.trusts)
 
 
 def _source_name(config: Config, prefix: str) -> str:
