@@ -16,7 +16,7 @@ from typing import Final
 
 CLIENT: Final = Path(__file__).parents[1] / "app" / "fencepost" / "client"
 
-BY_HAND: Final = frozenset({"aclose", "leaders", "lost", "operation"})
+BY_HAND: Final = frozenset({"aclose", "batch", "leaders", "lost", "operation"})
 """Public methods whose synchronous counterpart is written by hand."""
 INTERNAL: Final = frozenset({"end", "on_loss", "renew", "send", "trust", "write"})
 """Methods of a lease that only the client itself calls."""

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from fencepost.election.watching import Watches
+from fencepost.gateway.batches import Batches
 from fencepost.gateway.results import Results
 from fencepost.identity.api_keys import Announcements, ApiKeys
 from fencepost.locks.builtin.leases import PostgresLocks
@@ -64,6 +65,7 @@ class Upkeep:
     emit: Emit
     watches: Watches
     results: Results
+    batches: Batches
     stopping: Stopping
     keys: Keys | None = None
     """None: the gateway takes no API keys."""
@@ -190,7 +192,9 @@ async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     try:
         with (
             _reload_on_hangup(upkeep.reload),
-            _stop_at_once(upkeep.stopping.ask, queue.stop, upkeep.watches.stop, upkeep.results.stop),
+            _stop_at_once(
+                upkeep.stopping.ask, queue.stop, upkeep.watches.stop, upkeep.results.stop, upkeep.batches.stop
+            ),
         ):
             yield
     finally:

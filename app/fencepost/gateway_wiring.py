@@ -9,6 +9,7 @@ import asyncpg
 from fencepost import background
 from fencepost.election.watching import Watches
 from fencepost.fencing.seal import SealKeys
+from fencepost.gateway.batches import Batches
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.reads import Reads, most_of
@@ -125,6 +126,7 @@ async def open_gateway(
                     emit,
                     gateway.watches,
                     gateway.results,
+                    gateway.batches,
                     stopping,
                     keys,
                     file,
@@ -202,6 +204,7 @@ def _assemble(
         watches=Watches(_watchers(settings), times),
         results=Results(_watchers(settings), times),
         times=times,
+        batches=Batches(settings.batch_lines, at_once, settings.lock_timeout),
     )
 
 

@@ -126,6 +126,11 @@ class Settings(BaseSettings):
         default=1000,
         description="Most requests, per worker, that wait for PostgreSQL; others are answered 503 at once.",
     )
+    batch_lines: Positive = Field(
+        default=256,
+        description="Most lines of batches (POST /v1/batch), per worker, that are decided at the same time; the others"
+        " wait.",
+    )
     pool_timeout: Seconds = Field(
         default=5.0, description="How long a request waits for a connection before it is answered 503."
     )

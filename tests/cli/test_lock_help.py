@@ -23,7 +23,7 @@ def test_the_help_shows_the_exit_codes_and_the_environment() -> None:
 def test_lock_and_mint_load_no_server() -> None:
     code = (
         "import sys; from fencepost.cli.main import main\n"
-        "for name in ('lock', 'mint'): main.get_command(None, name)\n"
+        "for name in ('lock', 'mint', 'batch'): main.get_command(None, name)\n"
         "print([name for name in ('fastapi', 'sqlalchemy', 'asyncpg', 'alembic', 'pydantic') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -13,9 +13,9 @@ PAGES = "".join((DOCS / page).read_text("utf-8") for page in ("client.md", "elec
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 async def test_an_example_runs(gateway_url: str, number: int) -> None:
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     code = EXAMPLES[number].replace("http://127.0.0.1:8080", gateway_url)
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False

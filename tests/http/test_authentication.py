@@ -23,6 +23,7 @@ ROUTES = [
     ("DELETE", "/v1/data/orders/order-123", "write"),
     ("GET", "/v1/fences?resource=orders/order-123", "read"),
     ("POST", "/v1/claims", "write"),
+    ("POST", "/v1/batch", "write"),
     ("GET", "/v1/writes/postgres:default.3.17.5d0f6c2b9a8e4471", "write"),
     ("POST", "/v1/leases", "lock"),
     ("GET", "/v1/leases/1", "lock"),

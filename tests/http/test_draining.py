@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.http.raw import Answer, RawConnection
+from tests.support.batches import Sent, patch
 from tests.support.serving import Gateway, serving, workers
 
 from fencepost.testing.servers.waiting import eventually
@@ -118,3 +119,15 @@ async def test_clients_that_ask_again_and_again_miss_no_answer(
             async with stopping(gateway, connected):
                 pass
         assert lost == []
+
+
+async def test_a_batch_that_goes_on_is_ended_with_how_far_it_came(short_dir: Path, connected: Connected) -> None:
+    async with serving(short_dir, "--workers", "2", "--shutdown-timeout", "600") as gateway:
+        sent = await Sent.open(gateway.url)
+        await sent.send(*[patch("order-123", 1000 + each, note=str(each)) for each in range(10)])
+        verdicts = [await sent.next() for _ in range(10)]
+        assert [verdict["status"] for verdict in verdicts if verdict is not None] == [200] * 10
+        async with stopping(gateway, connected):
+            assert await sent.next() == {"stopped": True, "lines": 10, "reason": "The gateway is stopping."}
+            assert await sent.next() is None
+        sent.connection.close()

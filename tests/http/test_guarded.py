@@ -7,6 +7,7 @@ import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
+from tests.support.batches import Sent, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 
 from fencepost.http.guard import Bounds
@@ -210,3 +211,20 @@ async def test_what_is_no_http_is_a_problem_and_is_logged_with_its_peer_and_not_
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert not [each for each in lines if "Invalid HTTP" in each or "pgrade" in each]
     assert 0 < len([each for each in lines if "turned away" in each]) < 30
+
+
+async def test_a_batch_is_not_too_slow_while_its_lines_come_whole(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    url = await start_gateway(demo_database, head_timeout=0.1, least_rate=1_000_000_000, body_timeout=600)
+    sent = await Sent.open(url)
+    for token in (1301, 1302):
+        await sent.send(patch("order-123", token, note="x"))
+        verdict = await sent.next()
+        assert verdict is not None
+        assert verdict["status"] == 200
+        slow = PATCH + b"X-Fence-Token: 1400\r\nContent-Length: 100\r\n\r\n{"  # which is looked at beside it
+        assert (await ask(url, slow)).status == 408
+    await sent.end()
+    assert await sent.rest() == []
+    sent.connection.close()

@@ -40,7 +40,9 @@ async def take(steps: list[tuple[str, str]], cwd: Path, url: str = "", database:
         assert done.stdout.rstrip("\n") == expected.rstrip("\n"), command
 
 
-@pytest.mark.parametrize(("page", "at_least"), [("README.md", 6), ("docs/outcomes.md", 4), ("docs/queues.md", 8)])
+@pytest.mark.parametrize(
+    ("page", "at_least"), [("README.md", 6), ("docs/outcomes.md", 4), ("docs/queues.md", 8), ("docs/batch.md", 1)]
+)
 async def test_the_story_in_a_page_is_true(short_dir: Path, tmp_path: Path, page: str, at_least: int) -> None:
     steps = story(page)
     assert len(steps) >= at_least

@@ -212,13 +212,16 @@ async def test_more_than_may_wait_for_a_connection_are_refused_at_once(database:
             await asyncio.sleep(0)  # it runs up to where it waits
             with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
                 await ask(pool)
-        assert await waiting == 1
+            line = asyncio.create_task(ask(pool, counted=False))  # of a batch, which has a share of its own
+            await settled()
+            assert not line.done()
+        assert (await waiting, await line) == (1, 1)
     finally:
         await pool.close()
 
 
-async def ask(pool: Database) -> int:
-    async with pool.connection() as connection:
+async def ask(pool: Database, *, counted: bool = True) -> int:
+    async with pool.connection(counted=counted) as connection:
         found: int = await connection.fetchval("SELECT 1")
         return found
 

@@ -172,6 +172,30 @@ async def test_a_head_that_the_gateway_does_not_read_is_not_slow() -> None:
     assert waits.refused is None
 
 
+async def test_a_body_of_lines_has_its_time_for_each_line_while_it_is_read() -> None:
+    """However slowly: a line a minute is a client that has no more to say."""
+    slow, silent, held, whole = [Connection() for _ in range(4)]
+    _, loop = opened(slow, silent, held, whole)
+    for each in (slow, silent, held, whole):
+        each.arrival.since, each.arrival.in_body, each.arrival.by_lines = loop.time(), True, each is not whole
+    held.held_up = True
+    for _ in range(5):
+        await loop.advance(50)
+        slow.arrival.since = loop.time()  # a line came
+    assert [each.refused is None for each in (slow, silent, held, whole)] == [True, False, True, False]
+    assert silent.refused is not None
+    assert "a whole line of the request's body was not there" in silent.refused.detail
+
+
+async def test_who_takes_most_of_an_answer_again_and_again_reads_it() -> None:
+    steady, stuck = Connection(unsent=60_000), Connection(unsent=60_000)
+    guard, loop = opened(steady, stuck)
+    for _ in range(150):
+        await loop.advance(1)
+        guard.reads_on(steady)  # and more was written since
+    assert (steady.aborted, stuck.aborted) == (False, True)
+
+
 async def test_who_does_not_read_the_answer_is_cut_off_and_who_does_is_not() -> None:
     stuck, trickles, reads, grows = [Connection(unsent=2_000_000) for _ in range(4)]
     _, loop = opened(stuck, trickles, reads, grows)

@@ -8,6 +8,7 @@ import click
 from fencepost import __version__
 
 _MODULES: Final = {
+    "batch": "batch",
     "check": "check",
     "consume": "consume",
     "dead": "dead",

@@ -38,6 +38,7 @@ from fencepost.client.leases.lock import Lock
 from fencepost.client.problem import Problem, Superseded
 from fencepost.client.queued.submit import Submit
 from fencepost.client.queued.write import QueuedWrite, State
+from fencepost.client.rows.batches import Verdict
 from fencepost.client.sync.client import SyncClient
 from fencepost.client.sync.elections import SyncCampaign, SyncTerm
 from fencepost.client.sync.leases import SyncLease, SyncLock
@@ -93,6 +94,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnissuedToken",
+    "Verdict",
     "Waiter",
     "WriteFailed",
     "WrongTokenSource",

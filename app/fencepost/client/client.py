@@ -1,7 +1,7 @@
 """The asynchronous client of one gateway. Works on asyncio."""
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +26,7 @@ from fencepost.client.leases.lease import Lease, claim_call
 from fencepost.client.leases.lock import Background, Lock
 from fencepost.client.queued.submit import Submit
 from fencepost.client.rows import calls
+from fencepost.client.rows.batches import Lines, Verdict, decided
 from fencepost.client.rows.rows import Rows
 from fencepost.client.rows.writer import Writer
 
@@ -144,6 +145,18 @@ class Client(Elections, Rows):
     def submit(self) -> Submit:
         """Writes that are queued instead of done at once: `client.submit.patch("orders", "order-1", {…})`."""
         return Submit(self._exchange, self._writer)
+
+    # Many writes
+
+    def batch(self, lines: Lines) -> AsyncGenerator[Verdict, None]:
+        """Send many writes and claims in few requests: `async for verdict in client.batch(lines)`.
+
+        A line is a mapping, as docs/batch.md has it; those on one resource take effect in their order. Verdicts come in
+        the order of the lines, also of those that were refused, which stop nobody. Lines are taken as they are sent:
+        there may be any number. What has no Idempotency-Key gets one, and is sent again under it while `retry` allows
+        it; after the error that is raised then, the next lines may have landed.
+        """
+        return decided(self._exchange, lines)
 
     # Fences
 

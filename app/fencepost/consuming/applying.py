@@ -6,9 +6,7 @@ queue (R12). For other tables it is the one that the message carries, and the fe
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
-
-from starlette.types import Message as ReceivedBody
+from typing import Final
 
 from fencepost.consuming.outcome import APPLIED, Before, Copied, Decided, Later, MarkReached, Result, kept, of_problem
 from fencepost.fencing.problem_types import (
@@ -30,7 +28,7 @@ from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.naming import known_name, name_of_body, name_of_key
 from fencepost.http.problems.response import RequestError
-from fencepost.http.requests.data import DataRequest
+from fencepost.http.requests.data import DataRequest, body_of
 from fencepost.http.requests.headers import Headers, RawHeaders
 from fencepost.http.responses.answers import keep_answer, to_recorded
 from fencepost.http.writes.reading import Render, Write, WriteRequest, read_write
@@ -139,7 +137,7 @@ class Applier:
         headers, named_headers = _headers_of(
             message.prefer, message.accept, message.content_type or _JSON, message.idempotency_key
         )
-        request = DataRequest(message.method, row, message.query, headers, named_headers, _body_of(message))
+        request = DataRequest(message.method, row, message.query, headers, named_headers, body_of(message.body or b""))
         write = await read_write(request, named.table, None if posted else named.key, self._max_body_bytes)
         if not write.single:
             raise MalformedMessageError("body: a message writes one row, and its body is one object")
@@ -208,15 +206,6 @@ def _headers_of(
     )
     headers = tuple((name, value) for name, value in given if value is not None)
     return headers, dict(headers)
-
-
-def _body_of(message: WriteMessage) -> Any:
-    """Give the body as a request has it."""
-
-    async def receive() -> ReceivedBody:
-        return {"type": "http.request", "body": message.body or b"", "more_body": False}
-
-    return receive
 
 
 def _keep(render: Render, done: Done) -> Recorded:

@@ -25,7 +25,7 @@ async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) 
     hint = f"A transaction has held the row, or a lock on the table, all the while: see {prepared.WHERE_TO_LOOK}."
     name = table.fence.name if table is not None and table.fence is not None else None
     try:
-        async with asyncio.timeout(gateway.times.requests.explain_within), gateway.database.connection() as connection:
+        async with asyncio.timeout(gateway.times.requests.explain_within), gateway.own_connection() as connection:
             with map_errors(writing=False):
                 found = await prepared.lock_holders(connection, name)
     except (StorageError, TimeoutError):  # too busy: no more can be found out

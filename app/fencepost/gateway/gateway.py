@@ -1,7 +1,7 @@
 """The parts that use cases share: the database, the picture of its tables, locks, group commit."""
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,6 +10,7 @@ from fencepost.fencing.access_problem_types import OF_CALLERS
 from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import BUILTIN
+from fencepost.gateway.batches import Batches
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
@@ -62,6 +63,10 @@ class Gateway:
     roles: AllowedRoles = field(default_factory=AllowedRoles)
     """As whose roles it acts."""
     times: Times = TIMES
+    batches: Batches = field(default_factory=lambda: Batches(256, 5, 10.0))
+    """What the lines of batches have of this process."""
+    of_batch: bool = False
+    """Whether what asks is a line of a batch."""
     caller: Caller = EVERYBODY
     """Who asks. What a use case does on users' tables, it does as the caller."""
 
@@ -71,7 +76,24 @@ class Gateway:
 
     def connection(self, *, writing: bool = False) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for statements on users' tables. Raises what Database.connection does."""
-        return self.database.connection(writing=writing, caller=self.caller)
+        return self._lend(self.caller, writing=writing)
+
+    def own_connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend one for a question of the gateway's own, for whoever asks. Raises what Database.connection does."""
+        return self._lend(EVERYBODY, writing=False)
+
+    def look(self) -> AbstractAsyncContextManager[None]:
+        """Let a look at whether a table has changed begin: those of a million lines are not to be at once."""
+        return self.batches.looks if self.of_batch else nullcontext()
+
+    def for_batch(self) -> "Gateway":
+        """Give the same parts to the lines of this caller's batch."""
+        return replace(self, of_batch=True, turns=self.batches.turns)
+
+    def _lend(self, caller: Caller, *, writing: bool) -> AbstractAsyncContextManager[Connection]:
+        if self.of_batch:
+            return self.batches.connection(self.database, caller, writing=writing)
+        return self.database.connection(writing=writing, caller=caller)
 
     def read_connection(self, whose: str = UNKNOWN) -> AbstractAsyncContextManager[Connection]:
         """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError."""

@@ -34,7 +34,7 @@ async def with_holder(gateway: Gateway, table: Table | None, refused: Problem) -
         return refused  # another table's trigger refused, and its marks may be another source's
     within = gateway.times.requests.explain_within
     try:
-        async with asyncio.timeout(within), gateway.database.connection() as connection:
+        async with asyncio.timeout(within), gateway.own_connection() as connection:
             found = await holder_of(connection, mark, fence.source)
     except (StorageError, TimeoutError) as error:
         # The verdict is certain, for marks never fall; only its story is missing. Answering 503 instead would invite

@@ -135,7 +135,9 @@ async def on_table(
                 break
             # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
             failed = asyncio.get_running_loop().time()
-            if await gateway.catalog.has_changed(name, table):
+            async with gateway.look():
+                changed = await gateway.catalog.has_changed(name, table)
+            if changed:
                 table = find(await gateway.catalog.loaded_after(failed), name)
             elif doubt == "catalog":
                 break

@@ -38,7 +38,9 @@ def needs(method: str, path: str) -> Needs:
         return "lock"
     if path.startswith("/v1/fences"):
         return "read"
-    if path.startswith(("/v1/claims", "/v1/writes")):  # what became of a queued write is for those who may write
+    if path.startswith(
+        ("/v1/batch", "/v1/claims", "/v1/writes")
+    ):  # what became of a queued write is for those who may write
         return "write"
     if path in _OPEN or path.startswith(_OPEN_UNDER):
         return "nothing"

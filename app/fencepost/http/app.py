@@ -28,6 +28,7 @@ from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
 from fencepost.http.problems.response import http_problem, problem_response
 from fencepost.http.rate_limits import RateLimits
+from fencepost.http.routes.batch import PATH, BatchRoute
 from fencepost.http.routes.data import PREFIX, DataRoutes
 from fencepost.http.routes.docs import docs_routes
 from fencepost.http.routes.elections import election_routes
@@ -118,6 +119,7 @@ class Application(FastAPI):
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         self.add_middleware(edge)
         self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
+        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes))
         self._outermost: ASGIApp = self._split
         if parts.sites.origins:
             self._outermost = CORSMiddleware(
@@ -141,6 +143,8 @@ class Application(FastAPI):
         """Answer what concerns users' tables past FastAPI's router and middleware, which cost more than the write."""
         if scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX):
             await self._data(scope, receive, send)
+        elif scope["type"] == "http" and scope.get("raw_path") == PATH:
+            await self._batch(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 

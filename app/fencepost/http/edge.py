@@ -36,7 +36,7 @@ HUNG_UP: Final = 499
 """The status, as nginx's, under which logs and metrics count a request whose client hung up before it was read."""
 _PREFIXES: Final = (
     "/v1/data", "/v1/claims", "/v1/fences", "/v1/leases", "/v1/locks", "/v1/elections/events", "/v1/elections",
-    "/v1/writes", "/docs", "/problems",
+    "/v1/writes", "/v1/batch", "/docs", "/problems",
 )  # fmt: skip
 HEAD: Final = "fencepost.head"
 """Whether the method was HEAD: a key of the scope, for what must not begin to stream."""

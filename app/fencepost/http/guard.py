@@ -9,6 +9,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from starlette.types import Scope
+
 from fencepost.fencing.edge_problem_types import REQUEST_TOO_SLOW, TOO_MANY_CONNECTIONS
 from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, RequestTurnedAway
@@ -16,6 +18,8 @@ from fencepost.times import EdgeTimes
 
 GUARD: Final = "fencepost.guard"
 """Under which name the application's lifespan gives its Guard to the server's connections."""
+ARRIVAL: Final = "fencepost.arrival"
+"""A key of the scope. Its value is a function, set by the server's protocol, that gives the Arrival of the request."""
 ADMIN_GUARD: Final = "fencepost.admin_guard"
 """Under which name it gives (port, Guard) of the admin port to the server's connections."""
 MOST_ENDING: Final = 128
@@ -48,6 +52,16 @@ class Arrival:
     since: float | None = None
     bytes: int = 0
     in_body: bool = False
+    by_lines: bool = False
+    """Whether each line of the body has the time that a body has: who reads it sets `since` with each line."""
+    held: bool = False
+    """Whether who reads it by lines does not do so now."""
+
+
+def arrival_of(scope: Scope) -> Arrival:
+    """Give how the body of a request arrives. One that is there already, or under another server, has no clock."""
+    find = scope.get(ARRIVAL)
+    return Arrival() if find is None else find()
 
 
 class Guarded(Protocol):
@@ -132,6 +146,10 @@ class Guard:
         if not theirs:
             del self._connections[address]
 
+    def reads_on(self, connection: Guarded) -> None:
+        """Note that a client has taken most of what it had not taken."""
+        self._unsent.pop(connection, None)
+
     def refused(self, problem: Problem, address: str) -> None:
         """Have a refusal counted and logged."""
         self.emit(RequestTurnedAway(problem.name, problem.detail, address))
@@ -186,7 +204,8 @@ def _too_slow(connection: Guarded, now: float, took: float, bounds: Bounds) -> P
         if took > bounds.head_within:
             late = f"After {bounds.head_within:.0f} seconds the request's head was not there."
     elif took > bounds.body_within:
-        late = f"After {bounds.body_within:.0f} seconds the request's body was not there."
-    elif took > bounds.head_within and arrival.bytes < took * bounds.least_rate:
+        what = "a whole line of the request's body" if arrival.by_lines else "the request's body"
+        late = f"After {bounds.body_within:.0f} seconds {what} was not there."
+    elif not arrival.by_lines and took > bounds.head_within and arrival.bytes < took * bounds.least_rate:
         late = f"In {took:.0f} seconds {arrival.bytes} bytes of the request's body came."
     return Problem(REQUEST_TOO_SLOW, late, retry_after=1) if late is not None else None

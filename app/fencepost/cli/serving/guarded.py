@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from fencepost.cli.serving.parsing import ParsingProtocol
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.http.guard import ADMIN_GUARD, GUARD, Arrival, Guard
+from fencepost.http.guard import ADMIN_GUARD, ARRIVAL, GUARD, Arrival, Guard
 from fencepost.http.hanging_up import WATCH
 from fencepost.http.problems.response import problem_response
 
@@ -105,6 +105,7 @@ class GuardedProtocol(ParsingProtocol):
         """A request begins to arrive."""
         super().on_message_begin()
         self.scope[WATCH] = self._watch  # type: ignore[typeddict-unknown-key]
+        self.scope[ARRIVAL] = self._arrival  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         """A request's head is there; its body begins."""
@@ -118,6 +119,8 @@ class GuardedProtocol(ParsingProtocol):
 
     def on_request_complete(self) -> None:
         """A request has arrived."""
+        if self.arrival.by_lines:  # who reads it may do so still, and what arrives next is another request
+            self.arrival = Arrival()
         self.arrival.since, self.arrival.in_body = None, False
         super().on_request_complete()
 
@@ -132,7 +135,7 @@ class GuardedProtocol(ParsingProtocol):
     @property
     def held_up(self) -> bool:
         """Whether the gateway does not read what arrives, for now."""
-        return self.flow.read_paused
+        return self.flow.read_paused or self.arrival.held
 
     @property
     def unsent(self) -> int:
@@ -212,6 +215,16 @@ class GuardedProtocol(ParsingProtocol):
         """Give what is done once the client has gone. To see that, the gateway goes on reading."""
         self.flow.resume_reading()
         return self._hung_up
+
+    def _arrival(self) -> Arrival:
+        """Give how the body of the request arrives that is worked on; one that is there has no clock."""
+        return self.arrival if self.arrival.in_body and self.cycle is self._under_way else Arrival()
+
+    def resume_writing(self) -> None:
+        """The client has taken most of what was written."""
+        super().resume_writing()
+        if self._guard is not None:
+            self._guard.reads_on(self)
 
     def _report_the_end(self) -> None:
         if not self._hung_up.done():

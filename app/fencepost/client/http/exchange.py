@@ -18,7 +18,7 @@ from fencepost.client.clock import Clock
 from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable
 from fencepost.client.http.credentials import Credentials, Token
 from fencepost.client.http.idempotency import KEY_HEADER, key_header
-from fencepost.client.http.jsontext import dumps, loads
+from fencepost.client.http.jsontext import dumps, join_lines, loads, loads_lines
 from fencepost.client.http.retry import Retry, run_with_retry
 from fencepost.client.problem import Problem
 from fencepost.client.problem_errors import error_of
@@ -41,14 +41,15 @@ _NEVER_BUILT: Final = (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.Cookie
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One request. `writes`: without an answer it is not known what was done. `resource` and `token` are for errors
-    to name.
+    to name. `lines`: the answer is a list, a line for each element, and the body one of texts.
     """
 
     method: str
     path: str
     params: Pairs = ()
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: object = None
+    body: Any = None
+    lines: bool = False
     writes: bool = False
     upkeep: bool = False
     read_seconds: float | None = None
@@ -159,7 +160,8 @@ class Exchange:
         """
         seconds = min(self.seconds(call), most)
         client = self._connections(call)
-        content = None if call.body is None else dumps(call.body)
+        written = join_lines if call.lines else dumps
+        content = None if call.body is None else written(call.body)
         token = await self._credentials.current()
         response = await self._send(client, call, content, token, seconds)
         if response.status_code == _UNAUTHENTICATED and await self._credentials.replace(token):
@@ -173,7 +175,7 @@ class Exchange:
     ) -> httpx.Response:
         headers = _headers(call, token)
         if content is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = "application/x-ndjson" if call.lines else "application/json"
         try:
             async with asyncio.timeout(seconds if call.upkeep else None):
                 with foreign_errors(call):
@@ -237,7 +239,7 @@ class Exchange:
         if response.content == _NOTHING_READ:
             return None
         try:
-            return loads(response.content, decimals=self._decimals)
+            return (loads_lines if call.lines else loads)(response.content, decimals=self._decimals)
         except ValueError as error:
             raise _no_answer(call, f"the answer {response.status_code} is not JSON") from error
 

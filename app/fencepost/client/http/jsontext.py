@@ -4,6 +4,7 @@ import json
 import math
 import re
 import secrets
+from collections.abc import Iterable
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from uuid import UUID
@@ -25,6 +26,16 @@ def dumps(value: object) -> bytes:
 
     text = json.dumps(value, default=written, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return (re.sub(f'"{mark}([^"]+)"', r"\1", text) if mark else text).encode()
+
+
+def join_lines(texts: Iterable[bytes]) -> bytes:
+    """Write a JSON text a line."""
+    return b"".join([text + b"\n" for text in texts])
+
+
+def loads_lines(text: bytes, *, decimals: bool = False) -> list[object]:
+    """Read a JSON value a line; ValueError as `loads`."""
+    return [loads(line, decimals=decimals) for line in text.splitlines()]
 
 
 def loads(text: bytes, *, decimals: bool = False) -> object:

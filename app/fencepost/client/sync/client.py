@@ -5,11 +5,14 @@ on are in client_calls.py and row_calls.py.
 """
 
 import contextlib
-from collections.abc import Generator
+import itertools
+from collections.abc import Generator, Iterable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from fencepost.client.elections.observing import Leader
+from fencepost.client.rows.batches import MOST_LINES, Line, Verdict
 from fencepost.client.sync.client_calls import SyncClientCalls
 from fencepost.client.sync.row_calls import SyncRowCalls
 
@@ -35,6 +38,20 @@ class SyncClient(SyncClientCalls, SyncRowCalls):
             self._loop.run(self._client.aclose)
         finally:
             self._loop.close()
+
+    def batch(self, lines: Iterable[Line]) -> Generator[Verdict, None, None]:
+        """Send many writes and claims: `for verdict in client.batch(lines)`; see `Client.batch`. Lines are taken in the
+        caller's thread, so many at a time as a request has.
+        """
+        source, done = iter(lines), 0
+        while chunk := list(itertools.islice(source, MOST_LINES)):
+
+            async def decide(chunk: list[Line] = chunk) -> list[Verdict]:
+                return [verdict async for verdict in self._client.batch(chunk)]
+
+            for verdict in self._loop.run(decide):
+                yield replace(verdict, number=done + verdict.number)
+            done += len(chunk)
 
     def leaders(self, name: str, *, source: str | None = None) -> Generator[Leader | None, None, None]:
         """Observe an election: `for leader in client.leaders("scheduler")`; see `Client.leaders`."""

@@ -128,7 +128,7 @@ async def in_a_batch(gateway: Gateway, lanes: Lanes | None, write: Batched) -> A
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
     if lanes is None or (queue := lanes.of(gateway.caller)) is None:
         return ALONE
-    answer: Answer | Broken = await gateway.group.write(queue, write)
+    answer: Answer | Broken = await gateway.group.write(queue, write, counted=not gateway.of_batch)
     return answer
 
 

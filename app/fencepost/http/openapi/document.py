@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 from fencepost import wire
 from fencepost.http.openapi.answers import ERRORS, PROBLEM, QUEUED
+from fencepost.http.openapi.batch import LINE_SCHEMAS, batch_path
 from fencepost.http.openapi.examples import example_changes, example_insert, example_named_changes, example_row
 from fencepost.http.openapi.headers import HEADERS
 from fencepost.http.openapi.paths import TableNames, table_paths
@@ -57,7 +58,7 @@ def build_openapi(
     document = copy.deepcopy(system)
     components: Part = document.setdefault("components", {})
     schemas: Part = components.setdefault("schemas", {})
-    schemas["Problem"] = PROBLEM
+    schemas |= {"Problem": PROBLEM, **LINE_SCHEMAS}
     schemas.setdefault("WriteAnswer", _schema_of(wire.WriteAnswer, schemas))
     names = _allocate(catalog, taken=set(schemas))
     paths: Part = {}
@@ -73,7 +74,7 @@ def build_openapi(
         "openapi": "3.1.0",
         "info": {"title": "Fencepost", "version": version, "description": INTRODUCTION},
         "tags": tags + system_tags,
-        "paths": paths | with_prefer(document.get("paths", {})),
+        "paths": paths | batch_path() | with_prefer(document.get("paths", {})),
     }
     if authenticated:
         secure(built)

@@ -47,7 +47,7 @@ async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[byt
         raise RequestError(_NO_TYPE)
     try:
         value = orjson.loads(raw)
-        if _may_repeat(raw, value):
+        if may_repeat(raw, value):
             value = _carefully(raw)
     except orjson.JSONDecodeError as error:
         try:
@@ -64,7 +64,7 @@ async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[byt
     return raw, value
 
 
-def _may_repeat(raw: bytes, value: object) -> bool:
+def may_repeat(raw: bytes, value: object) -> bool:
     """Whether an object may have a member twice, of which orjson keeps one: then fewer colons are left. A colon may
     also be in a string, there as an escape that orjson writes as a colon.
     """

@@ -1,11 +1,21 @@
-"""A request under /v1/data/, as far as every route there reads it."""
+"""A request under /v1/data/, as far as all read it that have one: the routes, queued messages, the lines of a batch."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
+from fencepost.fencing.problem_types import NO_ROUTE
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.resource import MalformedResourceError, decode_key, decode_segment
+from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.headers import Headers, RawHeaders
+from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.query import NO_QUERY, Query, QueryError
+
+COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
+ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
+_UNNAMEABLE: Final = (("",), (".",), ("..",))
 
 
 @dataclass(slots=True)
@@ -19,6 +29,38 @@ class DataRequest:
     raw_headers: RawHeaders
     headers: Headers
     receive: Receive
+
+
+def split_path(path: bytes) -> tuple[str, Key | None, bytes]:
+    """Split what follows /v1/data/, before it is decoded: %2F is part of a key. Gives the table, the key (None: it is
+    the path of a collection), and the key as it came. Raises RequestError.
+    """
+    table, slash, raw_key = path.partition(b"/")
+    if b"/" in raw_key or not table:
+        raise RequestError(
+            Problem(NO_ROUTE, "The path is /v1/data/{table} or /v1/data/{table}/{key}; a / inside a name is %2F.")
+        )
+    try:
+        return decode_segment(table), decode_key(raw_key) if slash else None, raw_key
+    except MalformedResourceError as error:
+        raise RequestError(bad_request(f"path: {error}")) from error
+
+
+def require_nameable(key: Key | None) -> None:
+    """Refuse a key that clients and proxies would read as another path."""
+    if key in _UNNAMEABLE:
+        raise RequestError(
+            bad_request(f"path: the key {key[0]!r} cannot stand in a path.", "Name the row by a filter: ?column=eq.")
+        )
+
+
+def body_of(body: bytes) -> Receive:
+    """Give a body that is there already as a request has it."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
 
 
 def only(query: Query, *allowed: str) -> Query:

@@ -1,5 +1,8 @@
 """An answer whose headers are bytes already: what Starlette's own does to them costs more than the rest of it."""
 
+from collections.abc import Sequence
+
+import orjson
 from starlette.responses import Response
 
 Header = tuple[bytes, bytes]
@@ -17,3 +20,8 @@ class RawResponse(Response):
         if body:
             headers.append((b"content-length", b"%d" % len(body)))
         self.raw_headers = headers
+
+
+def json_response(body: object, headers: Sequence[Header] = ()) -> Response:
+    """Build an answer of the system routes."""
+    return RawResponse(200, [NO_STORE, *headers, JSON], orjson.dumps(body))

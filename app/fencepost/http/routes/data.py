@@ -11,30 +11,32 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NO_ROUTE
-from fencepost.fencing.problems import Problem, bad_request
-from fencepost.fencing.resource import MalformedResourceError, decode_key, decode_segment
+from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED
+from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.use_cases import read_many, read_one
 from fencepost.http.caller import caller_of
-from fencepost.http.problems.response import RequestError, problem_response
-from fencepost.http.requests.data import DataRequest, only
+from fencepost.http.problems.response import problem_response
+from fencepost.http.requests.data import (
+    COLLECTION_METHODS,
+    ROW_METHODS,
+    DataRequest,
+    only,
+    require_nameable,
+    split_path,
+)
 from fencepost.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.http.requests.headers import by_name, table_name, wants_one
 from fencepost.http.requests.preferences import read_preferences
 from fencepost.http.requests.query import parse_query
 from fencepost.http.responses.answers import list_answer, row_answer
+from fencepost.http.writes.deciding import answer_or_problem, write_answer
 from fencepost.http.writes.reading import read_write
-from fencepost.http.writes.submission import is_queued, is_queued_by_now, submit_write
 from fencepost.storage.statements.parameters import Key
-from fencepost.storage.statements.query import QueryError
 
 PREFIX: Final = b"/v1/data/"
 _READING: Final = ("GET", "HEAD")
-_UNNAMEABLE: Final = (("",), (".",), ("..",))
-COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
-ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
 _OF_COLLECTIONS: Final = frozenset(COLLECTION_METHODS.split(", "))
 _OF_ROWS: Final = frozenset(ROW_METHODS.split(", "))
 
@@ -48,36 +50,17 @@ class DataRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        try:
-            response = await self._respond(scope, receive)
-        except RequestError as error:
-            response = problem_response(error.problem)
-        except QueryError as error:
-            response = problem_response(bad_request(str(error)))
+        response = await answer_or_problem(self._respond(scope, receive))
         await response(scope, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        table, slash, raw_key = scope["raw_path"][len(PREFIX) :].partition(b"/")
-        if b"/" in raw_key or not table:
-            raise RequestError(
-                Problem(NO_ROUTE, "The path is /v1/data/{table} or /v1/data/{table}/{key}; a / inside a name is %2F.")
-            )
-        try:
-            name = decode_segment(table)
-            key = decode_key(raw_key)
-        except MalformedResourceError as error:
-            raise RequestError(bad_request(f"path: {error}")) from error
+        name, key, raw_key = split_path(scope["raw_path"][len(PREFIX) :])
         method = scope["method"]
-        if method not in (_OF_ROWS if slash else _OF_COLLECTIONS):
-            allowed = ROW_METHODS if slash else COLLECTION_METHODS
+        if method not in (_OF_COLLECTIONS if key is None else _OF_ROWS):
+            allowed = COLLECTION_METHODS if key is None else ROW_METHODS
             problem = Problem(METHOD_NOT_ALLOWED, f"{method} is not for this path: {allowed} are.")
             return problem_response(problem, {"Allow": allowed})
-        if slash and key in _UNNAMEABLE:
-            raise RequestError(
-                bad_request(
-                    f"path: the key {key[0]!r} cannot stand in a path.", "Name the row by a filter: ?column=eq."
-                )
-            )
+        require_nameable(key)
         raw_headers = scope["headers"]
         headers = by_name(raw_headers)
         if not JUDGED.isdisjoint(headers):
@@ -86,14 +69,10 @@ class DataRoutes:
         gateway = self._gateway(scope)
         if method in _READING:
             whose = caller_of(scope)
-            return await (
-                _read_row(gateway, asked, name, key, whose) if slash else _read_rows(gateway, asked, name, whose)
-            )
-        write = await read_write(asked, name, key if slash else None, self._max_body_bytes)
-        queued = is_queued(gateway, write)
-        if queued or (queued is None and await is_queued_by_now(gateway, write)):
-            return await submit_write(gateway, asked, write)
-        return write.render(await write.use(gateway, write.request))
+            if key is None:
+                return await _read_rows(gateway, asked, name, whose)
+            return await _read_row(gateway, asked, name, key, whose)
+        return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
 
 
 async def _read_row(gateway: Gateway, request: DataRequest, name: str, key: Key, caller: str) -> Response:

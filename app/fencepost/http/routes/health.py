@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.types import Scope
 
 from fencepost import wire
-from fencepost.http.routes.system import json_response
+from fencepost.http.responses.raw import json_response
 from fencepost.observe.metrics import CONTENT_TYPE, Metrics
 
 

@@ -24,7 +24,8 @@ from fencepost.http.requests.leases import (
 )
 from fencepost.http.requests.system import read_headers
 from fencepost.http.responses.leases import grant_body, lock_body, mint_body, state_body
-from fencepost.http.routes.system import answer_or_problem, json_response
+from fencepost.http.responses.raw import json_response
+from fencepost.http.writes.deciding import answer_or_problem
 
 
 def lease_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> APIRouter:

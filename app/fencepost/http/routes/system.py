@@ -3,12 +3,9 @@
 They are FastAPI's, so they document themselves.
 """
 
-import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-import orjson
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
@@ -16,26 +13,21 @@ from starlette.types import Scope
 
 from fencepost import wire
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
-from fencepost.fencing.seal import SealedToken
-from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim
+from fencepost.fencing.resource import Resource
 from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim, explain
-from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
+from fencepost.gateway.use_cases import explain
 from fencepost.http.caller import caller_of
 from fencepost.http.openapi.problems import problems
 from fencepost.http.openapi.shared_parameters import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN, TOKEN_PATTERN
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_json
-from fencepost.http.requests.headers import payload_hash, read_idempotency_key, read_token
+from fencepost.http.requests.headers import read_token
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
-from fencepost.http.responses.answers import fence_headers, replay, to_recorded
-from fencepost.http.responses.raw import JSON, NO_STORE, RawResponse
-from fencepost.storage.statements.idempotency import Recorded
+from fencepost.http.responses.raw import json_response
+from fencepost.http.writes.claiming import claim_answer, read_resource
+from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.storage.statements.query import QueryError
 
 TokenHeader = Annotated[
@@ -121,63 +113,13 @@ def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> AP
     return router
 
 
-async def answer_or_problem(answer: Awaitable[Response]) -> Response:
-    """Give the answer, or that of what the request lacks."""
-    try:
-        return await answer
-    except RequestError as error:
-        return problem_response(error.problem)
-
-
-def json_response(body: object, headers: Sequence[tuple[bytes, bytes]] = ()) -> Response:
-    """Build an answer of the system routes."""
-    return RawResponse(200, [NO_STORE, *headers, JSON], orjson.dumps(body))
-
-
-def _resource(name: str, where: str) -> Resource:
-    try:
-        return parse_resource(name)
-    except MalformedResourceError as error:
-        raise RequestError(bad_request(f"{where}: {error}")) from error
-
-
 async def _claim(gateway: Callable[[Scope], Gateway], limit: int, request: Request) -> Response:
     headers = read_headers(request, "claim", resources=True)
     token = read_token(request.scope["headers"])
     _, body = await read_json(headers, request.receive, limit)
     if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
         raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))
-    key = read_idempotency_key(request.scope["headers"])
-    once = (
-        None
-        if key is None
-        else IdempotentRequest(
-            key, payload_hash("claim", body["resource"]), lambda done: to_recorded(_claim_answer(done))
-        )
-    )
-    outcome = await claim(gateway(request.scope), Claim(_resource(body["resource"], "body: resource"), token, once))
-    if isinstance(outcome, Replayed) and outcome.answer is not None:
-        outcome.answer = _without_others_mark(outcome.answer, token)
-    return _claim_answer(outcome)
-
-
-def _without_others_mark(answer: Recorded, token: Token | SealedToken | None) -> Recorded:
-    """Leave the mark out that another token than this request's has made: it may be good for writes still."""
-    number = token.number if isinstance(token, SealedToken) else token
-    if orjson.loads(answer.body)["mark"] == str(number):
-        return answer
-    # As text: the row stays as PostgreSQL has written it. In a name the quotes would be escaped.
-    return replace(answer, body=re.sub(rb',"mark":"[0-9]+"', b',"mark":null', answer.body, count=1))
-
-
-def _claim_answer(outcome: Outcome) -> Response:
-    if isinstance(outcome, Problem):
-        return problem_response(outcome)
-    if isinstance(outcome, Replayed):
-        return replay(outcome)
-    row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
-    body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
-    return json_response(body, fence_headers(outcome))
+    return await claim_answer(gateway(request.scope), body["resource"], token, request.scope["headers"])
 
 
 def _resource_parameter(raw: bytes) -> Resource:
@@ -188,7 +130,7 @@ def _resource_parameter(raw: bytes) -> Resource:
         raise RequestError(bad_request(str(error))) from error
     if [name for name, _ in pairs] != ["resource"]:
         raise RequestError(bad_request("query: this takes one parameter: ?resource=orders/order-123"))
-    return _resource(pairs[0][1], "query: resource")
+    return read_resource(pairs[0][1], "query: resource")
 
 
 async def _explain(gateway: Callable[[Scope], Gateway], request: Request) -> Response:

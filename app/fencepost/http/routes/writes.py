@@ -31,7 +31,8 @@ from fencepost.http.requests.headers import Headers
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
 from fencepost.http.responses.queued import decided_answer, queued_answer
-from fencepost.http.routes.system import answer_or_problem, json_response
+from fencepost.http.responses.raw import json_response
+from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.queues.write_id import MalformedWriteIdError, WriteId, parse_write_id
 from fencepost.storage.statements.idempotency import Recorded
 from fencepost.storage.statements.query import QueryError

@@ -46,7 +46,9 @@ async def is_queued_by_now(gateway: Gateway, write: WriteRequest) -> bool:
     """
     table, now = gateway.catalog.current.find(write.table), asyncio.get_running_loop().time()
     try:
-        if await gateway.catalog.has_changed(write.table, table):
+        async with gateway.look():
+            changed = await gateway.catalog.has_changed(write.table, table)
+        if changed:
             await gateway.catalog.loaded_after(now)
     except StorageError:
         return write.preferences.queued  # the use case needs the same, and answers with the error

@@ -29,8 +29,8 @@ answer to each write of the batch, at once.
 Reads of single rows gather so, too (gateway/gathered_reads.py). Others want their connections: a batch gives its back.
 
 Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. One that
-would be the `most_waiting`-th to wait is refused at once, and one that waited for `wait_at_most` seconds is taken out:
-what has not been sent has not happened, so both are a plain 503.
+would be the `most_waiting`-th to wait is refused at once (a batch's lines are not `counted`: gateway/batches.py), and
+one that waited for `wait_at_most` seconds is taken out: what has not been sent has not happened, so both are 503.
 """
 
 import asyncio
@@ -94,17 +94,17 @@ class GroupCommit:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanting = 0
         self.waiting = 0
-        """How many writes are in queues or in flight."""
+        """How many writes are in queues or in flight, of those that are counted."""
         self._sweeper: Timer | None = None
 
-    async def write(self, queue: BatchQueue[W, R], write: W) -> R | Alone | Broken:
+    async def write(self, queue: BatchQueue[W, R], write: W, *, counted: bool = True) -> R | Alone | Broken:
         """Have a write carried by the queue's next batch; never AGAIN. UnavailableError: it was not sent."""
-        if self.waiting >= self._most_waiting:
+        if counted and self.waiting >= self._most_waiting:
             raise UnavailableError(
                 f"{self.waiting} requests are being worked on, and more are not taken in (FENCEPOST_MAX_WAITING):"
                 f" {self._unsent}"
             )
-        self.waiting += 1
+        self.waiting += counted
         try:
             for _ in range(TRIES):
                 answer = await self._queued(queue, write)
@@ -112,7 +112,7 @@ class GroupCommit:
                     return answer
             return HELD
         finally:
-            self.waiting -= 1
+            self.waiting -= counted
 
     def _queued(self, queue: BatchQueue[W, R], write: W) -> "asyncio.Future[R | Alone | Broken]":
         loop = asyncio.get_running_loop()

@@ -109,9 +109,7 @@ class Database:
             self._ending.cancel()
 
     def end_after(self, seconds: float) -> None:
-        """Have statements under way break then, for PostgreSQL may not answer: `close`, and requests that still ask
-        something before it, wait no longer.
-        """
+        """Have statements under way break then, for PostgreSQL may not answer: neither `close` nor requests wait on."""
         self._ending = self._clock.call_later(seconds, self._end)
 
     def _end(self) -> None:
@@ -119,15 +117,18 @@ class Database:
             pool.end()
 
     @asynccontextmanager
-    async def connection(self, *, writing: bool = False, caller: Caller = EVERYBODY) -> AsyncIterator[Connection]:
+    async def connection(
+        self, *, writing: bool = False, caller: Caller = EVERYBODY, counted: bool = True
+    ) -> AsyncIterator[Connection]:
         """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map. One
         that shows that the sessions have old query plans (RefusedError.of_an_old_query_plan) makes all of them new.
 
         `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
         QuarantinedError (R19); and only if PostgreSQL takes writes, else ReadOnlyError.
         `caller`: whose role the session has for as long as it is lent (roles.py); RoleError when it cannot.
+        `counted`: whoever waits is one of `most_waiting`, and refused where these are there already.
         """
-        async with self._lend(self._pool, caller, writing=writing) as connection:
+        async with self._lend(self._pool, caller, writing=writing, counted=counted) as connection:
             yield connection
 
     @asynccontextmanager
@@ -149,8 +150,8 @@ class Database:
 
     @asynccontextmanager
     async def batch_connection(self, caller: Caller = EVERYBODY) -> AsyncIterator[Connection]:
-        """Lend a connection for batches of writes, as `connection(writing=True)` does."""
-        async with self._lend(self._batch_pool, caller, writing=True) as connection:
+        """Lend a connection for batches of writes, as `connection(writing=True)` does. Their writes are counted."""
+        async with self._lend(self._batch_pool, caller, writing=True, counted=False) as connection:
             yield connection
 
     @asynccontextmanager
@@ -160,11 +161,13 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def _lend(self, pool: Pool, caller: Caller, *, writing: bool) -> AsyncIterator[GatewayConnection]:
+    async def _lend(
+        self, pool: Pool, caller: Caller, *, writing: bool, counted: bool = True
+    ) -> AsyncIterator[Connection]:
         if writing:
             self._read_only.require_writable()
         with map_login_errors():
-            connection = await self._acquire(pool, writing=writing)
+            connection = await self._acquire(pool, writing=writing, counted=counted)
         spoilt = False
         try:
             if writing:
@@ -254,15 +257,15 @@ class Database:
             self._read_only.notice()
             return OriginStatus(False, generation, REASON)
 
-    async def _acquire(self, pool: Pool, *, writing: bool) -> GatewayConnection:
+    async def _acquire(self, pool: Pool, *, writing: bool, counted: bool) -> GatewayConnection:
         """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
         session is read-only, but one that has just been opened.
         """
-        if self._waiting[pool] >= self._limits.most_waiting:
+        if counted and self._waiting[pool] >= self._limits.most_waiting:
             raise UnavailableError(
                 f"{self._waiting[pool]} requests wait for a connection to PostgreSQL already (FENCEPOST_MAX_WAITING)"
             )
-        self._waiting[pool] += 1
+        self._waiting[pool] += counted
         try:
             async with asyncio.timeout(self._limits.pool_timeout):
                 begun = asyncio.get_running_loop().time()
@@ -280,7 +283,7 @@ class Database:
         except ClosedError as error:
             raise UnavailableError("the gateway is shutting down") from error
         finally:
-            self._waiting[pool] -= 1
+            self._waiting[pool] -= counted
 
     @property
     def statement_timeout(self) -> float:

@@ -137,6 +137,8 @@ class Table:
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
     updates_reach_further: frozenset[str] = frozenset()
     """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE."""
+    refers: frozenset[int] = frozenset()
+    """The tables, by their oids, that foreign keys of it lead to; itself may be one of them."""
     fingerprint: str = ""
     """Changes with whatever of the table the statements depend on."""
     unique_columns: frozenset[str] = field(default_factory=frozenset)
@@ -217,6 +219,25 @@ class Catalog:
             if table.fence is not None and table.fence.scope is not None:
                 found.setdefault(table.fence.scope.prefix, []).append(table)
         return {prefix: tuple(tables) for prefix, tables in found.items()}
+
+    @cached_property
+    def related(self) -> Mapping[int, int]:
+        """For each table, by its oid, the least oid of those that foreign keys, or a scope, join it with, over others
+        too.
+        """
+        least = {table.oid: table.oid for table in self.tables.values()}
+
+        def of(oid: int) -> int:
+            while least[oid] != oid:
+                oid = least[oid]
+            return oid
+
+        joined = [(table.oid, referred) for table in self.tables.values() for referred in table.refers & least.keys()]
+        joined += [(sharing[0].oid, table.oid) for sharing in self.scopes.values() for table in sharing]
+        for pair in joined:
+            ends = sorted((of(pair[0]), of(pair[1])))
+            least[ends[1]] = ends[0]
+        return {oid: of(oid) for oid in least}
 
     def find(self, name: str) -> Table | None:
         """Find a table by its API name; `public.orders` is `orders`."""

@@ -90,6 +90,11 @@ p.relation::oid IN (
 """Whether foreign keys of the protected table p lead from a row that is deleted to other rows of p, over other tables
 maybe: these are deleted or changed under the same token. A partition counts as the table that it is of.
 """
+REFERS: Final = f"""
+(SELECT array_agg(DISTINCT {_ROOT_OF_REFERRED}::int8) FROM pg_constraint k
+  WHERE k.contype = 'f' AND {_ROOT_OF_REFERRING} = c.oid)
+"""
+"""The tables that foreign keys of the table c lead to. A partition counts as the table that it is of."""
 CHANGES: Final = f"""
 (SELECT array_agg(DISTINCT a.attname::text) FROM pg_constraint k
    JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = ANY(k.confkey)

@@ -34,9 +34,11 @@ _CANONICAL: Final[dict[str, Callable[[str], bool]]] = {
 """By a key column's type: whether a text is canonical for certain."""
 
 
-def is_canonical(table: Table, key: Sequence[str]) -> bool:
-    """Whether the texts of a key are certainly the canonical ones of values of its columns. There are as many."""
-    for column, value in zip(table.key, key, strict=True):
+def is_canonical(table: Table, key: Sequence[str], columns: Sequence[str] | None = None) -> bool:
+    """Whether the texts of a key are certainly the canonical ones of values of its columns. There are as many.
+    `columns`: others than those of the key.
+    """
+    for column, value in zip(table.key if columns is None else columns, key, strict=True):
         canonical = _CANONICAL.get(table.columns[column].base_name)
         if canonical is None or not canonical(value):
             return False

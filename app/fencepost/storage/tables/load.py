@@ -24,7 +24,7 @@ from fencepost.storage.tables.catalog import (
     quote,
 )
 from fencepost.storage.tables.columns import COLUMNS, DEFAULTS, column_of
-from fencepost.storage.tables.effects import CHANGES, REACHES, REACHES_ITSELF, SHARES, SHOWS_CALLER, SUPPRESSES
+from fencepost.storage.tables.effects import CHANGES, REACHES, REACHES_ITSELF, REFERS, SHARES, SHOWS_CALLER, SUPPRESSES
 
 _KINDS: Final[dict[str, TableKind]] = {
     "r": "table",
@@ -73,7 +73,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
        {SUPPRESSES} AS may_suppress, {SHARES} AS shares, {SHOWS_CALLER} AS shows_caller,
-       {REACHES} AS reaches, {CHANGES} AS changes,
+       {REACHES} AS reaches, {CHANGES} AS changes, {REFERS} AS refers,
        {_FINGERPRINT} AS fingerprint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE {_SERVED}
@@ -171,6 +171,7 @@ def _table(row: asyncpg.Record, fenced: asyncpg.Record | None, columns: dict[str
         shows_caller=row["shows_caller"],
         deletes_reach_further=row["reaches"],
         updates_reach_further=frozenset(row["changes"] or ()),
+        refers=frozenset(row["refers"] or ()),
         fingerprint=row["fingerprint"],
     )
 

@@ -1,0 +1,110 @@
+"""Which lines of a batch must wait for which, as far as the picture of the tables tells.
+
+A line has a place: its row, or its scope, where that is known without a database; else it is one of all rows of its
+table. The latter goes alone among the lines of the table. So it is with
+
+- filters, arrays, a POST that does not name its key, and names that only PostgreSQL can tell (naming.py);
+- tables with triggers or defaults of others' making, which may write to any row; and those of which a foreign key leads
+  from rows to others of them.
+
+Tables that foreign keys or a scope join, over others too, are one group: of a group, lines of one table wait for those
+of another. The tables of a scope's template count as one table.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from fencepost.fencing.resource import Resource
+from fencepost.gateway.writes.insert import Insert
+from fencepost.gateway.writes.keyed import KeyedWrite
+from fencepost.gateway.writes.keys import needs_fitting
+from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.writes.naming import known_name
+from fencepost.gateway.writes.patch_rows import RowsPatch
+from fencepost.storage.statements.parameters import Key
+from fencepost.storage.tables.catalog import Catalog, ProtectedTable, Table
+from fencepost.storage.tables.key_texts import is_canonical
+
+
+@dataclass(slots=True)
+class Place:
+    """Lines of one group wait for each other, unless they are of one unit and name two rows of it."""
+
+    group: Hashable
+    unit: Hashable
+    """A table, or the tables that share a scope's template."""
+    row: Hashable | None
+    """A row of the table, or a scope of the template; None: any of them."""
+
+
+def place_of(catalog: Catalog, write: KeyedWrite | Insert | FilteredWrite | RowsPatch) -> Place:
+    """Find the place of a write."""
+    table = catalog.find(write.table)
+    if not isinstance(table, ProtectedTable):  # it is refused, or there since a moment
+        return Place(write.table, write.table, None)
+    row: Hashable | None = None
+    if isinstance(write, KeyedWrite):
+        row = _row_of_key(table, write.key)
+    elif isinstance(write, Insert) and write.count == 1:
+        given = {name: write.body.values.get(name) for name in write.body.columns}
+        row = _row_of_values(table, given)
+    return _place(catalog, table, row)
+
+
+def place_of_claim(catalog: Catalog, resource: Resource) -> Place:
+    """Find the place of a claim."""
+    table = catalog.find_or_scope(resource.table)
+    if not isinstance(table, ProtectedTable):
+        return Place(resource.table, resource.table, None)
+    scope = table.fence.scope
+    if scope is not None and scope.prefix == resource.table:
+        return _place(catalog, table, _scope_of(table, resource.key))
+    return _place(catalog, table, _row_of_key(table, resource.key))
+
+
+def _place(catalog: Catalog, table: ProtectedTable, row: Hashable | None) -> Place:
+    scope = table.fence.scope
+    of_unit: tuple[Table, ...] = (table,) if scope is None else catalog.scopes[scope.prefix]
+    if row is not None and any(_goes_alone(each, of_unit) for each in of_unit):
+        row = None
+    return Place(catalog.related[table.oid], table.oid if scope is None else scope.prefix, row)
+
+
+def _goes_alone(table: Table, of_unit: tuple[Table, ...]) -> bool:
+    def look() -> bool:
+        within = any(each.oid in table.refers for each in of_unit)
+        return within or not table.shares_transactions or (table.fence is not None and table.fence.deletes_own_rows)
+
+    return table.kept("goes alone in batches", look)
+
+
+def _row_of_key(table: ProtectedTable, key: Key) -> Hashable | None:
+    if len(key) != len(table.key) or needs_fitting(table, key):
+        return None
+    scope = table.fence.scope
+    if scope is None:
+        return known_name(table, key)
+    if not set(scope.columns) <= set(table.key):
+        return None
+    return _scope_of(table, tuple(key[table.key.index(column)] for column in scope.columns))
+
+
+def _row_of_values(table: ProtectedTable, given: Mapping[str, object]) -> Hashable | None:
+    """Find the row, or the scope, that a body names."""
+    scope = table.fence.scope
+    values = [given.get(column) for column in (table.key if scope is None else scope.columns)]
+    if not values or not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+        return None
+    texts = tuple(str(value) for value in values)
+    return _row_of_key(table, texts) if scope is None else _scope_of(table, texts)
+
+
+def _scope_of(table: ProtectedTable, values: Key) -> Hashable | None:
+    scope = table.fence.scope
+    if scope is None or len(values) != len(scope.columns) or not is_canonical(table, values, scope.columns):
+        return None
+    too_long = (
+        most is not None and len(value) > most
+        for most, value in zip((table.columns[name].max_length for name in scope.columns), values, strict=True)
+    )
+    return None if any(too_long) else values

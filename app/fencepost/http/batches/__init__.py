@@ -1,0 +1,1 @@
+"""POST /v1/batch: its lines, their order, and their verdicts."""

@@ -1,0 +1,190 @@
+"""One batch: reads lines, has each decided in its turn, and sends the verdicts in the order of the lines.
+
+1. A line is read when fewer than `most` are in hand, which are those whose verdicts are not sent (window.py). So a
+   client that does not read its answer is not read either, and a batch of any length needs the same memory.
+2. A line that can be understood is given its turn (order.py) before the next one is read. Then it waits, for its turn
+   and for a place among the lines of all batches, and is decided as a request is (http/writes/deciding.py).
+3. Its verdict waits until those before it are sent.
+4. Where the client has gone, no more is read, and what has begun ends as requests do. Where the process is asked to
+   stop, or the caller's token ends, no more is read either, and a last line says how far the batch has come.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Send
+
+from fencepost.fencing.problem_types import BODY_TOO_LARGE, INTERNAL_ERROR
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.writes.places import Place, place_of, place_of_claim
+from fencepost.http.batches.line import ClaimLine, read_line
+from fencepost.http.batches.order import Order, Turn
+from fencepost.http.batches.splitting import Splitter
+from fencepost.http.batches.verdict import last_line, verdict_of
+from fencepost.http.batches.window import Entry, Window
+from fencepost.http.guard import Arrival
+from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.requests.headers import read_token
+from fencepost.http.writes.claiming import claim_answer, read_resource
+from fencepost.http.writes.deciding import answer_or_problem, write_answer
+from fencepost.http.writes.reading import read_write
+from fencepost.storage.statements.query import QueryError
+
+Decide = Callable[[], Awaitable[Response]]
+
+NDJSON: Final = b"application/x-ndjson"
+_STOPPING: Final = "The gateway is stopping."
+_OVER: Final = "The caller's token or key is to be shown again."
+
+_IN_A_ROW: Final = 16
+"""Lines that are read before others have their turn in the event loop."""
+
+log = structlog.stdlib.get_logger("fencepost.http")
+
+
+class Batch:
+    """A batch. `gateway` is that of its caller; `arrival`: how its body stands with the guard of connections."""
+
+    def __init__(self, gateway: Gateway, max_body_bytes: int, receive: Receive, send: Send, arrival: Arrival) -> None:
+        self._gateway, self._batches = gateway.for_batch(), gateway.batches
+        self._receive, self._send = receive, send
+        self._arrival = arrival
+        self._max_body_bytes = max_body_bytes
+        self._splitter = Splitter(max_body_bytes)
+        self._order, self._window = Order(), Window(self._batches.lines)
+        self._version = gateway.catalog.current.version
+        self._lines = 0
+        self._stopped: str | None = None
+        """Why it was not read to its end."""
+        self._gone = False
+
+    async def run(self, *, expects: bool) -> None:
+        """Answer it. `expects`: the client sends its body when it is told that it may. Raises ClientDisconnect."""
+        self._arrival.by_lines = self._arrival.held = True
+        first = await self._arriving() if expects else None
+        headers = [(b"content-type", NDJSON), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read(tasks, first))
+            while entries := await self._window.next():
+                await self._say(b"".join([entry.verdict or b"" for entry in entries]))
+                self._window.sent(entries)
+        if self._gone:
+            raise ClientDisconnect
+        end = b"" if self._stopped is None else last_line(self._lines, self._stopped)
+        await self._send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _say(self, verdicts: bytes) -> None:
+        if verdicts:
+            await self._send({"type": "http.response.body", "body": verdicts, "more_body": True})
+
+    async def _read(self, tasks: asyncio.TaskGroup, message: Message | None) -> None:
+        try:
+            while (message := message or await self._arriving()) is not None:
+                self._gone = message["type"] == "http.disconnect"
+                for raw in () if self._gone else self._splitter.feed(message.get("body", b"")):
+                    if not await self._take(raw, tasks):
+                        return
+                if not message.get("more_body", False):
+                    for raw in () if self._gone else self._splitter.end():
+                        await self._take(raw, tasks)
+                    return
+                message = None
+        finally:
+            self._window.complete()
+
+    async def _arriving(self) -> Message | None:
+        """Wait for more of the body; None: no more is to be read."""
+        caller, loop = self._gateway.caller, asyncio.get_running_loop()
+        receiving = asyncio.ensure_future(self._receive())
+        self._arrival.held = False
+        within = None if caller.ends is None else max(caller.ends - loop.time(), 0)
+        try:
+            await asyncio.wait((receiving, self._batches.stopping), timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            if not self._is_to_stop() and not receiving.done():
+                self._stopped = _OVER  # in this moment
+            return None if self._stopped is not None else receiving.result()
+        finally:
+            self._arrival.held = True
+            receiving.cancel()
+
+    def _is_to_stop(self) -> bool:
+        if self._batches.stopping.done():
+            self._stopped = _STOPPING
+        elif self._gateway.caller.is_over(asyncio.get_running_loop().time()):
+            self._stopped = _OVER
+        return self._stopped is not None
+
+    async def _take(self, raw: bytes | None, tasks: asyncio.TaskGroup) -> bool:
+        """Take a line in hand, once there is room; False: it is to be read no more."""
+        if self._window.is_full:
+            await self._window.room()
+        if self._is_to_stop():
+            return False
+        self._lines += 1
+        if not self._lines % _IN_A_ROW:
+            await asyncio.sleep(0)
+        await self._note_the_picture()
+        if raw is not None and not raw.strip(b" \t\r"):
+            return True
+        self._arrival.since = None if self._arrival.since is None else asyncio.get_running_loop().time()
+        entry = self._window.enter(0 if raw is None else len(raw))
+        try:
+            place, decide = await self._understood(raw)
+        except (RequestError, QueryError) as error:
+            problem = error.problem if isinstance(error, RequestError) else bad_request(str(error))
+            self._window.decide(entry, verdict_of(self._lines, problem_response(problem)))
+        else:
+            tasks.create_task(self._decide(self._lines, entry, self._order.enter(place), decide))
+        return True
+
+    async def _understood(self, raw: bytes | None) -> tuple[Place, Decide]:
+        """Read a line: its place, and what decides it."""
+        if raw is None:
+            raise RequestError(_too_long(self._max_body_bytes))
+        line, gateway, catalog = read_line(raw), self._gateway, self._gateway.catalog.current
+        if isinstance(line, ClaimLine):
+            token, headers, name = read_token(line.headers), line.headers, line.resource
+            place = place_of_claim(catalog, read_resource(name, "claim"))
+            return place, lambda: claim_answer(gateway, name, token, headers)
+        write = await read_write(line.request, line.table, line.key, self._max_body_bytes)
+        if write.preferences.queued:
+            raise RequestError(
+                bad_request(
+                    "prefer: respond-async means nothing in a batch: each line is decided before its verdict.",
+                    "To queue a write, send it as a request.",
+                )
+            )
+        return place_of(catalog, write.request), lambda: write_answer(gateway, line.request, write)
+
+    async def _note_the_picture(self) -> None:
+        """Where the tables are seen anew, places of before cannot be compared with those of now."""
+        version = self._gateway.catalog.current.version
+        if version != self._version:
+            await self._order.all_decided()
+            self._version = version
+
+    async def _decide(self, number: int, entry: Entry, turn: Turn, decide: Decide) -> None:
+        try:
+            await turn.come()
+            async with self._batches.places:
+                response = await answer_or_problem(decide())
+        except Exception:
+            log.exception("line failed", number=number)
+            response = problem_response(Problem(INTERNAL_ERROR, "The gateway failed; its log has more."))
+        finally:
+            turn.decided()
+        self._window.decide(entry, verdict_of(number, response))
+
+
+def _too_long(limit: int) -> Problem:
+    return Problem(
+        BODY_TOO_LARGE,
+        f"The line has more than {limit} bytes: it was skipped.",
+        hint="FENCEPOST_MAX_BODY_BYTES sets it.",
+    )

@@ -1,0 +1,81 @@
+"""POST /v1/batch: many writes and claims in one request, a line each, and a verdict for each.
+
+A plain ASGI application, as that of tables (data.py): body and answer are streams, both at the same time.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.gateway.gateway import Gateway
+from fencepost.http.batches.running import NDJSON, Batch
+from fencepost.http.guard import arrival_of
+from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.requests.header_rules import JUDGED, refuse_headers
+from fencepost.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name
+from fencepost.http.requests.system import refuse_query
+
+PATH: Final = b"/v1/batch"
+_OF_LINES: Final = {TOKEN_HEADER: "token", KEY_HEADER: "idempotency_key", b"prefer": "prefer"}
+_OF_PATHS: Final = (b"accept-profile", b"content-profile")
+_ACCEPTED: Final = frozenset({"*/*", "application/*", NDJSON.decode()})
+
+
+class BatchRoute:
+    """The route."""
+
+    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> None:
+        self._gateway = gateway
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a batch."""
+        try:
+            if scope["method"] != "POST":
+                problem = Problem(METHOD_NOT_ALLOWED, f"{scope['method']} is not for this path: POST is.")
+                await problem_response(problem, {"Allow": "POST"})(scope, receive, send)
+                return
+            headers = _read(scope)
+        except RequestError as error:
+            await problem_response(error.problem)(scope, receive, send)
+            return
+        batch = Batch(self._gateway(scope), self._max_body_bytes, receive, send, arrival_of(scope))
+        await batch.run(expects=b"expect" in headers)
+
+
+def _read(scope: Scope) -> Headers:
+    """Read the headers, and refuse what concerns lines, or is not done."""
+    headers = by_name(scope["headers"])
+    if not JUDGED.isdisjoint(headers):
+        refuse_headers(headers, writing=True)
+    for name, member in _OF_LINES.items():
+        if name in headers:
+            raise RequestError(
+                bad_request(
+                    f"{name.decode().title()}: a batch has none, but each of its lines.",
+                    f"The member {member} of a line.",
+                )
+            )
+    for name in _OF_PATHS:
+        if name in headers:
+            raise RequestError(
+                bad_request(f"{name.decode().title()}: the path of a line names its schema.", "sales.orders/order-1")
+            )
+    refuse_query(scope["query_string"])
+    _require_ndjson(headers)
+    return headers
+
+
+def _require_ndjson(headers: Headers) -> None:
+    kind, *parameters = [part.strip().lower() for part in headers.get(b"content-type", b"").split(b";")]
+    if kind != NDJSON or any(parameter not in (b"charset=utf-8", b'charset="utf-8"') for parameter in parameters):
+        shown = headers.get(b"content-type", b"none")[:100].decode("latin-1")
+        raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {shown}: a batch is {NDJSON.decode()}."))
+    accept = headers.get(b"accept", b"*/*").decode("latin-1").lower()
+    if _ACCEPTED.isdisjoint(part.partition(";")[0].strip() for part in accept.split(",")):
+        raise RequestError(
+            Problem(NOT_ACCEPTABLE, f"Accept: {accept[:100]}: the answers of a batch are {NDJSON.decode()}.")
+        )

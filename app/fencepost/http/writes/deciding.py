@@ -1,0 +1,31 @@
+"""Decides a write that was read, at once or by its queue, and answers it: that of a request, or of a batch's line."""
+
+from collections.abc import Awaitable
+
+from starlette.responses import Response
+
+from fencepost.fencing.problems import bad_request
+from fencepost.gateway.gateway import Gateway
+from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.requests.data import DataRequest
+from fencepost.http.writes.reading import WriteRequest
+from fencepost.http.writes.submission import is_queued, is_queued_by_now, submit_write
+from fencepost.storage.statements.query import QueryError
+
+
+async def write_answer(gateway: Gateway, request: DataRequest, write: WriteRequest) -> Response:
+    """Decide a write, or put it into its queue; `request` is what it was read from. Raises RequestError."""
+    queued = is_queued(gateway, write)
+    if queued or (queued is None and await is_queued_by_now(gateway, write)):
+        return await submit_write(gateway, request, write)
+    return write.render(await write.use(gateway, write.request))
+
+
+async def answer_or_problem(answer: Awaitable[Response]) -> Response:
+    """Give the answer, or that of what the request lacks."""
+    try:
+        return await answer
+    except RequestError as error:
+        return problem_response(error.problem)
+    except QueryError as error:
+        return problem_response(bad_request(str(error)))

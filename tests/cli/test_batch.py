@@ -1,0 +1,72 @@
+"""`fencepost batch`: a file of lines, what was refused of it, and going on where it stopped."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.cli.running import FENCEPOST, environment
+from tests.support.batches import patch, written
+
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
+
+LINES: list[object] = [
+    {**patch("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},
+    b"\n",
+    b"no JSON\n",
+    b'{"claim": "orders/order-124", "token": 1002, "token": 1003}\n',
+    {**patch("order-123", 1, note="stale")},
+    {"claim": "orders/order-125", "token": 1004},
+]
+
+
+def run(url: str, *arguments: str, stdin: bytes = b"") -> tuple[int, list[dict[str, Any]], str]:
+    done = subprocess.run(
+        [*FENCEPOST, "batch", *arguments], input=stdin, env=environment(FENCEPOST_URL=url), capture_output=True,
+        check=False,
+    )  # fmt: skip
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr.decode()
+
+
+def test_what_was_refused_is_printed_by_the_numbers_of_the_file_and_nothing_is_done_twice(
+    gateway_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    text = b"".join(written(line) for line in LINES).replace(b'"amount": 0', b'"amount": 1.10')
+    file.write_bytes(text[:-1])
+    code, refused, said = run(gateway_url, str(file))
+    assert [(verdict["number"], verdict["status"]) for verdict in refused] == [(3, 400), (4, 400), (5, 409)]
+    assert (code, said.splitlines()[-1]) == (1, "2 accepted, 3 refused")
+    code, verdicts, _ = run(gateway_url, str(file), "--all", "--from-line", "5")
+    assert [(each["number"], each["status"], each.get("replayed")) for each in verdicts] == [
+        (5, 409, None), (6, 200, True),
+    ]  # fmt: skip
+    code, verdicts, said = run(gateway_url, "-", "--all", stdin=text.splitlines()[0])
+    assert (code, verdicts[0]["body"], verdicts[0]["replayed"]) == (0, {"amount": 1.1}, True), "the key is the text's"
+
+
+def test_a_gateway_that_is_not_there_is_69_and_says_where_to_go_on() -> None:
+    code, verdicts, said = run("http://127.0.0.1:9", "-", "--from-line", "2", stdin=b"\n" + written(LINES[0]))
+    assert (code, verdicts) == (69, [])
+    assert said.splitlines()[-1] == "fencepost batch: go on with --from-line 2"
+
+
+def test_ctrl_c_says_where_to_go_on(gateway_url: str) -> None:
+    process = subprocess.Popen(
+        [*FENCEPOST, "batch", "-", "--all"], env=environment(FENCEPOST_URL=gateway_url), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(b"".join(written(patch("order-123", 1001 + each, note="x")) for each in range(300)))
+    process.stdin.flush()
+    assert process.stdout is not None
+    assert [json.loads(process.stdout.readline())["number"] for _ in range(256)] == list(range(1, 257))
+    wait_until(lambda: "pipe" in Path(f"/proc/{process.pid}/wchan").read_text(), what="it waits for the next line")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130, "also while it waits for the next line"
+    _, said = process.communicate()
+    assert b"fencepost batch: go on with --from-line 257" in said
+    fence = httpx.get(f"{gateway_url}/v1/fences?resource=orders/order-123", trust_env=False)
+    assert fence.json()["mark"] == "1256"

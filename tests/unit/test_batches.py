@@ -1,0 +1,174 @@
+"""How a batch is read: its lines, however they are cut; no more of them than verdicts are taken; and where it ends."""
+
+import asyncio
+import contextlib
+import json
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.types import Message
+
+from fencepost.fencing.caller import Caller
+from fencepost.gateway.batches import Batches
+from fencepost.gateway.writes.places import Place
+from fencepost.http.batches import running
+from fencepost.http.batches.line import read_line, read_quickly, taken_apart
+from fencepost.http.batches.running import Batch
+from fencepost.http.batches.splitting import Splitter
+from fencepost.http.guard import Arrival
+from fencepost.http.problems.response import RequestError
+
+LINES = 8
+LONGEST = 20
+
+
+@given(st.lists(st.binary(max_size=2 * LONGEST)), st.booleans(), st.integers(1, 50))
+def test_lines_are_the_same_however_the_body_is_cut(lines: list[bytes], ended: bool, size: int) -> None:
+    lines = [line.replace(b"\n", b"") for line in lines]
+    body = b"".join(line + b"\n" for line in lines)
+    if lines and not ended:
+        body = body[:-1]
+        if not lines[-1]:
+            lines.pop()
+    splitter = Splitter(LONGEST)
+    found = [line for at in range(0, len(body), size) for line in splitter.feed(body[at : at + size])]
+    found += splitter.end()
+    assert found == [line if len(line) <= LONGEST else None for line in lines]
+
+
+MEMBERS = ("method", "path", "token", "idempotency_key", "prefer", "body", "claim", "x")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["PATCH", "a/b", "a?b=eq.c"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+LINE = st.dictionaries(st.sampled_from(MEMBERS), VALUES).map(lambda line: json.dumps(line).encode())
+
+
+@given(st.binary(max_size=60) | LINE, st.integers(0, 100), st.binary(max_size=2))
+def test_a_line_is_read_or_refused_whatever_it_is(line: bytes, at: int, put: bytes) -> None:
+    with contextlib.suppress(RequestError):
+        read_line(line[:at] + put + line[at:])
+    with contextlib.suppress(RequestError):
+        read_line(line)
+
+
+@given(LINE | st.binary(max_size=60))
+@example(b'{"path":"a","prefer":"\\"body\\":","body": {"body": 1.10, "x": [1e400]} }')
+@example(b'{"x\\"body":"a","body":1}')
+@example(b'{"body":1,"body":2}')
+@example(b'{"body":1,"token":2}')
+@example(b'{"b\\u006fdy":{"a": 1}}')
+@example(b'{"token":-0,"body":"}"}')
+def test_a_line_means_the_same_however_it_is_read(line: bytes) -> None:
+    quickly = read_quickly(line)
+    if quickly is not None:
+        slowly = taken_apart(line.decode())
+        assert {name: text for name, (_, text) in quickly.items() if text} == {
+            name: text for name, (value, text) in slowly.items() if name == "body" or not isinstance(value, str)
+        }
+        assert [(name, value) for name, (value, _) in quickly.items() if name != "body"] == [
+            (name, value) for name, (value, _) in slowly.items() if name != "body"
+        ]
+
+
+def test_most_lines_are_read_quickly() -> None:
+    assert read_quickly(b'{"method":"PATCH","path":"a/b","token":34,"body": {"a": 1.10}}\r') is not None
+
+
+class Client:
+    """The two ends of a batch's body and answer."""
+
+    def __init__(self, line: bytes = b"no line\n", most: float = math.inf) -> None:
+        self.line, self.most, self.received = line, most, 0
+        self.answer = b""
+        self.reads = asyncio.Event()
+        self.ended = False
+
+    async def receive(self) -> Message:
+        if self.ended or self.received >= self.most:
+            await asyncio.Event().wait()
+        self.received += 1
+        return {"type": "http.request", "body": self.line, "more_body": True}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await self.reads.wait()
+            self.answer += message["body"]
+
+
+async def settled() -> None:
+    """Let the event loop do what it can."""
+    for _ in range(50 * LINES):
+        await asyncio.sleep(0)
+
+
+def begun(client: Client, caller: Caller, *, expects: bool = False) -> tuple[Batches, asyncio.Task[None], Arrival]:
+    batches, arrival = Batches(LINES, 1, 1.0), Arrival(since=0.0, in_body=True)
+    catalog = SimpleNamespace(current=SimpleNamespace(version=1))
+    gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
+    gateway.for_batch = lambda: gateway
+    batch = Batch(gateway, 1000, client.receive, client.send, arrival)
+    return batches, asyncio.create_task(batch.run(expects=expects)), arrival
+
+
+async def test_who_waits_to_be_told_to_send_has_no_more_time_than_others() -> None:
+    client = Client()
+    client.ended = True
+    client.reads.set()
+    batches, task, arrival = begun(client, Caller(""), expects=True)
+    await settled()
+    assert not arrival.held
+    batches.stop()
+    await task
+    assert json.loads(client.answer)["lines"] == 0
+
+
+async def test_no_more_is_read_than_verdicts_are_taken() -> None:
+    client = Client()
+    batches, task, arrival = begun(client, Caller(""))
+    await settled()
+    assert client.received <= LINES + 1
+    assert arrival.held, "it is not the client who is slow"
+    client.ended = True
+    client.reads.set()
+    await settled()
+    assert not arrival.held
+    assert client.answer.count(b"\n") == client.received
+    batches.stop()
+    await task
+
+
+@pytest.mark.parametrize("why", ["stopping", "token"])
+async def test_a_batch_that_is_read_no_more_says_how_far_it_came(why: str) -> None:
+    client = Client()
+    client.reads.set()
+    now = asyncio.get_running_loop().time()
+    batches, task, _ = begun(client, Caller("a", ends=now + 0.05 if why == "token" else None))
+    await settled()
+    client.ended = True
+    if why == "stopping":
+        batches.stop()
+    await task
+    *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
+    assert [verdict["number"] for verdict in verdicts] == list(range(1, len(verdicts) + 1))
+    assert (last["stopped"], last["lines"]) == (True, len(verdicts))
+    assert ("stopping" if why == "stopping" else "token") in last["reason"]
+
+
+async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor those that wait for it."""
+    monkeypatch.setattr(running, "place_of_claim", lambda *_: Place("tables", "table", "row"))
+    monkeypatch.setattr(running, "claim_answer", lambda *_: 1 / 0)
+    client = Client(b'{"claim": "a/b", "token": 1}\n', most=3)
+    client.reads.set()
+    batches, task, _ = begun(client, Caller(""))
+    await settled()
+    batches.stop()
+    await task
+    *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
+    assert (last["lines"], [verdict["status"] for verdict in verdicts]) == (3, [500] * 3)
