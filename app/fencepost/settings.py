@@ -128,8 +128,8 @@ class Settings(BaseSettings):
     )
     batch_lines: Positive = Field(
         default=256,
-        description="Most lines of batches (POST /v1/batch), per worker, that are decided at the same time; the others"
-        " wait.",
+        description="Most lines that a batch (POST /v1/batch) has in hand. A worker decides those of four batches at"
+        " the same time; the lines of others wait.",
     )
     pool_timeout: Seconds = Field(
         default=5.0, description="How long a request waits for a connection before it is answered 503."

@@ -10,6 +10,7 @@ import asyncpg
 import httpx
 import pytest
 from tests.support.api_key_gateway import FOR_ALL
+from tests.support.batches import Sent, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import Connection
 from tests.support.live_gateway import serving as serving_here
@@ -99,6 +100,25 @@ async def test_a_revoked_key_is_refused_by_all_at_once(gateways: list[httpx.Asyn
     assert await api_keys.revoke(owner, key_id)
     assert await refused_by_all(gateways, key) == {f"Authorization: the API key {key_id} was revoked."}
     assert not await api_keys.revoke(owner, key_id)
+
+
+async def test_a_batch_under_way_takes_no_line_after_its_key_was_revoked(
+    served: list[DemoGateway], gateways: list[httpx.AsyncClient], owner: Connection
+) -> None:
+    key_id, key = await api_keys.create(owner, FOR_ALL)
+    sent = await Sent.open(served[0].url, key)
+    await sent.send(patch("order-123", 2001, note="before"))
+    assert ((await sent.next()) or {})["status"] == 200
+    await owner.execute("NOTIFY fencepost, 'keys'")
+    await sent.send(patch("order-123", 2002, note="it is looked up again, and good"))
+    assert ((await sent.next()) or {})["status"] == 200
+    await api_keys.revoke(owner, key_id)
+    await refused_by_all(gateways, key)
+    await sent.send(patch("order-123", 2003, note="after"))
+    assert await sent.rest() == [
+        {"stopped": True, "lines": 2, "reason": "The caller's token or key is to be shown again."}
+    ]
+    sent.connection.close()
 
 
 async def test_a_rotated_key_has_its_old_secret_for_the_overlap_only(

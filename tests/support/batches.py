@@ -10,7 +10,7 @@ from tests.http.raw import RawConnection
 
 HEAD = (
     b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
+    b"Transfer-Encoding: chunked\r\n"
 )
 
 
@@ -34,9 +34,10 @@ class Sent:
     left: bytes = field(default=b"")
 
     @classmethod
-    async def open(cls, url: str) -> "Sent":
+    async def open(cls, url: str, credential: str = "") -> "Sent":
         sent = cls(await RawConnection.open(url))
-        await sent.connection.send(HEAD)
+        authorization = f"Authorization: Bearer {credential}\r\n".encode() if credential else b""
+        await sent.connection.send(HEAD + authorization + b"\r\n")
         return sent
 
     async def send(self, *lines: object) -> None:

@@ -107,12 +107,16 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
+async def known() -> bool:
+    return True
+
+
 def begun(client: Client, caller: Caller, *, expects: bool = False) -> tuple[Batches, asyncio.Task[None], Arrival]:
     batches, arrival = Batches(LINES, 1, 1.0), Arrival(since=0.0, in_body=True)
     catalog = SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
     gateway.for_batch = lambda: gateway
-    batch = Batch(gateway, 1000, client.receive, client.send, arrival)
+    batch = Batch(gateway, 1000, client.receive, client.send, arrival, known)
     return batches, asyncio.create_task(batch.run(expects=expects)), arrival
 
 
@@ -161,14 +165,43 @@ async def test_a_batch_that_is_read_no_more_says_how_far_it_came(why: str) -> No
 
 
 async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor those that wait for it."""
-    monkeypatch.setattr(running, "place_of_claim", lambda *_: Place("tables", "table", "row"))
+    """But those that wait for it: they are not done before it."""
+    monkeypatch.setattr(running, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
     monkeypatch.setattr(running, "claim_answer", lambda *_: 1 / 0)
-    client = Client(b'{"claim": "a/b", "token": 1}\n', most=3)
+    lines = b"".join(b'{"claim": "a/%b", "token": 1}\n' % row for row in (b"b", b"b", b"c"))
+    client = Client(lines, most=1)
     client.reads.set()
     batches, task, _ = begun(client, Caller(""))
     await settled()
     batches.stop()
     await task
     *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
-    assert (last["lines"], [verdict["status"] for verdict in verdicts]) == (3, [500] * 3)
+    assert last["lines"] == 3
+    assert [(verdict["status"], verdict["body"]["code"]) for verdict in verdicts] == [
+        (500, "FP023"),
+        (503, "FP047"),
+        (500, "FP023"),
+    ]
+
+
+async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(running, "claim_answer", lambda *_: 1 / 0)
+    monkeypatch.setattr(running, "MOST_AGAIN", 5)
+    client = Client(b"".join(b'{"claim": "a/%d", "token": 1}\n' % row for row in range(100)), most=1)
+    client.reads.set()
+    _, task, _ = begun(client, Caller(""))
+    await task
+    *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
+    assert len(verdicts) == last["lines"] <= 6 + LINES
+    assert "sent again" in last["reason"]
+
+
+async def test_a_line_of_blanks_shows_that_the_client_is_there() -> None:
+    client = Client(b" \n", most=1)
+    batches, task, arrival = begun(client, Caller(""))
+    await settled()
+    assert arrival.since, "it is not counted since 0.0 any more"
+    batches.stop()
+    client.reads.set()
+    await task

@@ -72,6 +72,7 @@ CONTRACT = {
     "FP044": (403, "queued-as-role", client.Forbidden),
     "FP045": (403, "lock-forbidden", client.Forbidden),
     "FP046": (429, "rate-limited", client.Unavailable),
+    "FP047": (503, "earlier-line-first", client.Unavailable),
 }
 
 # Problems whose code is an SQLSTATE of PostgreSQL's, with one of them.

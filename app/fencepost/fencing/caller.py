@@ -35,6 +35,11 @@ class Caller:
         """Whether it may see and take the lock of this name."""
         return self.locks is None or any(matches(pattern, name) for pattern in self.locks)
 
+    def may_do_what(self, other: "Caller") -> bool:
+        """Whether it is the same identity, and has the same rights."""
+        mine = self.name, self.role, self.claims, self.access, self.locks
+        return mine == (other.name, other.role, other.claims, other.access, other.locks)
+
     def within(self, seconds: float, now: float) -> float:
         """Shorten a wait that begins `now` (the event loop's clock) to the time that is left of its token."""
         return seconds if self.ends is None else max(min(seconds, self.ends - now), 0.0)

@@ -142,6 +142,16 @@ KEY_IN_FLIGHT: Final = ProblemType(
     "Repeat it after Retry-After: it gets the other's answer if that one lands, and is done if not.",
     retryable=True,
 )
+EARLIER_LINE_FIRST: Final = ProblemType(
+    "FP047",
+    503,
+    "earlier-line-first",
+    "An earlier line of the batch is to be sent again first",
+    "An earlier line of the batch, on the same row or scope or under the same Idempotency-Key, was not decided: its "
+    "verdict says to send it again. It would take effect after this one, so this one was not done.",
+    "Send both lines again, in their order.",
+    retryable=True,
+)
 KEY_REUSED: Final = ProblemType(
     "FP014",
     422,

@@ -1,39 +1,39 @@
-"""What the lines of batches (POST /v1/batch) have of this process: places, and a share of the connections.
+"""What batches (POST /v1/batch) have of this process: places for their lines, and a share of the connections.
 
-Who sends a million lines at once is not to keep others from writing. So the lines are decided some at a time, whichever
-batch they are of: each waits for a place behind those that asked before it. What cannot share a transaction takes one
-of half of the pool's connections. Lines are never refused for want of a place, and take none of FENCEPOST_MAX_WAITING.
+Who sends a million lines at once is not to keep others from writing, nor who sends a few to rows that are locked. So
+lines that share transactions are decided some at a time, whichever batch they are of; and what goes alone takes one of
+half of the pool's connections, of which no batch has all. Who waits for a lock has no place meanwhile. Lines are never
+refused for want of a place or of a connection, and take none of FENCEPOST_MAX_WAITING.
 """
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Final
 
 from fencepost.fencing.caller import Caller
 from fencepost.gateway.turns import Turns
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 
+BATCHES_AT_ONCE: Final = 4
+"""So many batches decide all lines that they may have in hand; the lines of more of them wait for places. A batch whose
+table is locked keeps its places for as long, and leaves those of three others."""
+
 
 class Batches:
-    """`lines` are decided at a time; `connections` of the pool are for those that go alone, `wait` seconds at most for
-    a turn at a locked row. One at a time looks whether a table has changed (`looks`).
+    """`lines`: a batch has so many in hand at most. `connections` of the pool are for those that go alone, `wait`
+    seconds at most for a turn at a locked row. One at a time looks whether a table has changed (`looks`).
     """
 
     def __init__(self, lines: int, connections: int, wait: float) -> None:
-        self.lines = lines
-        self.places = asyncio.Semaphore(lines)
-        self.turns = Turns(at_once=max(connections // 2, 1), wait=wait, most_waiting=lines)
+        self.lines, self.connections, self.wait = lines, connections, wait
+        self.places = asyncio.Semaphore(BATCHES_AT_ONCE * lines)
         self.looks = asyncio.Semaphore(1)
-        self._room = asyncio.Semaphore(connections)
+        self.room = asyncio.Semaphore(connections)
         self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
         self._stopped = False
-
-    @asynccontextmanager
-    async def connection(self, database: Database, caller: Caller, *, writing: bool) -> AsyncIterator[Connection]:
-        """Lend one of the share. It is waited for as long as it takes; raises what Database.connection does."""
-        async with self._room, database.connection(writing=writing, caller=caller, counted=False) as connection:
-            yield connection
 
     @property
     def stopping(self) -> "asyncio.Future[None]":
@@ -49,3 +49,20 @@ class Batches:
         self._stopped = True
         if self._stopping is not None and not self._stopping.done():
             self._stopping.set_result(None)
+
+
+class Share:
+    """What one batch has: connections for all lines of it but one's, and turns of its own at locked rows."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.places, self.looks = batches.places, batches.looks
+        at_once = max(batches.connections // 2, 1)
+        self.turns = Turns(at_once=at_once, wait=batches.wait, most_waiting=sys.maxsize)
+        self._all = batches.room
+        self._own = asyncio.Semaphore(max(batches.connections - 1, 1))
+
+    @asynccontextmanager
+    async def connection(self, database: Database, caller: Caller, *, writing: bool) -> AsyncIterator[Connection]:
+        """Lend one of the share. It is waited for as long as it takes; raises what Database.connection does."""
+        async with self._own, self._all, database.connection(writing=writing, caller=caller, counted=False) as lent:
+            yield lent

@@ -10,7 +10,7 @@ from fencepost.fencing.access_problem_types import OF_CALLERS
 from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.token import BUILTIN
-from fencepost.gateway.batches import Batches
+from fencepost.gateway.batches import Batches, Share
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
@@ -65,8 +65,8 @@ class Gateway:
     times: Times = TIMES
     batches: Batches = field(default_factory=lambda: Batches(256, 5, 10.0))
     """What the lines of batches have of this process."""
-    of_batch: bool = False
-    """Whether what asks is a line of a batch."""
+    share: Share | None = None
+    """That of the batch whose line asks; None: a request asks."""
     caller: Caller = EVERYBODY
     """Who asks. What a use case does on users' tables, it does as the caller."""
 
@@ -84,15 +84,20 @@ class Gateway:
 
     def look(self) -> AbstractAsyncContextManager[None]:
         """Let a look at whether a table has changed begin: those of a million lines are not to be at once."""
-        return self.batches.looks if self.of_batch else nullcontext()
+        return nullcontext() if self.share is None else self.share.looks
+
+    def place(self) -> AbstractAsyncContextManager[None]:
+        """Let something begin that takes neither a connection nor a turn: of batches' lines so many at a time."""
+        return nullcontext() if self.share is None else self.share.places
 
     def for_batch(self) -> "Gateway":
-        """Give the same parts to the lines of this caller's batch."""
-        return replace(self, of_batch=True, turns=self.batches.turns)
+        """Give the same parts to the lines of a batch of this caller."""
+        share = Share(self.batches)
+        return replace(self, share=share, turns=share.turns)
 
     def _lend(self, caller: Caller, *, writing: bool) -> AbstractAsyncContextManager[Connection]:
-        if self.of_batch:
-            return self.batches.connection(self.database, caller, writing=writing)
+        if self.share is not None:
+            return self.share.connection(self.database, caller, writing=writing)
         return self.database.connection(writing=writing, caller=caller)
 
     def read_connection(self, whose: str = UNKNOWN) -> AbstractAsyncContextManager[Connection]:

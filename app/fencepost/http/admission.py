@@ -98,6 +98,15 @@ class Admission:
             self._limits.failed(address)
         return found
 
+    async def is_good_still(self, caller: Caller, credential: bytes | None) -> bool:
+        """Say whether the credential of a request that is under way is good, and its caller may do what it might."""
+        found: Caller | Problem | None = self._authenticator.known(credential)
+        if found is caller:
+            return True
+        if found is None:
+            found = await self._authenticator.identify(credential)
+        return isinstance(found, Caller) and found.may_do_what(caller)
+
     def enter(self, scope: Scope, caller: Caller) -> Problem | None:
         """Let this caller's request in, or say why not."""
         scope[CALLER] = caller

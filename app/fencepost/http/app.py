@@ -119,7 +119,7 @@ class Application(FastAPI):
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         self.add_middleware(edge)
         self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
-        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes))
+        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, admission))
         self._outermost: ASGIApp = self._split
         if parts.sites.origins:
             self._outermost = CORSMiddleware(

@@ -106,6 +106,25 @@ async def test_a_turn_that_does_not_come_is_reported_in_time(race: Race) -> None
     assert await race.live_mark("a") == 30
 
 
+async def test_a_row_that_is_free_is_written_though_the_turn_did_not_come(race: Race) -> None:
+    asked, over = asyncio.Event(), asyncio.Event()
+
+    class Late(Turns):
+        @asynccontextmanager
+        async def of(self, row: object) -> AsyncIterator[bool]:  # noqa: ARG002 - others wait for theirs
+            asked.set()
+            await over.wait()
+            yield False
+
+    async with open_gateway(race.dsn) as gateway:
+        async with held(race, "a"):
+            write = asyncio.create_task(patch(replace(gateway, turns=Late(at_once=1, wait=1)), keyed("a", 40)))
+            await asked.wait()
+        over.set()
+        assert result_of(await write) == "ok"
+    assert await race.live_mark("a") == 40
+
+
 async def test_a_unique_entry_that_is_locked_stalls_no_other_write(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)

@@ -33,6 +33,8 @@ class GuardedProtocol(ParsingProtocol):
     """Whether something was refused: nothing that comes after it is looked at."""
     _last_word: Problem | None = None
     """What was refused, as long as earlier requests are not answered."""
+    _by_lines: RequestResponseCycle | None = None
+    """The last request that was read by lines: its answer may begin before it has arrived, and has an end."""
     _under_way: RequestResponseCycle | None = None
     """The request that the application works on, or has answered last; later ones are in `pipeline`."""
 
@@ -71,7 +73,7 @@ class GuardedProtocol(ParsingProtocol):
         if (
             self.cycle is None
             or self._idle
-            or self.cycle.response_started
+            or (self.cycle.response_started and self.cycle is not self._by_lines)
             or self.transport.get_extra_info("ssl_object") is not None
         ):
             return False
@@ -217,7 +219,10 @@ class GuardedProtocol(ParsingProtocol):
         return self._hung_up
 
     def _arrival(self) -> Arrival:
-        """Give how the body of the request arrives that is worked on; one that is there has no clock."""
+        """Give how the body of the request arrives that is worked on, and is read by lines; one that is there has no
+        clock.
+        """
+        self._by_lines = self._under_way
         return self.arrival if self.arrival.in_body and self.cycle is self._under_way else Arrival()
 
     def resume_writing(self) -> None:

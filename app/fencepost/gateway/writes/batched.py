@@ -128,12 +128,16 @@ async def in_a_batch(gateway: Gateway, lanes: Lanes | None, write: Batched) -> A
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
     if lanes is None or (queue := lanes.of(gateway.caller)) is None:
         return ALONE
-    answer: Answer | Broken = await gateway.group.write(queue, write, counted=not gateway.of_batch)
-    return answer
+    if gateway.share is None:
+        return await gateway.group.write(queue, write)
+    async with gateway.share.places:
+        return await gateway.group.write(queue, write, counted=False)
 
 
-async def alone(gateway: Gateway, operation: Operation, write: Batched, why: Alone | Broken) -> Outcome:
-    """Decide by itself what no batch has decided, and return whether that means to take turns."""
+async def alone(
+    gateway: Gateway, operation: Operation, lanes: Lanes | None, write: Batched, why: Alone | Broken
+) -> Outcome:
+    """Decide by itself what no batch of `lanes` has decided; where its row is locked, when its turn comes."""
     if isinstance(why, Broken):
         return await perform(gateway, operation, after=why)
     if why is not HELD:
@@ -141,7 +145,15 @@ async def alone(gateway: Gateway, operation: Operation, write: Batched, why: Alo
     # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL makes them.
     row = write.row.scope or ((operation.table.oid, write.row.key) if write.row.key else write)
     async with gateway.turns.of(row) as mine:
-        return await perform(gateway, operation) if mine else busy(operation.table, write.row.key)
+        if mine:
+            return await perform(gateway, operation)
+    # Others had all turns, for locks of theirs. This row may be free by now.
+    answer = await in_a_batch(gateway, lanes, write)
+    if not isinstance(answer, Alone | Broken):
+        return answer
+    if answer is HELD:
+        return busy(operation.table, write.row.key)
+    return await alone(gateway, operation, None, write, answer)
 
 
 @dataclass(frozen=True, slots=True)

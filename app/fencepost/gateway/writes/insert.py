@@ -18,7 +18,7 @@ from fencepost.gateway.writes.requests import ArrayWrite
 from fencepost.gateway.writes.rounds import judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
-from fencepost.storage.batches.batch_queue import ALONE, Alone, Broken
+from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements import asking, keyed, scope_names
@@ -54,7 +54,8 @@ async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
     write = Batched.of((), token, request.body.text, request.once)
     # Under a seal it goes alone: which row it makes is known only when it is made.
     shares = request.count == 1 and binding is None
-    answer = await in_a_batch(gateway, _lanes(table, request, target), write) if shares else ALONE
+    lanes = _lanes(table, request, target) if shares else None
+    answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
     kind = NewRows if table.fence.scope is None else NewRowsInScopes
@@ -68,7 +69,7 @@ async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
         columns=request.body.columns,
         target=target,
     )
-    return await alone(gateway, rows, write, answer)
+    return await alone(gateway, rows, lanes, write, answer)
 
 
 def _lanes(table: ProtectedTable, request: Insert, target: Shown) -> Lanes | None:

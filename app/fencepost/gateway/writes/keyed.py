@@ -96,12 +96,13 @@ async def write(gateway: Gateway, request: KeyedWrite, verb: KeyedVerb, found: T
     write = Batched.of(request.key, token, body.text, request.once)
     # A row's scope is known in the transaction only, where a batch would have raised its mark by then.
     goes_alone = doubtful or to_fit or (binding is not None and plan.table.fence.scope is not None)
-    answer = await in_a_batch(gateway, None if goes_alone else plan.lanes, write)
+    lanes = None if goes_alone else plan.lanes
+    answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
     check = KeyCheck(plan.table, write.row, doubtful, to_fit)
     operation = _operation(plan, request, write, check, binding, name)
-    return await alone(gateway, operation, write, answer)
+    return await alone(gateway, operation, lanes, write, answer)
 
 
 def _operation(

@@ -26,6 +26,11 @@ def known_name(table: ProtectedTable, key: Key) -> str | None:
     return f"{encode_name(table.fence.name)}/{','.join([encode_name(value) for value in key])}"
 
 
+def is_spelled_so(value: object) -> bool:
+    """Whether PostgreSQL has the same text of a value in a body as Python. It keeps the sign of -0, which is 0 here."""
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != 0
+
+
 async def name_of_key(gateway: Gateway, table: ProtectedTable, key: Key) -> str:
     """Give the name of a key. Raises StorageError, RefusedError where a value is none of its column's type."""
     known = known_name(table, key)
@@ -53,7 +58,7 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
     values = [body.values.get(column) if column in body.columns else None for column in table.key]
     if not values or None in values:
         return ""
-    if all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+    if all(is_spelled_so(value) for value in values):
         return await name_of_key(gateway, table, tuple(str(value) for value in values))
     # A number with a fraction, for example: Python would spell it otherwise.
     async with gateway.connection() as connection, with_column(connection, table, body):

@@ -13,13 +13,14 @@ of another. The tables of a scope's template count as one table.
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from fencepost.fencing.resource import Resource
 from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.keys import needs_fitting
 from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.naming import known_name
+from fencepost.gateway.writes.naming import is_spelled_so, known_name
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import Catalog, ProtectedTable, Table
@@ -37,11 +38,15 @@ class Place:
     """A row of the table, or a scope of the template; None: any of them."""
 
 
+_UNKNOWN: Final = Place(None, None, None)
+"""Of all tables that the picture does not have. They are refused, or there since a moment, maybe by two names."""
+
+
 def place_of(catalog: Catalog, write: KeyedWrite | Insert | FilteredWrite | RowsPatch) -> Place:
     """Find the place of a write."""
     table = catalog.find(write.table)
-    if not isinstance(table, ProtectedTable):  # it is refused, or there since a moment
-        return Place(write.table, write.table, None)
+    if not isinstance(table, ProtectedTable):
+        return _UNKNOWN
     row: Hashable | None = None
     if isinstance(write, KeyedWrite):
         row = _row_of_key(table, write.key)
@@ -55,7 +60,7 @@ def place_of_claim(catalog: Catalog, resource: Resource) -> Place:
     """Find the place of a claim."""
     table = catalog.find_or_scope(resource.table)
     if not isinstance(table, ProtectedTable):
-        return Place(resource.table, resource.table, None)
+        return _UNKNOWN
     scope = table.fence.scope
     if scope is not None and scope.prefix == resource.table:
         return _place(catalog, table, _scope_of(table, resource.key))
@@ -93,7 +98,7 @@ def _row_of_values(table: ProtectedTable, given: Mapping[str, object]) -> Hashab
     """Find the row, or the scope, that a body names."""
     scope = table.fence.scope
     values = [given.get(column) for column in (table.key if scope is None else scope.columns)]
-    if not values or not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+    if not values or not all(is_spelled_so(value) for value in values):
         return None
     texts = tuple(str(value) for value in values)
     return _row_of_key(table, texts) if scope is None else _scope_of(table, texts)

@@ -25,6 +25,7 @@ from fencepost.storage.statements.parameters import Key
 
 _WRITE: Final = ("method", "path", "token", "idempotency_key", "prefer", "body")
 _CLAIM: Final = ("claim", "token", "idempotency_key")
+_KNOWN: Final = (*_WRITE, "claim")
 _OF_ROWS: Final = ("PATCH", "PUT", "DELETE")
 _OF_COLLECTIONS: Final = ("POST", "PATCH", "DELETE")
 _BLANKS: Final = re.compile(r"[ \t\r]*")
@@ -109,7 +110,11 @@ def read_quickly(raw: bytes) -> Members | None:
         return None
     found: Members = {}
     for name, value in line.items():
-        if "body" in found or not (name == "body" or isinstance(value, str) or (type(value) is int and value > 0)):
+        if (
+            name not in _KNOWN
+            or "body" in found
+            or not (name == "body" or isinstance(value, str) or (type(value) is int and value > 0))
+        ):
             return None  # zero may be a minus zero
         if name == "body":
             begin = _BODY.search(raw)
@@ -137,6 +142,8 @@ def taken_apart(text: str) -> Members:
         value, at = _DECODER.raw_decode(text, begin)
         if name in found:
             raise _bad(f"{name[:100]!r} is given twice; which one counts?")
+        if name not in _KNOWN:
+            raise _bad(f"{name[:100]!r} is no member of a line", _KNOWN)
         found[name] = value, text[begin:at]
         at = _after_blanks(text, at)
         if text[at : at + 1] == "}":

@@ -3,10 +3,11 @@
 1. A line is read when fewer than `most` are in hand, which are those whose verdicts are not sent (window.py). So a
    client that does not read its answer is not read either, and a batch of any length needs the same memory.
 2. A line that can be understood is given its turn (order.py) before the next one is read. Then it waits, for its turn
-   and for a place among the lines of all batches, and is decided as a request is (http/writes/deciding.py).
+   and for room for its verdict, and is decided as a request is (http/writes/deciding.py), with what batches have of
+   this process (gateway/batches.py).
 3. Its verdict waits until those before it are sent.
-4. Where the client has gone, no more is read, and what has begun ends as requests do. Where the process is asked to
-   stop, or the caller's token ends, no more is read either, and a last line says how far the batch has come.
+4. Where the client has gone, no more is read, and what was read is decided. Where the process is asked to stop, the
+   caller's token ends, or too much is to be sent again, no more is read either, and a last line says how far it came.
 """
 
 import asyncio
@@ -18,29 +19,39 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
-from fencepost.fencing.problem_types import BODY_TOO_LARGE, INTERNAL_ERROR
+from fencepost.fencing.problem_types import BODY_TOO_LARGE, EARLIER_LINE_FIRST, INTERNAL_ERROR
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.writes.places import Place, place_of, place_of_claim
 from fencepost.http.batches.line import ClaimLine, read_line
-from fencepost.http.batches.order import Order, Turn
+from fencepost.http.batches.order import Behind, Order, Turn
 from fencepost.http.batches.splitting import Splitter
 from fencepost.http.batches.verdict import last_line, verdict_of
 from fencepost.http.batches.window import Entry, Window
 from fencepost.http.guard import Arrival
 from fencepost.http.problems.response import RequestError, problem_response
-from fencepost.http.requests.headers import read_token
+from fencepost.http.requests.headers import read_idempotency_key, read_token
 from fencepost.http.writes.claiming import claim_answer, read_resource
 from fencepost.http.writes.deciding import answer_or_problem, write_answer
 from fencepost.http.writes.reading import read_write
 from fencepost.storage.statements.query import QueryError
 
 Decide = Callable[[], Awaitable[Response]]
+IsKnown = Callable[[], Awaitable[bool]]
 
 NDJSON: Final = b"application/x-ndjson"
 _STOPPING: Final = "The gateway is stopping."
 _OVER: Final = "The caller's token or key is to be shown again."
+_TOO_MANY_AGAIN: Final = "Too many lines are to be sent again; their verdicts have the reasons."
+_NEW_PICTURE: Final = (
+    "Tables have changed, and there are lines to be sent again: their place among others is not known."
+)
 
+MOST_AGAIN: Final = 1000
+"""Rows of lines that are to be sent again: where there are more, PostgreSQL is away, and no more is read."""
+_FAILURES: Final = 500
+_RETRY_AFTER: Final = "retry-after"
+_FAILED: Final = Problem(INTERNAL_ERROR, "The gateway failed; its log has more.")
 _IN_A_ROW: Final = 16
 """Lines that are read before others have their turn in the event loop."""
 
@@ -48,12 +59,16 @@ log = structlog.stdlib.get_logger("fencepost.http")
 
 
 class Batch:
-    """A batch. `gateway` is that of its caller; `arrival`: how its body stands with the guard of connections."""
+    """A batch. `gateway` is that of its caller, and `is_known` says whether that one's credential is good still;
+    `arrival`: how its body stands with the guard of connections.
+    """
 
-    def __init__(self, gateway: Gateway, max_body_bytes: int, receive: Receive, send: Send, arrival: Arrival) -> None:
+    def __init__(
+        self, gateway: Gateway, max_body_bytes: int, receive: Receive, send: Send, arrival: Arrival, is_known: IsKnown
+    ) -> None:
         self._gateway, self._batches = gateway.for_batch(), gateway.batches
         self._receive, self._send = receive, send
-        self._arrival = arrival
+        self._arrival, self._is_known = arrival, is_known
         self._max_body_bytes = max_body_bytes
         self._splitter = Splitter(max_body_bytes)
         self._order, self._window = Order(), Window(self._batches.lines)
@@ -118,40 +133,41 @@ class Batch:
             self._stopped = _STOPPING
         elif self._gateway.caller.is_over(asyncio.get_running_loop().time()):
             self._stopped = _OVER
+        elif self._order.again > MOST_AGAIN:
+            self._stopped = _TOO_MANY_AGAIN
         return self._stopped is not None
 
     async def _take(self, raw: bytes | None, tasks: asyncio.TaskGroup) -> bool:
         """Take a line in hand, once there is room; False: it is to be read no more."""
         if self._window.is_full:
             await self._window.room()
-        if self._is_to_stop():
+        if self._is_to_stop() or not await self._may_go_on():
             return False
         self._lines += 1
+        self._arrival.since = None if self._arrival.since is None else asyncio.get_running_loop().time()
         if not self._lines % _IN_A_ROW:
             await asyncio.sleep(0)
-        await self._note_the_picture()
         if raw is not None and not raw.strip(b" \t\r"):
             return True
-        self._arrival.since = None if self._arrival.since is None else asyncio.get_running_loop().time()
         entry = self._window.enter(0 if raw is None else len(raw))
         try:
-            place, decide = await self._understood(raw)
+            place, key, decide = await self._understood(raw)
         except (RequestError, QueryError) as error:
             problem = error.problem if isinstance(error, RequestError) else bad_request(str(error))
             self._window.decide(entry, verdict_of(self._lines, problem_response(problem)))
         else:
-            tasks.create_task(self._decide(self._lines, entry, self._order.enter(place), decide))
+            tasks.create_task(self._decide(entry, self._order.enter(self._lines, place, key), decide))
         return True
 
-    async def _understood(self, raw: bytes | None) -> tuple[Place, Decide]:
-        """Read a line: its place, and what decides it."""
+    async def _understood(self, raw: bytes | None) -> tuple[Place, str | None, Decide]:
+        """Read a line: its place, its Idempotency-Key, and what decides it."""
         if raw is None:
             raise RequestError(_too_long(self._max_body_bytes))
         line, gateway, catalog = read_line(raw), self._gateway, self._gateway.catalog.current
         if isinstance(line, ClaimLine):
             token, headers, name = read_token(line.headers), line.headers, line.resource
             place = place_of_claim(catalog, read_resource(name, "claim"))
-            return place, lambda: claim_answer(gateway, name, token, headers)
+            return place, read_idempotency_key(headers), lambda: claim_answer(gateway, name, token, headers)
         write = await read_write(line.request, line.table, line.key, self._max_body_bytes)
         if write.preferences.queued:
             raise RequestError(
@@ -160,26 +176,48 @@ class Batch:
                     "To queue a write, send it as a request.",
                 )
             )
-        return place_of(catalog, write.request), lambda: write_answer(gateway, line.request, write)
+        once = write.request.once
+        place = place_of(catalog, write.request)
+        return place, None if once is None else once.key, lambda: write_answer(gateway, line.request, write)
 
-    async def _note_the_picture(self) -> None:
-        """Where the tables are seen anew, places of before cannot be compared with those of now."""
+    async def _may_go_on(self) -> bool:
+        """Look at what may have changed since the line before: the caller's credential, and the picture of the tables.
+        Places of before cannot be compared with those of a new one.
+        """
+        if not await self._is_known():
+            self._stopped = _OVER
         version = self._gateway.catalog.current.version
         if version != self._version:
             await self._order.all_decided()
             self._version = version
+            if self._order.again:
+                self._stopped = _NEW_PICTURE
+        return self._stopped is None
 
-    async def _decide(self, number: int, entry: Entry, turn: Turn, decide: Decide) -> None:
+    async def _decide(self, entry: Entry, turn: Turn, decide: Decide) -> None:
+        response: Response | None = None
+        begun = False
         try:
             await turn.come()
-            async with self._batches.places:
-                response = await answer_or_problem(decide())
+            begun = await self._window.begin(entry)
+            response = await answer_or_problem(decide())
+        except Behind as behind:
+            response = problem_response(_behind(behind.number))
         except Exception:
-            log.exception("line failed", number=number)
-            response = problem_response(Problem(INTERNAL_ERROR, "The gateway failed; its log has more."))
+            log.exception("line failed", number=turn.number)
         finally:
-            turn.decided()
-        self._window.decide(entry, verdict_of(number, response))
+            response = response or problem_response(_FAILED)
+            turn.decided(again=response.status_code >= _FAILURES or _RETRY_AFTER in response.headers)
+        self._window.decide(entry, verdict_of(turn.number, response), begun=begun)
+
+
+def _behind(number: int) -> Problem:
+    return Problem(
+        EARLIER_LINE_FIRST,
+        f"Line {number} is to be sent again, and concerns the same row or key: this line was not done.",
+        hint=f"Send line {number} again, and then this one.",
+        retry_after=1,
+    )
 
 
 def _too_long(limit: int) -> Problem:

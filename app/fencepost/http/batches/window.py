@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST_BYTES: Final = 8_388_608
-"""Bytes that lines and verdicts in hand may have before no more lines are read."""
+"""Bytes that lines and verdicts in hand may have before no more lines are read, and none is begun but the first."""
+_SENT_AT_ONCE: Final = 65_536
+"""Bytes of verdicts that are sent as one message. A longer one is sent by itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +25,9 @@ class Window:
     def __init__(self, most: int) -> None:
         self._most = most
         self._entries: deque[Entry] = deque()
-        self._held = self._bytes = 0
+        self._held = self._bytes = self._begun = 0
+        self._expected = 0
+        """Bytes that a verdict may have which is not there yet: those of the largest ones of late."""
         self._complete = False
         self._moved = asyncio.Event()
         """The first line is decided, or there are no more."""
@@ -48,10 +52,20 @@ class Window:
         self._bytes += size
         return entry
 
-    def decide(self, entry: Entry, verdict: bytes) -> None:
-        """Give a line its verdict."""
+    async def begin(self, entry: Entry) -> bool:
+        """Wait until the line may be decided: there is room for its verdict, or it is the first. True."""
+        while self._bytes + (self._begun + 1) * self._expected > MOST_BYTES and entry is not self._entries[0]:
+            self._room.clear()
+            await self._room.wait()
+        self._begun += 1
+        return True
+
+    def decide(self, entry: Entry, verdict: bytes, *, begun: bool = False) -> None:
+        """Give a line its verdict. `begun`: `begin` has let it."""
         entry.verdict = verdict
         self._bytes += len(verdict)
+        self._begun -= begun
+        self._expected = max(len(verdict), self._expected * 15 // 16)
         if entry is self._entries[0]:
             self._moved.set()
 
@@ -67,8 +81,12 @@ class Window:
                 return []
             self._moved.clear()
             await self._moved.wait()
-        ready = []
-        while self._entries and self._entries[0].verdict is not None:
+        ready: list[Entry] = []
+        size = 0
+        while self._entries and (verdict := self._entries[0].verdict) is not None:
+            size += len(verdict)
+            if ready and size > _SENT_AT_ONCE:
+                break
             ready.append(self._entries.popleft())
         return ready
 

@@ -28,6 +28,7 @@ from fencepost.fencing.problem_types import (
     BAD_REQUEST,
     BODY_TOO_LARGE,
     DATABASE_UNAVAILABLE,
+    EARLIER_LINE_FIRST,
     INTERNAL_ERROR,
     KEY_IN_FLIGHT,
     KEY_REUSED,
@@ -188,6 +189,12 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
         extra={"lease_id": "40", "lock": "nightly-report", "ended_at": "2026-11-20T02:00:30.000000+00:00"},
     ),
     Problem(KEY_IN_FLIGHT, "Another PATCH of orders/order-123 with the same key has not ended yet.", retry_after=1),
+    Problem(
+        EARLIER_LINE_FIRST,
+        "Line 17 is to be sent again, and concerns the same row or key: this line was not done.",
+        hint="Send line 17 again, and then this one.",
+        retry_after=1,
+    ),
     Problem(KEY_REUSED, "This Idempotency-Key was used for another request.", hint="Every write has a key of its own."),
     Problem(
         SOURCE_QUARANTINED,

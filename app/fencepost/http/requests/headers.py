@@ -93,7 +93,7 @@ def wants_one(headers: Headers) -> bool:
     if accept is None or accept == b"*/*":
         return False
     text = accept.decode("latin-1")
-    types = [_media_range(part, text) for part in text.split(",")]
+    types = media_ranges(text)
     if SINGULAR in types:
         return True
     if not any(kind in _JSON for kind in types):
@@ -101,8 +101,12 @@ def wants_one(headers: Headers) -> bool:
     return False
 
 
+def media_ranges(accept: str) -> "list[str | None]":
+    """Read Accept: its media ranges, without parameters; None for one that is excluded by q=0. Raises RequestError."""
+    return [_media_range(part, accept) for part in accept.split(",")]
+
+
 def _media_range(part: str, accept: str) -> str | None:
-    """Read one media range of Accept; None for one that is excluded by q=0."""
     kind, *parameters = [each.strip().lower() for each in part.split(";")]
     for parameter in parameters:
         name, _, value = (each.strip() for each in parameter.partition("="))

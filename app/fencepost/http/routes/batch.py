@@ -11,11 +11,12 @@ from starlette.types import Receive, Scope, Send
 from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.gateway import Gateway
+from fencepost.http.admission import Admission
 from fencepost.http.batches.running import NDJSON, Batch
 from fencepost.http.guard import arrival_of
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.header_rules import JUDGED, refuse_headers
-from fencepost.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name
+from fencepost.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name, media_ranges
 from fencepost.http.requests.system import refuse_query
 
 PATH: Final = b"/v1/batch"
@@ -25,10 +26,10 @@ _ACCEPTED: Final = frozenset({"*/*", "application/*", NDJSON.decode()})
 
 
 class BatchRoute:
-    """The route."""
+    """The route. `admission` lets callers in, where there is authentication."""
 
-    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, admission: Admission | None) -> None:
+        self._gateway, self._admission = gateway, admission
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,7 +43,13 @@ class BatchRoute:
         except RequestError as error:
             await problem_response(error.problem)(scope, receive, send)
             return
-        batch = Batch(self._gateway(scope), self._max_body_bytes, receive, send, arrival_of(scope))
+        gateway, admission = self._gateway(scope), self._admission
+        caller, credential = gateway.caller, headers.get(b"authorization")
+
+        async def is_known() -> bool:
+            return admission is None or await admission.is_good_still(caller, credential)
+
+        batch = Batch(gateway, self._max_body_bytes, receive, send, arrival_of(scope), is_known)
         await batch.run(expects=b"expect" in headers)
 
 
@@ -74,8 +81,8 @@ def _require_ndjson(headers: Headers) -> None:
     if kind != NDJSON or any(parameter not in (b"charset=utf-8", b'charset="utf-8"') for parameter in parameters):
         shown = headers.get(b"content-type", b"none")[:100].decode("latin-1")
         raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {shown}: a batch is {NDJSON.decode()}."))
-    accept = headers.get(b"accept", b"*/*").decode("latin-1").lower()
-    if _ACCEPTED.isdisjoint(part.partition(";")[0].strip() for part in accept.split(",")):
+    accept = headers.get(b"accept", b"*/*").decode("latin-1")
+    if _ACCEPTED.isdisjoint(media_ranges(accept)):
         raise RequestError(
             Problem(NOT_ACCEPTABLE, f"Accept: {accept[:100]}: the answers of a batch are {NDJSON.decode()}.")
         )

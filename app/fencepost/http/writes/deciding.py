@@ -17,7 +17,8 @@ async def write_answer(gateway: Gateway, request: DataRequest, write: WriteReque
     """Decide a write, or put it into its queue; `request` is what it was read from. Raises RequestError."""
     queued = is_queued(gateway, write)
     if queued or (queued is None and await is_queued_by_now(gateway, write)):
-        return await submit_write(gateway, request, write)
+        async with gateway.place():
+            return await submit_write(gateway, request, write)
     return write.render(await write.use(gateway, write.request))
 
 

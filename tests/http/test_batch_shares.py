@@ -1,0 +1,83 @@
+"""Lines on rows that are locked: what they keep from other batches, and what becomes of the lines behind them."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+from tests.http.conftest import StartGateway
+from tests.http.test_hung_up import Holder
+from tests.support.batches import Sent, batch, patch
+from tests.support.demo_gateway import DemoGateway, demo_gateway
+
+from fencepost.testing.servers.databases import Databases
+
+FEW = 4
+FREE, *LOCKED = [f"row-{number}" for number in range(1 + FEW)]
+
+
+@pytest.fixture(scope="module")
+def shared(databases: Databases) -> Iterator[DemoGateway]:
+    """Give a gateway whose batches have few lines in hand, and two connections for those that go alone."""
+    with demo_gateway(databases, batch_lines=FEW, pool_size=4, lock_timeout=60) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def locked(url: str, dsn: str) -> AsyncIterator[Holder]:
+    """Make rows, and lock all but one."""
+    rows = [
+        {"method": "PUT", "path": f"orders/{key}", "token": 1001, "body": {"status": "new"}} for key in [FREE, *LOCKED]
+    ]
+    assert {verdict["status"] for verdict in await batch(url, rows)} <= {200, 201}
+    session, observer = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    await session.execute(f"BEGIN; SELECT FROM orders WHERE order_id <> '{FREE}' FOR UPDATE")
+    yield Holder(session, observer)
+    for connection in (session, observer):
+        await connection.close()
+
+
+def line(kind: str, key: str, token: int) -> dict[str, object]:
+    return patch(key, token, note="x") if kind == "write" else {"claim": f"orders/{key}", "token": token}
+
+
+@pytest.mark.parametrize("kind", ["write", "claim"])
+async def test_a_batch_whose_rows_are_locked_does_not_stop_others(
+    gateway_url: str, shared: DemoGateway, kind: str
+) -> None:
+    async with locked(gateway_url, shared.dsn) as holder:
+        stuck = await Sent.open(gateway_url)
+        await stuck.send(*(line(kind, key, 2001) for key in LOCKED))
+        await stuck.end()
+        await holder.is_waited_for()
+        verdicts = await batch(gateway_url, [line("write", FREE, 2001), line("claim", FREE, 2002)] * 3)
+        assert [verdict["status"] for verdict in verdicts[:2]] == [200, 200]
+        stuck.connection.writer.write_eof()  # who closes this half reads on
+        await holder.commits()
+        assert [verdict["status"] for verdict in await stuck.rest()] == [200] * FEW
+    stuck.connection.close()
+
+
+async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    """Under the rule `epoch` both would be accepted when they are sent again, and the older one would win."""
+    url = await start_gateway(demo_database, lock_timeout=1)
+    async with locked(url, demo_database) as holder:
+        lines = [
+            patch(LOCKED[0], 2001, note="first"),
+            patch(FREE, 2001, note="another row"),
+            patch(LOCKED[0], 2002, note="second"),
+            line("claim", LOCKED[0], 2003),
+            {"method": "PATCH", "path": f"orders?order_id=eq.{FREE}", "token": 2004, "body": {"note": "maybe any row"}},
+            patch(FREE, 2005, note="behind that"),
+        ]
+        busy, *verdicts = await batch(url, lines)
+        assert (busy["status"], busy["body"]["code"]) == (503, "55P03")
+        assert [verdict["status"] for verdict in verdicts] == [200, 503, 503, 503, 503]
+        behind = [verdict["body"] for verdict in verdicts if verdict["status"] == 503]
+        assert {problem["code"] for problem in behind} == {"FP047"}
+        assert [problem["hint"].split()[2] for problem in behind] == ["1", "1", "1", "5"]
+        await holder.commits()
+        again = await batch(url, [lines[0], *lines[2:]])
+        assert [verdict["status"] for verdict in again] == [200, 200, 200, 204, 200]
