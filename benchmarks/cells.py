@@ -20,7 +20,7 @@ Driver = Literal[
 fencepost, no guard: its connections are without the bounds of cli/serving/guarded.py (unguarded.py).
 """
 Operation = Literal[
-    "write", "keyed write", "stale", "claim", "put", "delete", "insert", "insert array", "patch array", "read"
+    "write", "keyed write", "stale", "claim", "put", "delete", "insert", "insert array", "patch array", "batch", "read"
 ]
 """A keyed write carries an Idempotency-Key of its own."""
 TableName = Literal["orders", "orders_plain", "orders_scoped", "orders_new", "orders_new_plain", "orders_gone"]
@@ -37,6 +37,8 @@ GONE: Final = "orders_gone"
 
 ARRAY: Final = 100
 """Rows in an array's body."""
+LINES: Final = 256
+"""Lines of a batch, each a PATCH of a row of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ def _patch(connections: int, workers: int) -> Cell:
     return Cell(patch_name(connections, workers), "fencepost", "write", PROTECTED, connections, workers)
 
 
-def _pgbench(name: str, operation: Operation, table: TableName) -> Cell:
-    return Cell(f"{name} (pgbench)", "pgbench", operation, table, 32)
+def _pgbench(name: str, operation: Operation, table: TableName, connections: int = 32) -> Cell:
+    return Cell(f"{name} (pgbench)", "pgbench", operation, table, connections)
 
 
 def _http(name: str, operation: Operation, table: TableName, rows: int = 1) -> Cell:
@@ -76,6 +78,7 @@ def _peer(name: str, driver: Driver, workers: int = 0) -> Cell:
 
 
 BARE: Final = _pgbench("bare UPDATE", "write", PLAIN)
+BARE_ALONE: Final = _pgbench("bare UPDATE, 1 conn.", "write", PLAIN, 1)
 TRIGGERS: Final = _pgbench("UPDATE with triggers", "write", PROTECTED)
 KEY: Final = _pgbench("UPDATE with key", "keyed write", PROTECTED)
 SCOPE: Final = _pgbench("UPDATE with scope", "write", SCOPED)
@@ -99,6 +102,7 @@ STALE: Final = _http("stale patch", "stale", PROTECTED)
 CLAIM: Final = _http("claim", "claim", PROTECTED)
 POST_ARRAY: Final = _http(f"post arrays of {ARRAY}", "insert array", NEW, ARRAY)
 PATCH_ARRAY: Final = _http(f"patch arrays of {ARRAY}", "patch array", PROTECTED, ARRAY)
+BATCH: Final = Cell(f"batches of {LINES} lines, 8 conn., 2 w.", "fencepost", "batch", PROTECTED, 8, 2, LINES)
 
 USUAL: Final = _peer("usual handler, 2 w.", "usual handler", 2)
 PREST: Final = _peer("pREST", "prest")
@@ -111,7 +115,7 @@ ETCD_TOOL: Final = _peer("etcd, its benchmark", "etcd-benchmark")
 ZOOKEEPER: Final = _peer("ZooKeeper, kazoo", "zookeeper")
 
 CELLS: Final = (
-    *(BARE, TRIGGERS, KEY, SCOPE, ALL_LAYERS),
+    *(BARE, BARE_ALONE, TRIGGERS, KEY, SCOPE, ALL_LAYERS),
     *(_patch(connections, workers) for workers in (1, 2) for connections in (1, 16, 64, 256)),
     *(NO_TRIGGERS, NO_GUARD, PATCH_TOKEN, PATCH_KEY, PATCH_SCOPE, PATCH_ALL, STALE, CLAIM),
     _http("put", "put", PROTECTED),
@@ -119,6 +123,7 @@ CELLS: Final = (
     _http("post", "insert", NEW),
     POST_ARRAY,
     PATCH_ARRAY,
+    BATCH,
     *(BARE_INSERT, INSERT),
     *(SELECT, GET, USUAL_GET, PREST_GET),
     *(USUAL, PREST, REDIS, REDIS_TOOL, ETCD, ETCD_TOOL, ZOOKEEPER),

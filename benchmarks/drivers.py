@@ -134,6 +134,8 @@ def _prest(bench: Bench) -> Iterator[int]:
 def _load(bench: Bench, cell: Cell, walk: Walk, port: int, first_token: int) -> Result:
     rising, status = cell.operation not in ("stale", "read"), EXPECTED.get(cell.operation, _OK)
     text = {409: '"FP001"', _OK: "order-"}.get(status, "")
+    if cell.operation == "batch":
+        text = f'"number":{cell.rows_per_request},"status":200'
     plan = Plan(
         port=port,
         request=request(cell, walk, first_token),

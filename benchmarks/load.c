@@ -188,8 +188,12 @@ static int64_t whole_length(const struct connection *one, int *status) {
   if (*status < 100 || *status >= STATUSES) return -2;
   int64_t head = end - one->answer + 4;
   if (*status == 204) return head;
-  for (const char *line = one->answer; line < end; line = strstr(line, "\r\n") + 2)
+  for (const char *line = one->answer; line < end; line = strstr(line, "\r\n") + 2) {
     if (strncasecmp(line, "content-length:", 15) == 0) return head + strtoll(line + 15, NULL, 10);
+    if (strncasecmp(line, "transfer-encoding: chunked", 26) != 0) continue;
+    if (one->got >= 7 && memcmp(one->answer + one->got - 7, "\r\n0\r\n\r\n", 7) == 0) return (int64_t)one->got;
+    return one->got < ANSWER ? -1 : -2;
+  }
   return -2;
 }
 

@@ -5,12 +5,13 @@ from typing import Final
 from joserfc import jwt
 from joserfc.jwk import OctKey
 
-from benchmarks.cells import Cell, Operation
+from benchmarks.cells import PROTECTED, Cell, Operation
 from benchmarks.load import HOST
 from benchmarks.walk import Walk
 
 _CHANGE: Final = '{"status": "paid"}'
 _ROW: Final = '{"order_id": "order-%(key)d", "status": "paid"}'
+_LINE: Final = f'{{"method": "PATCH", "path": "{PROTECTED}/order-%(key)d", "token": %(token)d, "body": {_CHANGE}}}\n'
 _SAME_ROW: Final = _ROW.replace("key", "same")
 
 SECRET: Final = "the secret of tokens, in benchmarks"  # noqa: S105 - of this machine alone, for a minute
@@ -31,7 +32,9 @@ def request(cell: Cell, walk: Walk, first_token: int) -> str:
     head = f"{line} HTTP/1.1\r\nHost: {HOST}\r\n"
     if cell.operation == "read":
         return f"{head}\r\n"
-    head += "X-Fence-Token: %(token)d\r\n"
+    kind = "x-ndjson" if cell.operation == "batch" else "json"
+    if cell.operation != "batch":
+        head += "X-Fence-Token: %(token)d\r\n"
     if cell.authenticated:
         claims = {"iss": "https://id.example", "sub": "benchmark", "exp": 4_000_000_000}
         head += f"Authorization: Bearer {jwt.encode({'alg': 'HS256'}, claims, OctKey.import_key(SECRET))}\r\n"
@@ -39,7 +42,7 @@ def request(cell: Cell, walk: Walk, first_token: int) -> str:
         head += "Idempotency-Key: %(same)d-%(token)d\r\n"
     key = str(walk.first_key)
     length = len(body.replace("%(key)d", key).replace("%(same)d", key).replace("%(token)d", str(first_token)))
-    return f"{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    return f"{head}Content-Type: application/{kind}\r\nContent-Length: {length}\r\n\r\n{body}"
 
 
 def _row_path(cell: Cell) -> str:
@@ -73,5 +76,6 @@ def _pieces(cell: Cell) -> tuple[str, str]:
         "insert": (f"POST {table}", _ROW),
         "insert array": (f"POST {table}", array),
         "patch array": (f"PATCH {table}", array),
+        "batch": ("POST /v1/batch", _LINE * cell.rows_per_request),
     }
     return pieces[cell.operation]
