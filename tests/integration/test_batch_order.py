@@ -20,6 +20,7 @@ CREATE TABLE public.accounts (account int, id int, note text, PRIMARY KEY (accou
 CREATE TABLE public.cards (id int PRIMARY KEY, account int, owner int,
   FOREIGN KEY (account, owner) REFERENCES public.accounts);
 CREATE TABLE public.traced (id int PRIMARY KEY, last int);
+CREATE TABLE public.late (id int PRIMARY KEY, parent int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE public.queued (id int PRIMARY KEY, note text);
 CREATE FUNCTION public.trace() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   NEW.last := (SELECT count(*) FROM public.traced); RETURN NEW; END $$;
@@ -32,7 +33,7 @@ MANY = 40
 async def http(database: str) -> AsyncIterator[httpx.AsyncClient]:
     connection = await asyncpg.connect(database)
     await connection.execute(SQL)
-    for table in ("parents", "children", "tree", "traced", "cards"):
+    for table in ("parents", "children", "tree", "traced", "cards", "late"):
         await protect(connection, table)
     for table in ("accounts", "entries"):
         await protect(connection, table, scope="account/{account}")
@@ -42,9 +43,9 @@ async def http(database: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def batch(http: httpx.AsyncClient, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def batch(http: httpx.AsyncClient, lines: list[dict[str, Any]], query: str = "") -> list[dict[str, Any]]:
     body = "".join(json.dumps(line) + "\n" for line in lines)
-    answer = await http.post("/v1/batch", content=body, headers={"Content-Type": "application/x-ndjson"})
+    answer = await http.post(f"/v1/batch{query}", content=body, headers={"Content-Type": "application/x-ndjson"})
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
@@ -99,3 +100,21 @@ async def test_a_table_with_a_queue_takes_its_lines_there(http: httpx.AsyncClien
     assert (queued["status"], keyless["status"], tokened["status"]) == (202, 400, 400)
     done = await http.get(f"{queued['location']}?wait=30")
     assert done.json()["state"] == "applied"
+
+
+async def test_lines_that_land_as_a_whole_may_share_the_token_of_a_scope(http: httpx.AsyncClient) -> None:
+    rows = [
+        post("accounts", 7, account=7, id=1),
+        post("entries", 7, id=1, account=7),
+        {"claim": "account/7", "token": 7},
+    ]
+    assert [verdict["status"] for verdict in await batch(http, rows, "?atomic=true")] == [201, 201, 200]
+    (older,) = await batch(
+        http, [post("entries", 8, id=2, account=7), post("entries", 7, id=3, account=7)], "?atomic=true"
+    )
+    assert (older["code"], older["line"]) == ("FP001", 2)
+    (child,) = await batch(http, [post("late", 1, id=1, parent=9)], "?atomic=true")
+    assert (child["code"], "line" in child) == ("23503", False), "it is checked at COMMIT"
+    (queued,) = await batch(http, [post("parents", 1, id=1), post("queued", None, id=1)], "?atomic=true")
+    assert (queued["status"], queued["line"], "queue" in queued["detail"]) == (400, 2, True)
+    assert (await http.get("/v1/data/parents")).json() == []

@@ -15,6 +15,7 @@ from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
 from fencepost.gateway.seals import Seals
+from fencepost.gateway.together import Together
 from fencepost.gateway.turns import Turns
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.leases import Leases
@@ -67,6 +68,8 @@ class Gateway:
     """What the lines of batches have of this process."""
     share: Share | None = None
     """That of the batch whose line asks; None: a request asks."""
+    together: Together | None = None
+    """The transaction that it is one part of what asks; None: it is decided by itself."""
     caller: Caller = EVERYBODY
     """Who asks. What a use case does on users' tables, it does as the caller."""
 
@@ -76,10 +79,14 @@ class Gateway:
 
     def connection(self, *, writing: bool = False) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for statements on users' tables. Raises what Database.connection does."""
+        if self.together is not None:
+            return nullcontext(self.together.connection)
         return self._lend(self.caller, writing=writing)
 
     def own_connection(self) -> AbstractAsyncContextManager[Connection]:
         """Lend one for a question of the gateway's own, for whoever asks. Raises what Database.connection does."""
+        if self.together is not None and self.caller.role is None:
+            return nullcontext(self.together.connection)
         return self._lend(EVERYBODY, writing=False)
 
     def look(self) -> AbstractAsyncContextManager[None]:

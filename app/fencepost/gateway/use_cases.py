@@ -168,10 +168,20 @@ async def _source_has_issued(gateway: Gateway, table: Table | None, refused: Pro
     return locks is not None and await locks.verify(refused.presented_token)
 
 
-async def _attempt(  # noqa: PLR0911 - one way out for each error of storage
+async def _attempt(
     gateway: Gateway, table: Table | None, name: str, use: Callable[[Table], Coroutine[Any, Any, Outcome]]
 ) -> tuple[Outcome, Doubt]:
-    """Run once, and return what may be why it failed."""
+    """Run once, and return what may be why it failed. A part of a transaction leaves its doubts to that."""
+    outcome, doubt = await _tried(gateway, table, name, use)
+    if doubt is not None and gateway.together is not None:
+        gateway.together.doubted.append((name, table))
+        doubt = None
+    return outcome, doubt
+
+
+async def _tried(  # noqa: PLR0911 - one way out for each error of storage
+    gateway: Gateway, table: Table | None, name: str, use: Callable[[Table], Coroutine[Any, Any, Outcome]]
+) -> tuple[Outcome, Doubt]:
     if table is None:
         return Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
     try:

@@ -126,7 +126,7 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
 
 async def in_a_batch(gateway: Gateway, lanes: Lanes | None, write: Batched) -> Answer | Broken:
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
-    if lanes is None or (queue := lanes.of(gateway.caller)) is None:
+    if lanes is None or gateway.together is not None or (queue := lanes.of(gateway.caller)) is None:
         return ALONE
     if gateway.share is None:
         return await gateway.group.write(queue, write)

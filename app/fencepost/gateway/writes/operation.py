@@ -133,10 +133,18 @@ class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transa
 
 
 async def perform(gateway: Gateway, operation: Operation, after: Broken | None = None) -> Outcome:
-    """Run an operation until it is decided, or it is certain that it cannot be known how it ended.
+    """Run an operation until it is decided, or it is certain that it cannot be known how it ended; or as a part of the
+    transaction that it belongs to (gateway/atomic.py).
 
     `after`: it was tried in a batch already, which broke.
     """
+    if gateway.together is None:
+        return await _until_decided(gateway, operation, after)
+    with gateway.together.part():
+        return await _decide(gateway.together.connection, operation)
+
+
+async def _until_decided(gateway: Gateway, operation: Operation, after: Broken | None) -> Outcome:
     times, clock = gateway.times.requests, gateway.times.clock
     unknown: OutcomeUnknownError | None = after.error if after is not None else None
     broken: GatewayConnection | None = after.connection if after is not None else None
@@ -210,6 +218,8 @@ def _give_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
 async def _decide(connection: Connection, operation: Operation) -> Outcome:
     async with with_column(connection, operation.table, operation.body, operation.row.key, operation.query):
         try:
+            if connection.is_in_transaction():  # of several writes, which starts over as a whole
+                return await _once(connection, operation)
             return await retry_conflicts(lambda: _once(connection, operation))
         except RefusedError as error:
             problem = await operation.explain(connection, error)
@@ -220,7 +230,7 @@ async def _decide(connection: Connection, operation: Operation) -> Outcome:
 
 async def _once(connection: Connection, operation: Operation) -> Outcome:
     once = operation.once
-    if once is None and not operation.in_transaction:
+    if once is None and not operation.in_transaction and not connection.is_in_transaction():
         outcome = await operation.attempt(connection)
         gateway_connection(connection).require_replicated()
         return outcome

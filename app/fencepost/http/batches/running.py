@@ -19,27 +19,20 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
-from fencepost.fencing.problem_types import BODY_TOO_LARGE, EARLIER_LINE_FIRST, INTERNAL_ERROR
-from fencepost.fencing.problems import Problem, bad_request
+from fencepost.fencing.problem_types import EARLIER_LINE_FIRST, INTERNAL_ERROR
+from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.writes.places import Place, place_of, place_of_claim
-from fencepost.http.batches.line import ClaimLine, read_line
 from fencepost.http.batches.order import Behind, Order, Turn
 from fencepost.http.batches.splitting import Splitter
-from fencepost.http.batches.verdict import last_line, verdict_of
+from fencepost.http.batches.understanding import Understood, too_long, understand
+from fencepost.http.batches.verdict import NDJSON, last_line, verdict_of
 from fencepost.http.batches.window import Entry, Window
 from fencepost.http.guard import Arrival
-from fencepost.http.problems.response import RequestError, problem_response
-from fencepost.http.requests.headers import read_idempotency_key, read_token
-from fencepost.http.writes.claiming import claim_answer, read_resource
-from fencepost.http.writes.deciding import answer_or_problem, write_answer
-from fencepost.http.writes.reading import read_write
-from fencepost.storage.statements.query import QueryError
+from fencepost.http.problems.response import problem_response
+from fencepost.http.writes.deciding import answer_or_problem
 
-Decide = Callable[[], Awaitable[Response]]
 IsKnown = Callable[[], Awaitable[bool]]
 
-NDJSON: Final = b"application/x-ndjson"
 _STOPPING: Final = "The gateway is stopping."
 _OVER: Final = "The caller's token or key is to be shown again."
 _TOO_MANY_AGAIN: Final = "Too many lines are to be sent again; their verdicts have the reasons."
@@ -49,6 +42,7 @@ _NEW_PICTURE: Final = (
 
 MOST_AGAIN: Final = 1000
 """Rows of lines that are to be sent again: where there are more, PostgreSQL is away, and no more is read."""
+_REFUSALS: Final = 400
 _FAILURES: Final = 500
 _RETRY_AFTER: Final = "retry-after"
 _FAILED: Final = Problem(INTERNAL_ERROR, "The gateway failed; its log has more.")
@@ -150,35 +144,13 @@ class Batch:
         if raw is not None and not raw.strip(b" \t\r"):
             return True
         entry = self._window.enter(0 if raw is None else len(raw))
-        try:
-            place, key, decide = await self._understood(raw)
-        except (RequestError, QueryError) as error:
-            problem = error.problem if isinstance(error, RequestError) else bad_request(str(error))
-            self._window.decide(entry, verdict_of(self._lines, problem_response(problem)))
+        number, longest = self._lines, self._max_body_bytes
+        line = too_long(longest) if raw is None else await understand(raw, self._gateway.catalog.current, longest)
+        if isinstance(line, Problem):
+            self._window.decide(entry, verdict_of(number, problem_response(line)))
         else:
-            tasks.create_task(self._decide(entry, self._order.enter(self._lines, place, key), decide))
+            tasks.create_task(self._decide(entry, self._order.enter(number, line.place, line.key), line))
         return True
-
-    async def _understood(self, raw: bytes | None) -> tuple[Place, str | None, Decide]:
-        """Read a line: its place, its Idempotency-Key, and what decides it."""
-        if raw is None:
-            raise RequestError(_too_long(self._max_body_bytes))
-        line, gateway, catalog = read_line(raw), self._gateway, self._gateway.catalog.current
-        if isinstance(line, ClaimLine):
-            token, headers, name = read_token(line.headers), line.headers, line.resource
-            place = place_of_claim(catalog, read_resource(name, "claim"))
-            return place, read_idempotency_key(headers), lambda: claim_answer(gateway, name, token, headers)
-        write = await read_write(line.request, line.table, line.key, self._max_body_bytes)
-        if write.preferences.queued:
-            raise RequestError(
-                bad_request(
-                    "prefer: respond-async means nothing in a batch: each line is decided before its verdict.",
-                    "To queue a write, send it as a request.",
-                )
-            )
-        once = write.request.once
-        place = place_of(catalog, write.request)
-        return place, None if once is None else once.key, lambda: write_answer(gateway, line.request, write)
 
     async def _may_go_on(self) -> bool:
         """Look at what may have changed since the line before: the caller's credential, and the picture of the tables.
@@ -194,21 +166,26 @@ class Batch:
                 self._stopped = _NEW_PICTURE
         return self._stopped is None
 
-    async def _decide(self, entry: Entry, turn: Turn, decide: Decide) -> None:
+    async def _decide(self, entry: Entry, turn: Turn, line: Understood) -> None:
         response: Response | None = None
         begun = False
         try:
             await turn.come()
             begun = await self._window.begin(entry)
-            response = await answer_or_problem(decide())
+            response = await answer_or_problem(line.decide(self._gateway))
         except Behind as behind:
             response = problem_response(_behind(behind.number))
         except Exception:
             log.exception("line failed", number=turn.number)
         finally:
             response = response or problem_response(_FAILED)
-            turn.decided(again=response.status_code >= _FAILURES or _RETRY_AFTER in response.headers)
+            turn.decided(again=_is_to_be_sent_again(response))
         self._window.decide(entry, verdict_of(turn.number, response), begun=begun)
+
+
+def _is_to_be_sent_again(response: Response) -> bool:
+    status = response.status_code
+    return status >= _FAILURES or (status >= _REFUSALS and _RETRY_AFTER in response.headers)
 
 
 def _behind(number: int) -> Problem:
@@ -217,12 +194,4 @@ def _behind(number: int) -> Problem:
         f"Line {number} is to be sent again, and concerns the same row or key: this line was not done.",
         hint=f"Send line {number} again, and then this one.",
         retry_after=1,
-    )
-
-
-def _too_long(limit: int) -> Problem:
-    return Problem(
-        BODY_TOO_LARGE,
-        f"The line has more than {limit} bytes: it was skipped.",
-        hint="FENCEPOST_MAX_BODY_BYTES sets it.",
     )

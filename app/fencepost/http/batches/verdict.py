@@ -5,6 +5,7 @@ from typing import Final
 import orjson
 from starlette.responses import Response
 
+NDJSON: Final = b"application/x-ndjson"
 MEMBERS: Final = {
     b"x-fence-mark": b"mark",
     b"x-fence-scope": b"scope",

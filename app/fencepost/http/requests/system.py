@@ -24,7 +24,7 @@ def read_headers(request: Request, route: Route, *, query: bool = False, resourc
     if route == "lease":
         _refuse_token_and_key(headers)
     if not query and request.scope["query_string"]:
-        refuse_query(request.scope["query_string"])
+        _refuse_query(request.scope["query_string"])
     if resources:
         refuse_profile(headers)
     return headers
@@ -47,8 +47,7 @@ def _refuse_token_and_key(headers: Headers) -> None:
         )
 
 
-def refuse_query(raw: bytes) -> None:
-    """Refuse parameters of a query, by their names."""
+def _refuse_query(raw: bytes) -> None:
     try:
         names = [name for name, _ in query_pairs(raw)]
     except QueryError as error:

@@ -6,22 +6,27 @@ A plain ASGI application, as that of tables (data.py): body and answer are strea
 from collections.abc import Callable
 from typing import Final
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.gateway import Gateway
 from fencepost.http.admission import Admission
-from fencepost.http.batches.running import NDJSON, Batch
+from fencepost.http.batches.atomic import atomic_answer
+from fencepost.http.batches.running import Batch
+from fencepost.http.batches.verdict import NDJSON
 from fencepost.http.guard import arrival_of
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name, media_ranges
-from fencepost.http.requests.system import refuse_query
+from fencepost.http.requests.query import query_pairs
+from fencepost.storage.statements.query import QueryError
 
 PATH: Final = b"/v1/batch"
 _OF_LINES: Final = {TOKEN_HEADER: "token", KEY_HEADER: "idempotency_key", b"prefer": "prefer"}
 _OF_PATHS: Final = (b"accept-profile", b"content-profile")
+_ATOMIC: Final = frozenset({"true", "false"})
 _ACCEPTED: Final = frozenset({"*/*", "application/*", NDJSON.decode()})
 
 
@@ -35,22 +40,32 @@ class BatchRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a batch."""
         try:
-            if scope["method"] != "POST":
-                problem = Problem(METHOD_NOT_ALLOWED, f"{scope['method']} is not for this path: POST is.")
-                await problem_response(problem, {"Allow": "POST"})(scope, receive, send)
-                return
-            headers = _read(scope)
+            response = await self._whole(scope, receive)
         except RequestError as error:
-            await problem_response(error.problem)(scope, receive, send)
+            response = problem_response(error.problem)
+        if response is not None:
+            await response(scope, receive, send)
             return
         gateway, admission = self._gateway(scope), self._admission
-        caller, credential = gateway.caller, headers.get(b"authorization")
+        caller, headers = gateway.caller, by_name(scope["headers"])
 
         async def is_known() -> bool:
-            return admission is None or await admission.is_good_still(caller, credential)
+            return admission is None or await admission.is_good_still(caller, headers.get(b"authorization"))
 
         batch = Batch(gateway, self._max_body_bytes, receive, send, arrival_of(scope), is_known)
         await batch.run(expects=b"expect" in headers)
+
+    async def _whole(self, scope: Scope, receive: Receive) -> Response | None:
+        """Answer what is no stream: a batch that lands as a whole, or another method's. None: it is one. Raises
+        RequestError.
+        """
+        if scope["method"] != "POST":
+            problem = Problem(METHOD_NOT_ALLOWED, f"{scope['method']} is not for this path: POST is.")
+            return problem_response(problem, {"Allow": "POST"})
+        headers = _read(scope)
+        if not _is_atomic(scope["query_string"]):
+            return None
+        return await atomic_answer(self._gateway(scope), headers, receive, self._max_body_bytes)
 
 
 def _read(scope: Scope) -> Headers:
@@ -71,9 +86,22 @@ def _read(scope: Scope) -> Headers:
             raise RequestError(
                 bad_request(f"{name.decode().title()}: the path of a line names its schema.", "sales.orders/order-1")
             )
-    refuse_query(scope["query_string"])
     _require_ndjson(headers)
     return headers
+
+
+def _is_atomic(query: bytes) -> bool:
+    """Read the query: whether the batch is to land as a whole."""
+    try:
+        pairs = query_pairs(query)
+    except QueryError as error:
+        raise RequestError(bad_request(str(error))) from error
+    for name, value in pairs:
+        if name != "atomic":
+            raise RequestError(bad_request(f"query: {name[:100]}: a batch takes atomic only."))
+        if value not in _ATOMIC or len(pairs) > 1:
+            raise RequestError(bad_request(f"query: atomic={value[:100]}: it is true or false, and given once."))
+    return pairs == [("atomic", "true")]
 
 
 def _require_ndjson(headers: Headers) -> None:

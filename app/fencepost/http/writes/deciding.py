@@ -16,7 +16,15 @@ from fencepost.storage.statements.query import QueryError
 async def write_answer(gateway: Gateway, request: DataRequest, write: WriteRequest) -> Response:
     """Decide a write, or put it into its queue; `request` is what it was read from. Raises RequestError."""
     queued = is_queued(gateway, write)
-    if queued or (queued is None and await is_queued_by_now(gateway, write)):
+    if gateway.together is not None:
+        if queued:
+            raise RequestError(
+                bad_request(
+                    f"{write.table} takes its writes by a queue, which is decided later: it cannot be part of a batch"
+                    " that lands as a whole."
+                )
+            )
+    elif queued or (queued is None and await is_queued_by_now(gateway, write)):
         async with gateway.place():
             return await submit_write(gateway, request, write)
     return write.render(await write.use(gateway, write.request))

@@ -1,0 +1,103 @@
+"""Several writes and claims that land all, or none: one transaction (POST /v1/batch?atomic=true).
+
+Each is decided as if it were alone, one after the other, on one connection and inside a savepoint: what is refused can
+so be explained, and then all of it is undone. It locks in the order in which the writes come, which need not be that of
+other transactions: a deadlock is found by PostgreSQL, and whoever it ends starts over (R4), here all of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from fencepost.fencing.problem_types import OUTCOME_UNKNOWN
+from fencepost.fencing.problems import Problem
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.refusals import RETRY_AFTER, problem_of_refused, unavailable
+from fencepost.gateway.roles import acting
+from fencepost.gateway.together import NOTHING, Together
+from fencepost.gateway.use_cases import MOST_DOUBTS
+from fencepost.observe.events import Accepted, Event
+from fencepost.storage.connections.connection import gateway_connection
+from fencepost.storage.connections.transactions import retry_conflicts
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, map_errors
+from fencepost.storage.tables.catalog import Table
+
+T = TypeVar("T")
+
+
+class Undone(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
+    """What was asked for is undone, and the answer is `answer`."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run of it has left."""
+
+    events: list[Event] = field(default_factory=list)
+    doubted: list[tuple[str, Table | None]] = field(default_factory=list)
+
+
+async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -> T | Problem:
+    """Run `use`, whose gateway decides all in one transaction. It raises Undone to have nothing done. It may be run
+    several times, each time from the start. A Problem: PostgreSQL could not do it, or refused the COMMIT.
+    """
+    runs = 0
+    try:
+        while True:
+            run, runs = _Run(), runs + 1
+            try:
+                answer = await acting(gateway, retry_conflicts(partial(_once, gateway, use, run)))
+            except RefusedError as error:  # sessions with old query plans: all are new by now
+                if runs > MOST_DOUBTS or not error.of_an_old_query_plan:
+                    raise
+                continue
+            if runs > MOST_DOUBTS or not await _is_outdated(gateway, run):
+                for event in run.events:
+                    gateway.emit(event)
+                return answer
+    except RefusedError as error:
+        return problem_of_refused(error)
+    except OutcomeUnknownError as error:
+        detail = f"It is not known whether the batch landed: {error}"
+        return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER)
+    except UnavailableError as error:
+        return unavailable(error)
+
+
+async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T:
+    run.events.clear()
+    async with gateway.connection(writing=True) as connection:
+        whole, committing = Together(connection, doubted=run.doubted), False
+        try:
+            with map_errors(writing=True):
+                async with connection.transaction():
+                    answer = await use(replace(gateway, together=whole, emit=run.events.append))
+                    committing = True
+        except Undone as undone:
+            if whole.failed is not None:
+                raise whole.failed from undone
+            run.events[:] = [event for event in run.events if not isinstance(event, Accepted)]
+            refused: T = undone.answer
+            return refused
+        except OutcomeUnknownError as error:
+            if committing:
+                raise
+            raise UnavailableError(NOTHING.format(error)) from error
+        gateway_connection(connection).require_replicated()
+    return answer
+
+
+async def _is_outdated(gateway: Gateway, run: _Run) -> bool:
+    """Look whether a table has changed for which a part may have been refused; then all are looked at anew."""
+    failed = asyncio.get_running_loop().time()
+    for name, table in run.doubted:
+        if await gateway.catalog.has_changed(name, table):
+            await gateway.catalog.loaded_after(failed)
+            return True
+    return False

@@ -1,0 +1,37 @@
+"""The transaction that several writes and claims are parts of (gateway/atomic.py)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
+
+if TYPE_CHECKING:
+    from fencepost.storage.tables.catalog import Table
+
+NOTHING: Final = "nothing was written: {}"
+
+
+@dataclass(slots=True)
+class Together:
+    """The transaction."""
+
+    connection: Connection
+    failed: RefusedError | None = None
+    """A deadlock, a serialization failure or an old query plan: for this all of it starts over."""
+    doubted: "list[tuple[str, Table | None]]" = field(default_factory=list)
+    """Tables, by their names, whose picture may be outdated: a part of it was refused, maybe for that."""
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Decide a part of it. UnavailableError: the connection has broken, and nothing was written."""
+        try:
+            yield
+        except RefusedError as error:
+            if error.sqlstate in RETRIED or error.of_an_old_query_plan:
+                self.failed = error
+            raise
+        except OutcomeUnknownError as error:  # before the COMMIT
+            raise UnavailableError(NOTHING.format(error)) from error

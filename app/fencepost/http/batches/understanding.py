@@ -1,0 +1,69 @@
+"""What a line of a batch asks for: its place among the others, and what decides it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from fencepost.fencing.problem_types import BODY_TOO_LARGE
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.writes.places import Place, place_of, place_of_claim
+from fencepost.http.batches.line import ClaimLine, read_line
+from fencepost.http.problems.response import RequestError
+from fencepost.http.requests.headers import read_idempotency_key, read_token
+from fencepost.http.writes.claiming import claim_answer, read_resource
+from fencepost.http.writes.deciding import write_answer
+from fencepost.http.writes.reading import read_write
+from fencepost.storage.statements.query import QueryError
+from fencepost.storage.tables.catalog import Catalog
+
+
+@dataclass(slots=True)
+class Understood:
+    """A line that can be decided."""
+
+    place: Place
+    key: str | None
+    """Its Idempotency-Key."""
+    decide: Callable[[Gateway], Awaitable[Response]]
+    """Decides it, as a request; raises RequestError, QueryError."""
+
+
+async def understand(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Understood | Problem:
+    """Read a line, or say what is wrong with it."""
+    try:
+        return await _understood(raw, catalog, max_body_bytes)
+    except RequestError as error:
+        return error.problem
+    except QueryError as error:
+        return bad_request(str(error))
+
+
+async def _understood(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Understood:
+    line = read_line(raw)
+    if isinstance(line, ClaimLine):
+        token, headers, name = read_token(line.headers), line.headers, line.resource
+        place = place_of_claim(catalog, read_resource(name, "claim"))
+        key = read_idempotency_key(headers)
+        return Understood(place, key, lambda gateway: claim_answer(gateway, name, token, headers))
+    request = line.request
+    write = await read_write(request, line.table, line.key, max_body_bytes)
+    if write.preferences.queued:
+        raise RequestError(
+            bad_request(
+                "prefer: respond-async means nothing in a batch: each line is decided before its verdict.",
+                "To queue a write, send it as a request.",
+            )
+        )
+    once, place = write.request.once, place_of(catalog, write.request)
+    return Understood(place, None if once is None else once.key, lambda gateway: write_answer(gateway, request, write))
+
+
+def too_long(limit: int) -> Problem:
+    """Refuse a line that has more bytes than a body may have."""
+    return Problem(
+        BODY_TOO_LARGE,
+        f"The line has more than {limit} bytes: it was skipped.",
+        hint="FENCEPOST_MAX_BODY_BYTES sets it.",
+    )

@@ -1,0 +1,187 @@
+"""A batch that lands as a whole, or not at all: `POST /v1/batch?atomic=true`."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from tests.support.batches import patch
+from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.interleave import blocks_another_session, start
+
+from fencepost.testing.servers.databases import Databases
+
+SENT = {"Content-Type": "application/x-ndjson"}
+A, B, C = "order-123", "order-124", "order-125"
+LAST = {"method": "PATCH", "path": f"orders/{C}?select=note", "token": 2001, "body": {"note": "all"}}
+KINDS: list[dict[str, Any]] = [
+    patch(A, 2001, note="all"),
+    {"method": "PUT", "path": f"orders/{B}", "token": 2001, "body": {"status": "paid", "note": "all"}},
+    {"claim": "orders/order-900", "token": 2001},
+    {"method": "POST", "path": "orders", "token": 2002, "body": [{"order_id": "order-901", "status": "new"}]},
+    {"method": "PATCH", "path": "orders?order_id=eq.order-901", "token": 2003, "body": {"note": "all"}},
+    {"method": "DELETE", "path": "orders/order-901", "token": 2004},
+    LAST,
+]
+STATE = "SELECT order_id, status, note, last_fence_token FROM orders ORDER BY 1"
+MARKS = "SELECT resource, last_fence_token FROM fencepost.marks ORDER BY 1"
+
+
+@pytest.fixture(scope="module")
+def shared(databases: Databases) -> Iterator[DemoGateway]:
+    """Give a gateway with one connection: a batch takes no other while it has it."""
+    with demo_gateway(databases, pool_size=1, max_rows=20, lock_timeout=60) as gateway:
+        yield gateway
+
+
+async def send(http: httpx.AsyncClient, lines: list[Any], query: str = "atomic=true") -> httpx.Response:
+    body = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    return await http.post(f"/v1/batch?{query}", content=body, headers=SENT)
+
+
+async def kept(dsn: str) -> list[Any]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return [tuple(row) for sql in (STATE, MARKS) for row in await connection.fetch(sql)]
+    finally:
+        await connection.close()
+
+
+async def test_all_lines_land(http: httpx.AsyncClient) -> None:
+    answer = await send(http, ["\n", *KINDS])
+    assert answer.status_code == 200
+    verdicts = [json.loads(line) for line in answer.text.splitlines()]
+    assert [verdict["status"] for verdict in verdicts] == [200, 200, 200, 201, 204, 204, 200]
+    assert [verdict["number"] for verdict in verdicts] == list(range(2, 9))
+    assert verdicts[-1] == {"number": 8, "status": 200, "mark": "2001", "body": {"note": "all"}}
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "code"),
+    [
+        (patch(C, 1, note="stale"), 409, "FP001"),
+        (patch(A, 2001, note="the token of line 1"), 409, "FP002"),
+        ({"method": "POST", "path": "orders", "token": 1, "body": {"order_id": B, "status": "new"}}, 409, "FP001"),
+        (patch("none", 2001, note="x"), 404, "FP006"),
+        (patch(C, 2002, status="no such state"), 400, "23514"),
+        ({"claim": "orders/order-124", "token": 1}, 409, "FP001"),
+        ({**LAST, "path": "orders?status=eq.new", "prefer": "max-affected=0"}, 400, "FP016"),
+        ({**LAST, "header": 1}, 400, "FP016"),
+        ("no JSON\n", 400, "FP016"),
+    ],
+)
+async def test_none_lands_where_one_is_refused(
+    http: httpx.AsyncClient, shared: DemoGateway, line: Any, status: int, code: str
+) -> None:
+    before = await kept(shared.dsn)
+    answer = await send(http, [*KINDS, line, patch(B, 2009, note="behind it")])
+    problem = answer.json()
+    assert (answer.status_code, problem["code"], problem["line"]) == (status, code, len(KINDS) + 1), problem
+    assert problem["detail"].startswith("Line 8: ")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert await kept(shared.dsn) == before
+
+
+async def test_what_landed_is_not_done_again_under_its_keys(http: httpx.AsyncClient) -> None:
+    lines = [patch(key, 2001, f"key of {key}", note="once") for key in (A, B)]
+    first, again = await send(http, lines), await send(http, lines)
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert [json.loads(line).get("replayed") for line in again.text.splitlines()] == [True, True]
+    assert [json.loads(line).get("replayed") for line in first.text.splitlines()] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("query", "lines", "status", "said"),
+    [
+        ("atomic=yes", KINDS, 400, "atomic=yes: it is true or false"),
+        ("atomic=true&atomic=true", KINDS, 400, "given once"),
+        ("order=id", KINDS, 400, "order: a batch takes atomic only"),
+        ("atomic=true", [patch(A, 2000 + n, note="x") for n in range(21)], 413, "more than 20 lines"),
+        ("atomic=true", [patch(A, 2001, note="x" * 2_000_000)], 413, "The body has more than"),
+    ],
+)
+async def test_what_no_batch_is_that_lands_as_a_whole(
+    http: httpx.AsyncClient, shared: DemoGateway, query: str, lines: list[Any], status: int, said: str
+) -> None:
+    before = await kept(shared.dsn)
+    answer = await send(http, lines, query)
+    assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+    assert await kept(shared.dsn) == before
+
+
+async def test_a_refused_batch_is_counted_as_refused_only(http: httpx.AsyncClient) -> None:
+    async def counted() -> dict[str, str]:
+        lines = (await http.get("/metrics")).text.splitlines()
+        return dict(
+            line.rsplit(" ", 1) for line in lines if line.startswith(("fencepost_operations_t", "fencepost_rows"))
+        )
+
+    before = await counted()
+    assert (await send(http, [patch(A, 3001, note="x"), patch(B, 1, note="x")])).status_code == 409
+    changed = {name: value for name, value in (await counted()).items() if value != before.get(name)}
+    assert len(changed) == 1
+    assert "FP002" in str(changed)
+
+
+@asynccontextmanager
+async def begun(shared: DemoGateway, statement: str) -> AsyncIterator[asyncpg.Connection]:
+    """Begin a transaction that lets others find a deadlock."""
+    connection = await asyncpg.connect(shared.dsn)
+    await connection.execute(f"SET deadlock_timeout = '1h'; BEGIN; {statement}")
+    yield connection
+    await connection.close()
+
+
+async def test_nobody_sees_half_of_it_and_after_a_deadlock_all_of_it_starts_over(
+    http: httpx.AsyncClient, shared: DemoGateway
+) -> None:
+    """The batch has A and waits for C; another has B and waits for A; then the batch wants B."""
+    lines = [patch(key, 2001, note="whole") for key in (A, C, B)]
+    before = await kept(shared.dsn)
+    async with (
+        begun(shared, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
+        begun(shared, f"SELECT FROM orders WHERE order_id = '{B}' FOR UPDATE") as other,
+        begun(shared, "COMMIT") as observer,
+    ):
+        sent = asyncio.create_task(send(http, lines))
+        await blocks_another_session(gate, observer)
+        assert await kept(shared.dsn) == before
+        wants_a = await start(
+            observer, other.execute(f"SELECT FROM orders WHERE order_id = '{A}' FOR UPDATE"), other.get_server_pid()
+        )
+        assert not wants_a.done()
+        await gate.execute("COMMIT")
+        await wants_a  # the batch gave way
+        await blocks_another_session(other, observer)
+        assert await kept(shared.dsn) == before
+        await other.execute("COMMIT")
+        answer = await sent
+        assert answer.status_code == 200, answer.text
+    connection = await asyncpg.connect(shared.dsn)
+    assert (
+        await connection.fetchval("SELECT count(*) FROM orders WHERE note = 'whole' AND last_fence_token = 2001") == 3
+    )
+    await connection.close()
+
+
+async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
+    http: httpx.AsyncClient, shared: DemoGateway
+) -> None:
+    before = await kept(shared.dsn)
+    async with (
+        begun(shared, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
+        begun(shared, "COMMIT") as observer,
+    ):
+        sent = asyncio.create_task(send(http, [patch(A, 2001, note="x"), patch(C, 2001, note="x")]))
+        await blocks_another_session(gate, observer)
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
+        assert await observer.fetchval(ended, gate.get_server_pid())
+        answer = await sent
+        assert (answer.status_code, answer.json()["code"]) == (503, "FP010"), answer.text
+        assert "nothing was written" in answer.json()["detail"]
+    assert await kept(shared.dsn) == before
+    assert (await send(http, [patch(A, 2001, note="x")])).status_code == 200
