@@ -2,17 +2,19 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
-from tests.support.batches import patch
+from tests.support.batches import patch, written
 
-from fencepost import Client, FenceToken, StaleToken, SyncClient, Unavailable
+from fencepost import Client, FenceToken, OutcomeUnknown, RowNotFound, StaleToken, SyncClient, Unavailable
 from fencepost.client import Retry, Verdict
 from fencepost.client.errors import BadRequest
-from fencepost.client.rows.batches import MOST_LINES
+from fencepost.client.rows.lines import MOST_LINES, SECONDS
+from fencepost.testing.servers.waiting import PATIENCE
 
 MANY = 2 * MOST_LINES + 10
 
@@ -53,6 +55,40 @@ async def test_a_line_may_be_made_of_the_verdict_before_it(client: Client) -> No
         verdicts.append(verdict)
         came.set()
     assert [verdict.mark for verdict in verdicts] == [1001, 1011, 1021]
+
+
+async def test_lines_are_sent_while_an_iterable_waits_for_the_next_one(client: Client) -> None:
+    came = threading.Event()
+
+    def source() -> Iterator[dict[str, Any]]:
+        yield patch("order-123", 1001, note="x")
+        assert came.wait(PATIENCE)
+        yield patch("order-123", 1002, note="x")
+        yield from [patch("order-124", 1001, note="not sent")] * int("raises")
+
+    verdicts = client.batch(source())
+    assert (await anext(verdicts)).mark == 1001
+    came.set()
+    with pytest.raises(ValueError, match="raises"):
+        [verdict async for verdict in verdicts]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [(b" \r\n", ValueError), (b'{"claim":\n"orders/1"}', ValueError), (None, TypeError), ("{}", TypeError)],
+)
+async def test_what_is_not_one_line_is_refused_by_its_number(
+    client: Client, gateway_url: str, line: Any, error: type[Exception]
+) -> None:
+    text = written(patch("order-123", 1001, note="x"))
+    verdicts = client.batch([*[text] * MOST_LINES, line])
+    assert [(await anext(verdicts)).number for _ in range(MOST_LINES)][-1] == MOST_LINES, "a text may have its end"
+    with pytest.raises(error, match=f"^line {MOST_LINES + 1}: "):
+        await anext(verdicts)
+    with pytest.raises(error, match=r"^line 1: "):
+        await anext(client.batch(iter([line])))
+    with SyncClient(gateway_url) as synchronous, pytest.raises(error, match=f"^line {MOST_LINES + 1}: "):
+        list(synchronous.batch([*[text] * MOST_LINES, line]))
 
 
 class Losing(httpx.AsyncBaseTransport):
@@ -98,11 +134,63 @@ async def test_what_a_gateway_that_stops_has_not_read_is_sent_again() -> None:
         found = [(verdict.number, verdict.body) async for verdict in client.batch(sealed)]
     assert found == [(each + 1, f"{each}.k.p.s") for each in range(5)]
     assert [len(tokens) for tokens in read] == [5, 2, 2]
-    async with Client(
-        "http://gateway", transport=httpx.MockTransport(lambda _: httpx.Response(200)), retry=Retry(patience=0)
-    ) as client:
-        with pytest.raises(Unavailable):
-            await anext(client.batch(lines()))
+
+
+def said(number: int, status: int = 200, **members: str) -> dict[str, Any]:
+    return {"number": number, "status": status, "body": members}
+
+
+async def against(*answers: list[dict[str, Any]], patience: float) -> list[tuple[int, int, type[Any]]]:
+    """Send two lines to a gateway that answers so, one answer after the other."""
+    bodies = iter(answers)
+    asked: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.content)
+        return httpx.Response(200, content=b"".join(json.dumps(line).encode() + b"\n" for line in next(bodies)))
+
+    retry = Retry(patience=patience)
+    async with Client("http://gateway", transport=httpx.MockTransport(answer), retry=retry) as client:
+        verdicts = [verdict async for verdict in client.batch([{"claim": "a/1"}, {"claim": "a/1"}])]
+    assert asked == [asked[0]] * len(answers)
+    return [(verdict.number, verdict.status, type(verdict.error)) for verdict in verdicts]
+
+
+async def test_no_verdict_counts_while_an_earlier_request_works_on_the_lines() -> None:
+    worked_on = said(1, 409, code="FP013")
+    refused = said(1, 404, code="FP006"), said(2, 409, code="FP001")
+    assert await against([worked_on, said(2)], [*refused], patience=PATIENCE) == [
+        (1, 404, OutcomeUnknown), (2, 409, StaleToken),
+    ], "the request that works on the first one may do it now"  # fmt: skip
+    assert await against([*refused], patience=PATIENCE) == [(1, 404, RowNotFound), (2, 409, StaleToken)]
+    with pytest.raises(OutcomeUnknown):
+        await against([worked_on, said(2)], patience=0)
+
+
+@pytest.mark.parametrize("answer", [[said(2), said(1)], [said(1)], [said(1), said(2), said(3)], [said(1), {}], []])
+async def test_a_verdict_of_another_line_is_no_answer(answer: list[dict[str, Any]]) -> None:
+    with pytest.raises(OutcomeUnknown):
+        await against(answer, patience=0)
+
+
+async def test_a_gateway_that_stops_at_once_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        await against([{"stopped": True, "lines": 0, "reason": "The gateway is stopping."}], patience=0)
+
+
+def test_the_synchronous_client_sends_lines_before_it_waits_again(gateway_url: str) -> None:
+    verdicts: list[Verdict] = []
+
+    def source() -> Iterator[dict[str, Any]]:
+        assert not threading.Event().wait(2 * SECONDS)
+        yield patch("order-123", 1001, note="x")
+        assert len(verdicts) == 1
+        yield patch("order-123", 1002, note="x")
+
+    with SyncClient(gateway_url) as client:
+        for verdict in client.batch(source()):
+            verdicts.append(verdict)  # noqa: PERF402 - the source looks at them
+    assert [verdict.mark for verdict in verdicts] == [1001, 1002]
 
 
 def test_the_synchronous_client_takes_lines_in_the_callers_thread(gateway_url: str) -> None:

@@ -1,30 +1,35 @@
 """`fencepost batch`: sends a file of writes and claims to a gateway, and can go on where it stopped."""
 
 import asyncio
+import codecs
 import contextlib
 import hashlib
 import itertools
 import json
 import os
+import secrets
+import shlex
 import signal
 import stat
 import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Final, NoReturn
 
 import click
 
 from fencepost.cli.api_token import api_token_option, read_api_token
 from fencepost.cli.locking import exit_codes
 from fencepost.cli.locking.options import DEFAULT_URL
-from fencepost.client import ApiError, Client, Token
+from fencepost.client import ApiError, Client, Token, Verdict
 from fencepost.client.http.jsontext import dumps
 
 _REFUSED: Final = 1
-_INTERRUPTED: Final = 130
+_BAD_REQUEST: Final = 400
+_IO_FAILED: Final = 74  # EX_IOERR
 _SHOWN_EVERY: Final = 65_536
 """Bytes of the file between two looks of the progress bar."""
 
@@ -32,86 +37,141 @@ _SHOWN_EVERY: Final = 65_536
 @click.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("--from-line", type=click.IntRange(1), default=1, show_default=True, help="Go on at this line of FILE.")
+@click.option(
+    "--run",
+    metavar="NAME",
+    help="Lines are done once under one NAME. Default: the path of FILE; for a pipe, a new name each time.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Print every verdict, not only those of lines that were refused.")
 @click.option(
     "--url", envvar="FENCEPOST_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="The gateway."
 )
 @api_token_option
-def batch(file: IO[bytes], from_line: int, show_all: bool, url: str, api_token_file: str | None) -> None:
+def batch(
+    file: IO[bytes], from_line: int, run: str | None, show_all: bool, url: str, api_token_file: str | None
+) -> None:
     """Send the lines of FILE (- is the standard input), 256 at a time, to POST /v1/batch, and print the verdicts of
     those refused, as JSON lines whose `number` is that of the line in FILE.
 
-    A line without an idempotency_key gets one, made of its number and its text. So FILE can be sent again, whole or
-    from a line: what has landed is not done again, for as long as the gateway keeps keys.
+    A line without an idempotency_key gets one, made of the run's NAME, its number and its text. So a file can be sent
+    again, whole or from a line: what has landed is not done again, for as long as the gateway keeps keys.
 
-    Exit codes: 0 every line was accepted, 1 some were refused, 69 the gateway cannot be reached, 130 Ctrl-C, 2 bad
-    usage, or the gateway refuses all of it. After 69 and 130 the standard error says from which line to go on.
+    Exit codes: 0 every line was accepted, 1 some were refused, 69 the gateway cannot be reached, 74 FILE cannot be read
+    or verdicts cannot be printed, 130 Ctrl-C, 143 SIGTERM, 2 bad usage, or the gateway refuses all of it. When it ends
+    early, the standard error says how to go on.
     """
     api_token = read_api_token(api_token_file)
-    sending = _Sending(file, from_line, show_all=show_all)
-    signal.signal(signal.SIGINT, _interrupt)
+    path = str(Path(file.name).resolve()) if file.fileno() and _size(file) is not None else None
+    name = run or path or secrets.token_hex(8)
+    sending = _Sending(file, from_line, os.fsencode(name), show_all=show_all)
     try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
         asyncio.run(sending.run(url, api_token))
-    except (ApiError, KeyboardInterrupt) as error:
-        code = exit_codes.of_error(error) if isinstance(error, ApiError) else _INTERRUPTED
-        click.echo(f"fencepost batch: {str(error) or 'interrupted'}", err=True)
-        click.echo(f"fencepost batch: go on with --from-line {sending.next_line}", err=True)
-        raise SystemExit(code) from None
+    except (ApiError, OSError, KeyboardInterrupt) as error:
+        again = "" if name == path else f" --run {shlex.quote(name)}"
+        why = signal.Signals(error.args[0]).name if isinstance(error, KeyboardInterrupt) else error
+        _say(f"fencepost batch: {why}", f"fencepost batch: go on with --from-line {sending.next_line}{again}")
+        raise SystemExit(_exit_code(error)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    click.echo(f"{sending.accepted} accepted, {sending.refused} refused", err=True)
+    before = f" ({sending.before} of them had been done before)" if sending.before else ""
+    _say(f"{sending.accepted} accepted{before}, {sending.refused} refused")
     if sending.refused:
         raise SystemExit(_REFUSED)
 
 
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    """End at once, also while a verdict cannot be printed: asyncio's own handler would wait for that."""
+    raise KeyboardInterrupt(number)
+
+
+def _exit_code(error: ApiError | OSError | KeyboardInterrupt) -> int:
+    if isinstance(error, ApiError):
+        return exit_codes.of_error(error)
+    return _IO_FAILED if isinstance(error, OSError) else exit_codes.of_signal(error.args[0])
+
+
+def _say(*lines: str) -> None:
+    """Say how it ended, if anybody listens."""
+    with contextlib.suppress(OSError):
+        for line in lines:
+            click.echo(line, err=True)
+
+
+def _print(line: bytes) -> None:
+    """Print a verdict. OSError: it cannot be; what is left of it is not tried again when the program ends."""
+    try:
+        click.echo(line)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def _size(file: IO[bytes]) -> int | None:
+    """Give the bytes of a regular file."""
+    found = os.fstat(file.fileno())
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 @dataclass
 class _Sending:
-    """A file on its way. `next_line`: the first one without a verdict."""
+    """A file on its way. `next_line`: the first one whose verdict is not printed; `name`: the run's."""
 
     file: IO[bytes]
     next_line: int
+    name: bytes
     show_all: bool = field(kw_only=True)
     accepted: int = 0
+    before: int = 0
+    """Those of the accepted ones that an earlier run has done."""
     refused: int = 0
-    _sent: "deque[tuple[int, int]]" = field(default_factory=deque)
-    """Numbers and sizes of lines that wait for their verdicts."""
+    _sent: "deque[tuple[int, bytes]]" = field(default_factory=deque)
+    """Numbers and texts of lines that wait for their verdicts."""
 
     async def run(self, url: str, api_token: Token | None) -> None:
         """Send it."""
-        with self._bar() as bar:
+        size = _size(self.file)
+        with click.progressbar(length=size or 0, label="sending", file=sys.stderr, hidden=not size) as bar:
             shown = 0
             async with (
                 Client(url, token=api_token, decimals=True) as client,
                 contextlib.aclosing(client.batch(self._lines())) as said,
             ):
                 async for verdict in said:
-                    number, size = self._sent.popleft()
-                    self.next_line = number + 1
-                    self.accepted += verdict.error is None
-                    self.refused += verdict.error is not None
-                    if self.show_all or verdict.error is not None:
-                        click.echo(dumps({**verdict.members, "number": number}))
-                    shown += size
+                    shown += self._take(verdict)
                     if shown >= _SHOWN_EVERY:
                         bar.update(shown)
                         shown = 0
             bar.update(shown)
 
-    def _bar(self) -> Any:
-        """Make the progress bar: of the file's bytes, if it has a size."""
-        found = os.fstat(self.file.fileno())
-        length = found.st_size if stat.S_ISREG(found.st_mode) else 0
-        return click.progressbar(length=length, label="sending", file=sys.stderr, hidden=not length)
+    def _take(self, verdict: Verdict) -> int:
+        """Print a verdict, if it is to be, and count it. Gives the size of its line."""
+        number, raw = self._sent.popleft()
+        if self.show_all or verdict.error is not None:
+            body = verdict.body
+            if verdict.status == _BAD_REQUEST and raw.startswith(codecs.BOM_UTF8):
+                body = {**body, "detail": "line: it begins with a UTF-8 byte order mark (BOM), which is no JSON."}
+            _print(dumps({**verdict.members, "number": number, "body": body}))
+        self.accepted += verdict.error is None
+        self.before += verdict.error is None and verdict.replayed
+        self.refused += verdict.error is not None
+        self.next_line = number + 1
+        return len(raw)
 
     def _lines(self) -> Iterator[bytes]:
-        first = self.next_line
-        for number, raw in enumerate(itertools.islice(self.file, first - 1, None), first):
+        # A file of our own: the thread that waits in it holds its lock when the program ends, and closes click's.
+        file, first = open(self.file.fileno(), "rb", closefd=False), self.next_line  # noqa: SIM115
+        skipped = sum(1 for _ in itertools.islice(file, first - 1))
+        if skipped < first - 1:
+            raise ValueError(f"--from-line {first}: {self.file.name} has {skipped} lines.")
+        for number, raw in enumerate(file, first):
             if text := raw.strip(b" \t\r\n"):
-                self._sent.append((number, len(raw)))
-                yield _with_key(number, text)
+                self._sent.append((number, raw))
+                yield _with_key(self.name, number, text)
 
 
-def _with_key(number: int, text: bytes) -> bytes:
+def _with_key(name: bytes, number: int, text: bytes) -> bytes:
     """Give a line its key, and leave the rest of it as it stands. What is wrong with a line, the gateway says."""
     try:
         members = json.loads(text.decode(), parse_int=float)
@@ -119,9 +179,5 @@ def _with_key(number: int, text: bytes) -> bytes:
         return text
     if not isinstance(members, dict) or not members or "idempotency_key" in members:
         return text
-    return b'{"idempotency_key":"%d-%b",%b' % (number, hashlib.sha256(text).hexdigest().encode(), text[1:])
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """End at once, also while the next line is waited for: asyncio's own handler would wait for that."""
-    raise KeyboardInterrupt
+    key = hashlib.sha256(name + b"\n" + text).hexdigest()
+    return b'{"idempotency_key":"%d-%b",%b' % (number, key.encode(), text[1:])

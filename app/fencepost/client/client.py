@@ -26,7 +26,8 @@ from fencepost.client.leases.lease import Lease, claim_call
 from fencepost.client.leases.lock import Background, Lock
 from fencepost.client.queued.submit import Submit
 from fencepost.client.rows import calls
-from fencepost.client.rows.batches import Lines, Verdict, decided
+from fencepost.client.rows.batches import Verdict, decided
+from fencepost.client.rows.lines import Lines
 from fencepost.client.rows.rows import Rows
 from fencepost.client.rows.writer import Writer
 
@@ -152,9 +153,11 @@ class Client(Elections, Rows):
         """Send many writes and claims in few requests: `async for verdict in client.batch(lines)`.
 
         A line is a mapping, as docs/batch.md has it; those on one resource take effect in their order. Verdicts come in
-        the order of the lines, also of those that were refused, which stop nobody. Lines are taken as they are sent:
-        there may be any number. What has no Idempotency-Key gets one, and is sent again under it while `retry` allows
-        it; after the error that is raised then, the next lines may have landed.
+        the order of the lines, also of those that were refused, which stop nobody. Lines are taken as they are sent,
+        in a thread of its own if they are of an iterable that may wait: there may be any number. What has no
+        Idempotency-Key gets one, and is sent again under it while `retry` allows it; after the error that is raised
+        then, the next lines may have landed. TypeError and ValueError name a line that is none; it and what has no
+        verdict were not sent.
         """
         return decided(self._exchange, lines)
 

@@ -85,7 +85,7 @@ def foreign_errors(call: Call) -> Iterator[None]:
     except _NEVER_BUILT as error:
         raise Unavailable(f"{_shown(call)} could not be built: {_reason(error)}", may_repeat=False) from error
     except (httpx.HTTPError, httpx.StreamError) as error:
-        raise _no_answer(call, _reason(error)) from error
+        raise no_answer(call, _reason(error)) from error
 
 
 class Exchange:
@@ -188,7 +188,7 @@ class Exchange:
                         timeout=self._limits(seconds),
                     )
         except TimeoutError as error:
-            raise _no_answer(call, "no answer in time") from error
+            raise no_answer(call, "no answer in time") from error
 
     @asynccontextmanager
     async def stream(self, call: Call) -> AsyncIterator[AsyncIterator[str]]:
@@ -241,7 +241,7 @@ class Exchange:
         try:
             return (loads_lines if call.lines else loads)(response.content, decimals=self._decimals)
         except ValueError as error:
-            raise _no_answer(call, f"the answer {response.status_code} is not JSON") from error
+            raise no_answer(call, f"the answer {response.status_code} is not JSON") from error
 
 
 def _headers(call: Call, token: str | None) -> dict[str, str]:
@@ -266,7 +266,8 @@ def _problem(response: httpx.Response) -> Problem:
     )
 
 
-def _no_answer(call: Call, reason: str) -> ApiError:
+def no_answer(call: Call, reason: str) -> ApiError:
+    """Give the error for a request whose answer did not come, or cannot be read."""
     if call.writes:
         return OutcomeUnknown(
             f"{_shown(call)} was sent, and its answer is not known: {reason}. It may have landed, or may still",

@@ -5,29 +5,18 @@ other one, whatever HTTP client is under it. Each line has an Idempotency-Key, a
 sent again under theirs, before any later line is.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable
-from fencepost.client.fence_token import FenceToken
-from fencepost.client.http.exchange import Call, Exchange
-from fencepost.client.http.idempotency import new_key
-from fencepost.client.http.jsontext import dumps
-from fencepost.client.http.retry import IN_FLIGHT, run_with_retry
+from fencepost.client.http.exchange import Call, Exchange, no_answer
+from fencepost.client.http.retry import DEFINITE, IN_FLIGHT, run_with_retry
 from fencepost.client.problem import Problem, as_token
 from fencepost.client.problem_errors import error_of
+from fencepost.client.rows.lines import Lines, Ready, chunks
 
-Line: TypeAlias = Mapping[str, Any] | bytes
-"""A line as docs/batch.md has it: `{"method": "PATCH", "path": "orders/7", "token": 34, "body": {…}}`, or a claim. Or
-its text, which is sent as it is, also again: it has a key of its own, or must not matter."""
-Lines: TypeAlias = AsyncIterable[Line] | Iterable[Line]
-
-MOST_LINES: Final = 256
-MOST_BYTES: Final = 65_536
-SECONDS: Final = 0.02
-"""For so long more lines are waited for before those that are there are sent."""
 _REFUSED: Final = 400
 
 
@@ -54,91 +43,72 @@ class Verdict:
         return self.body
 
 
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    key: str
-    text: bytes
-
-
 async def decided(exchange: Exchange, lines: Lines) -> AsyncGenerator[Verdict, None]:
     """Send lines, and give their verdicts in order."""
     number = 0
-    async for chunk in _chunks(aiter(lines) if isinstance(lines, AsyncIterable) else _each(lines)):
-        left: Sequence[_Ready] = chunk
-        while left:
-            verdicts = await _send(exchange, left)
-            for ready, verdict in zip(left, verdicts, strict=False):
-                number += 1
-                yield _read(number, ready.key, verdict)
-            left = left[len(verdicts) :]
+    async with aclosing(chunks(lines)) as requests:
+        async for chunk in requests:
+            left: Sequence[Ready] = chunk
+            while left:
+                verdicts, unknown = await _send(exchange, left)
+                for ready, verdict in zip(left, verdicts, strict=False):
+                    number += 1
+                    yield _read(number, ready.key, verdict, unknown)
+                left = left[len(verdicts) :]
 
 
-async def _each(lines: Iterable[Line]) -> AsyncIterator[Line]:
-    for line in lines:
-        yield line
+async def _send(
+    exchange: Exchange, lines: Sequence[Ready]
+) -> tuple[Sequence[Mapping[str, Any]], OutcomeUnknown | None]:
+    """Send lines, again if need be, and give the verdicts of the first of them: at least of one. And the error of an
+    earlier request, if they were sent before and what became of that is not known.
 
-
-def _ready(line: Line) -> _Ready:
-    if isinstance(line, bytes):
-        return _Ready("", line)
-    members = dict(line)
-    if isinstance(token := members.get("token"), FenceToken):
-        members["token"] = token.text
-    key = members.setdefault("idempotency_key", new_key())
-    return _Ready(str(key), dumps(members))
-
-
-async def _next(source: AsyncIterator[Line]) -> _Ready | None:
-    line = await anext(source, None)
-    return None if line is None else _ready(line)
-
-
-async def _chunks(source: AsyncIterator[Line]) -> AsyncGenerator[Sequence[_Ready], None]:
-    """Gather lines for as long as they come quickly: the next one may be made of a verdict."""
-    chunk: list[_Ready] = []
-    taking: asyncio.Task[_Ready | None] | None = None
-    try:
-        while True:
-            taking = taking or asyncio.create_task(_next(source))
-            if chunk:
-                await asyncio.wait((taking,), timeout=SECONDS)
-            else:
-                await asyncio.wait((taking,))
-            line = taking.result() if taking.done() else None
-            size = sum(len(ready.text) for ready in chunk)
-            if chunk and (line is None or len(chunk) >= MOST_LINES or size + len(line.text) > MOST_BYTES):
-                yield chunk
-                chunk = []
-            elif line is None:
-                return
-            else:
-                chunk.append(line)
-                taking = None
-    finally:
-        if taking is not None:
-            taking.cancel()
-
-
-async def _send(exchange: Exchange, lines: Sequence[_Ready]) -> Sequence[Mapping[str, Any]]:
-    """Send lines, again if need be, and give the verdicts of the first of them: at least of one."""
+    All are sent again, from the first one on, also while an earlier request works on one of them: its verdict is to
+    come before any later one's.
+    """
     call = Call(method="POST", path="/v1/batch", body=[ready.text for ready in lines], lines=True, writes=True)
+    unknown: OutcomeUnknown | None = None
 
     async def attempt(most: float) -> Sequence[Mapping[str, Any]]:
-        verdicts: Sequence[Mapping[str, Any]] = (await exchange.once(call, most)).body or ()
-        if verdicts and "stopped" in verdicts[-1]:
-            verdicts = verdicts[:-1]
-        in_flight = (each["body"].get("code") == IN_FLIGHT for each in verdicts if each["status"] >= _REFUSED)
-        if not verdicts or any(in_flight):
-            raise Unavailable("the gateway has stopped to read the batch, or works on its lines still")
+        nonlocal unknown
+        try:
+            verdicts = _verdicts(call, (await exchange.once(call, most)).body, len(lines))
+            if any(each["body"].get("code") == IN_FLIGHT for each in verdicts if each["status"] >= _REFUSED):
+                raise no_answer(call, "an earlier request works on its lines still")
+        except OutcomeUnknown as error:
+            unknown = error
+            raise
+        if not verdicts:
+            raise Unavailable("the gateway has stopped to read the batch")
         return verdicts
 
-    return await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=exchange.seconds(call))
+    verdicts = await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=exchange.seconds(call))
+    return verdicts, unknown
 
 
-def _read(number: int, key: str, members: Mapping[str, Any]) -> Verdict:
+def _verdicts(call: Call, found: Sequence[Any] | None, lines: int) -> Sequence[Mapping[str, Any]]:
+    """Read an answer. A line has the verdict that names its number, or the answer is none."""
+    verdicts = found or ()
+    stopped = bool(verdicts) and isinstance(verdicts[-1], Mapping) and "stopped" in verdicts[-1]
+    verdicts = verdicts[:-1] if stopped else verdicts
+    for number, verdict in enumerate(verdicts, 1):
+        match verdict:
+            case {"number": int(named), "status": int(status), "body": body} if named == number <= lines:
+                if status < _REFUSED or isinstance(body, Mapping):
+                    continue
+        raise no_answer(call, f"this is no verdict of line {number} of {lines}: {str(verdict)[:200]}")
+    if len(verdicts) < lines and not stopped:
+        raise no_answer(call, f"it has {len(verdicts)} verdicts of {lines} lines")
+    return verdicts
+
+
+def _read(number: int, key: str, members: Mapping[str, Any], unknown: OutcomeUnknown | None) -> Verdict:
     status, body, error = members["status"], members["body"], None
     if status >= _REFUSED:
         error = error_of(Problem(body, status, members.get("retry_after")), writes=True)
+        if unknown is not None and not isinstance(error, DEFINITE):  # the earlier one may be on its way still, and land
+            refusal, error = error, OutcomeUnknown(str(unknown))
+            error.__cause__ = refusal
         if isinstance(error, OutcomeUnknown):
             error.idempotency_key = key
     mark = as_token(members.get("mark"))

@@ -5,14 +5,15 @@ on are in client_calls.py and row_calls.py.
 """
 
 import contextlib
-import itertools
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from fencepost.client.clock import SystemClock
 from fencepost.client.elections.observing import Leader
-from fencepost.client.rows.batches import MOST_LINES, Line, Verdict
+from fencepost.client.rows.batches import Verdict
+from fencepost.client.rows.lines import MOST_LINES, SECONDS, Line, check
 from fencepost.client.sync.client_calls import SyncClientCalls
 from fencepost.client.sync.row_calls import SyncRowCalls
 
@@ -41,10 +42,10 @@ class SyncClient(SyncClientCalls, SyncRowCalls):
 
     def batch(self, lines: Iterable[Line]) -> Generator[Verdict, None, None]:
         """Send many writes and claims: `for verdict in client.batch(lines)`; see `Client.batch`. Lines are taken in the
-        caller's thread, so many at a time as a request has.
+        caller's thread, so many at a time as a request has, or as there are when one has kept it waiting.
         """
         source, done = iter(lines), 0
-        while chunk := list(itertools.islice(source, MOST_LINES)):
+        while chunk := _taken(source, done + 1):
 
             async def decide(chunk: list[Line] = chunk) -> list[Verdict]:
                 return [verdict async for verdict in self._client.batch(chunk)]
@@ -69,3 +70,15 @@ class SyncClient(SyncClientCalls, SyncRowCalls):
         finally:
             with contextlib.suppress(RuntimeError):  # the client is closed already, and the stream with it
                 self._loop.run(close)
+
+
+def _taken(source: Iterator[Line], number: int) -> list[Line]:
+    """Take the next lines, from that number on."""
+    clock, chunk = SystemClock(), list[Line]()
+    due = clock.now() + SECONDS
+    for line in source:
+        check(number + len(chunk), line)
+        chunk.append(line)
+        if len(chunk) == MOST_LINES or clock.now() >= due:
+            break
+    return chunk
