@@ -51,9 +51,10 @@ def test_what_was_refused_is_printed_by_the_numbers_of_the_file_and_nothing_is_d
     code, verdicts, said = run(gateway_url, "-", "--all", "--run", str(file), stdin=first)
     assert (code, verdicts[0]["body"], verdicts[0]["replayed"]) == (0, {"amount": 1.1}, True), "the key is the text's"
     other = tmp_path / "other"
-    other.write_bytes(first)
-    anew = [run(gateway_url, str(other), "--all"), *(run(gateway_url, "-", "--all", stdin=first) for _ in range(2))]
-    assert [verdicts[0].get("replayed") for _, verdicts, _ in anew] == [None] * 3, "another run is not this one"
+    other.write_bytes(first.replace(b"1001", b"2001"))
+    anew = [run(gateway_url, each, "--all", stdin=other.read_bytes()) for each in ("-", "-", str(other))]
+    said_of = [(verdicts[0]["status"], verdicts[0].get("replayed")) for _, verdicts, _ in anew]
+    assert said_of == [(200, None), (409, None), (409, None)], "another run is not this one: its token is spent"
 
 
 def test_a_byte_order_mark_is_named(gateway_url: str) -> None:
@@ -73,8 +74,8 @@ def test_where_verdicts_cannot_be_printed_it_says_where_to_go_on(gateway_url: st
     file.write_bytes(written(LINES[-1]) + b"no JSON\n")
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
-            [*FENCEPOST, "batch", file, "--run", "a name"], env=environment(FENCEPOST_URL=gateway_url), stdout=full,
-            stderr=subprocess.PIPE, check=False,
+            [*FENCEPOST, "batch", file, "--run", "a name"], stdout=full, stderr=subprocess.PIPE, check=False,
+            env=environment(FENCEPOST_URL=gateway_url, PYTHONUNBUFFERED=""),  # what is left would be written at the end
         )  # fmt: skip
     assert done.returncode == 74
     assert done.stderr.splitlines()[-1] == b"fencepost batch: go on with --from-line 2 --run 'a name'"

@@ -112,7 +112,7 @@ class Losing(httpx.AsyncBaseTransport):
 
 async def test_lines_whose_answer_is_lost_are_done_once(gateway_url: str) -> None:
     async with Client(gateway_url, transport=Losing()) as client:
-        verdicts = [verdict async for verdict in client.batch(lines())]
+        verdicts = [verdict async for verdict in client.batch([*lines()])]
     assert [verdict.status for verdict in verdicts] == [200] * MANY
     assert [verdict.replayed for verdict in verdicts] == [True] * MOST_LINES + [False] * (MANY - MOST_LINES)
 

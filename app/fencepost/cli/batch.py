@@ -100,10 +100,10 @@ def _say(*lines: str) -> None:
 
 
 def _print(line: bytes) -> None:
-    """Print a verdict. OSError: it cannot be; what is left of it is not tried again when the program ends."""
+    """Print a verdict. Where that fails, or a signal ends it, what is left is not tried again when the program ends."""
     try:
         click.echo(line)
-    except OSError:
+    except (OSError, KeyboardInterrupt):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
