@@ -17,6 +17,7 @@ from fencepost.client.rows.lines import MOST_LINES, SECONDS
 from fencepost.testing.servers.waiting import PATIENCE
 
 MANY = 2 * MOST_LINES + 10
+STOPPED = {"stopped": True, "lines": 3, "reason": "The gateway is stopping."}
 
 
 def lines(first: int = 2000) -> Iterator[dict[str, Any]]:
@@ -126,7 +127,7 @@ async def test_what_a_gateway_that_stops_has_not_read_is_sent_again() -> None:
         taken = [3, 0, 100][min(len(read), 3) - 1]
         said: list[object] = [{"number": n, "status": 200, "body": t} for n, t in enumerate(tokens[:taken], 1)]
         if taken < len(tokens):
-            said.append({"stopped": True, "lines": taken, "reason": "The gateway is stopping."})
+            said.append(STOPPED)
         return httpx.Response(200, content=b"".join(json.dumps(line).encode() + b"\n" for line in said))
 
     async with Client("http://gateway", transport=httpx.MockTransport(answer)) as client:
@@ -152,7 +153,8 @@ async def against(*answers: list[dict[str, Any]], patience: float) -> list[tuple
     retry = Retry(patience=patience)
     async with Client("http://gateway", transport=httpx.MockTransport(answer), retry=retry) as client:
         verdicts = [verdict async for verdict in client.batch([{"claim": "a/1"}, {"claim": "a/1"}])]
-    assert asked == [asked[0]] * len(answers)
+    assert len(asked) == len(answers)
+    assert all(asked[0].endswith(each) for each in asked)
     return [(verdict.number, verdict.status, type(verdict.error)) for verdict in verdicts]
 
 
@@ -162,6 +164,9 @@ async def test_no_verdict_counts_while_an_earlier_request_works_on_the_lines() -
     assert await against([worked_on, said(2)], [*refused], patience=PATIENCE) == [
         (1, 404, OutcomeUnknown), (2, 409, StaleToken),
     ], "the request that works on the first one may do it now"  # fmt: skip
+    assert await against([worked_on, said(2)], [said(1), STOPPED], [said(1, 404)], patience=PATIENCE) == [
+        (1, 200, type(None)), (2, 404, OutcomeUnknown),
+    ]  # fmt: skip
     assert await against([*refused], patience=PATIENCE) == [(1, 404, RowNotFound), (2, 409, StaleToken)]
     with pytest.raises(OutcomeUnknown):
         await against([worked_on, said(2)], patience=0)
@@ -175,7 +180,7 @@ async def test_a_verdict_of_another_line_is_no_answer(answer: list[dict[str, Any
 
 async def test_a_gateway_that_stops_at_once_is_unavailable() -> None:
     with pytest.raises(Unavailable):
-        await against([{"stopped": True, "lines": 0, "reason": "The gateway is stopping."}], patience=0)
+        await against([STOPPED], patience=0)
 
 
 def test_the_synchronous_client_sends_lines_before_it_waits_again(gateway_url: str) -> None:

@@ -49,8 +49,9 @@ async def decided(exchange: Exchange, lines: Lines) -> AsyncGenerator[Verdict, N
     async with aclosing(chunks(lines)) as requests:
         async for chunk in requests:
             left: Sequence[Ready] = chunk
+            unknown: OutcomeUnknown | None = None
             while left:
-                verdicts, unknown = await _send(exchange, left)
+                verdicts, unknown = await _send(exchange, left, unknown)
                 for ready, verdict in zip(left, verdicts, strict=False):
                     number += 1
                     yield _read(number, ready.key, verdict, unknown)
@@ -58,16 +59,15 @@ async def decided(exchange: Exchange, lines: Lines) -> AsyncGenerator[Verdict, N
 
 
 async def _send(
-    exchange: Exchange, lines: Sequence[Ready]
+    exchange: Exchange, lines: Sequence[Ready], unknown: OutcomeUnknown | None
 ) -> tuple[Sequence[Mapping[str, Any]], OutcomeUnknown | None]:
-    """Send lines, again if need be, and give the verdicts of the first of them: at least of one. And the error of an
-    earlier request, if they were sent before and what became of that is not known.
+    """Send lines, again if need be, and give the verdicts of the first of them: at least of one. `unknown`, given and
+    returned: the error of an earlier request, if they were sent before and what became of that is not known.
 
     All are sent again, from the first one on, also while an earlier request works on one of them: its verdict is to
     come before any later one's.
     """
     call = Call(method="POST", path="/v1/batch", body=[ready.text for ready in lines], lines=True, writes=True)
-    unknown: OutcomeUnknown | None = None
 
     async def attempt(most: float) -> Sequence[Mapping[str, Any]]:
         nonlocal unknown
