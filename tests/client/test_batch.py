@@ -202,3 +202,13 @@ def test_the_synchronous_client_takes_lines_in_the_callers_thread(gateway_url: s
     with SyncClient(gateway_url) as client:
         verdicts = list(client.batch(lines()))
     assert [(verdict.number, verdict.status) for verdict in verdicts] == [(each + 1, 200) for each in range(MANY)]
+
+
+async def test_lines_that_are_to_land_as_a_whole_do_or_the_first_refusal_is_raised(client: Client) -> None:
+    whole = [patch(key, 2001, note="whole") for key in ("order-123", "order-124")]
+    assert [verdict.mark for verdict in await client.batch_atomic(whole)] == [2001, 2001]
+    with pytest.raises(StaleToken) as raised:
+        await client.batch_atomic([patch("order-124", 2002, note="undone"), patch("order-123", 1, note="stale")])
+    assert raised.value.problem is not None
+    assert raised.value.problem.members["line"] == 2
+    assert (await client.get("orders", "order-124", select="note")) == {"note": "whole"}

@@ -1,7 +1,7 @@
 """The asynchronous client of one gateway. Works on asyncio."""
 
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -26,8 +26,8 @@ from fencepost.client.leases.lease import Lease, claim_call
 from fencepost.client.leases.lock import Background, Lock
 from fencepost.client.queued.submit import Submit
 from fencepost.client.rows import calls
-from fencepost.client.rows.batches import Verdict, decided
-from fencepost.client.rows.lines import Lines
+from fencepost.client.rows.batches import Verdict, decided, landed
+from fencepost.client.rows.lines import Line, Lines
 from fencepost.client.rows.rows import Rows
 from fencepost.client.rows.writer import Writer
 
@@ -160,6 +160,14 @@ class Client(Elections, Rows):
         verdict were not sent.
         """
         return decided(self._exchange, lines)
+
+    async def batch_atomic(self, lines: Iterable[Line]) -> list[Verdict]:
+        """Send writes and claims that land all, or none, in one transaction: their verdicts, in order.
+
+        The first line that is refused is raised as what a call of it would have raised; its number is
+        `error.problem.members["line"]`. Lines are as in `batch`, at most as many as FENCEPOST_MAX_ROWS of the gateway.
+        """
+        return await landed(self._exchange, lines)
 
     # Fences
 

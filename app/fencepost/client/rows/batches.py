@@ -5,7 +5,7 @@ other one, whatever HTTP client is under it. Each line has an Idempotency-Key, a
 sent again under theirs, before any later line is.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +15,7 @@ from fencepost.client.http.exchange import Call, Exchange, no_answer
 from fencepost.client.http.retry import DEFINITE, IN_FLIGHT, run_with_retry
 from fencepost.client.problem import Problem, as_token
 from fencepost.client.problem_errors import error_of
-from fencepost.client.rows.lines import Lines, Ready, chunks
+from fencepost.client.rows.lines import Line, Lines, Ready, as_sent, chunks
 
 _REFUSED: Final = 400
 
@@ -84,6 +84,23 @@ async def _send(
 
     verdicts = await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=exchange.seconds(call))
     return verdicts, unknown
+
+
+async def landed(exchange: Exchange, lines: Iterable[Line]) -> list[Verdict]:
+    """Send lines that land all, or none: their verdicts, or the error of the first one that is refused."""
+    ready = [as_sent(number, line) for number, line in enumerate(lines, 1)]
+    body, whole = [each.text for each in ready], (("atomic", "true"),)
+    call = Call(method="POST", path="/v1/batch", params=whole, body=body, lines=True, writes=True)
+
+    async def attempt(most: float) -> list[Verdict]:
+        verdicts = _verdicts(call, (await exchange.once(call, most)).body, len(ready))
+        return [
+            _read(number, one.key, verdict, None)
+            for number, (one, verdict) in enumerate(zip(ready, verdicts, strict=True), 1)
+        ]
+
+    keyed = all(each.key for each in ready)
+    return await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=exchange.seconds(call), once=not keyed)
 
 
 def _verdicts(call: Call, found: Sequence[Any] | None, lines: int) -> Sequence[Mapping[str, Any]]:

@@ -60,7 +60,8 @@ def check(number: int, line: object) -> None:
             raise ValueError(f"line {number}: the text has an end of line within, and would be several lines")
 
 
-def _ready(number: int, line: Line) -> Ready:
+def as_sent(number: int, line: Line) -> Ready:
+    """Write a line, with a key if it is none's text. Raises TypeError, ValueError."""
     check(number, line)
     if isinstance(line, bytes):
         return Ready("", line.strip(_BLANKS))
@@ -83,7 +84,7 @@ async def chunks(lines: Lines) -> AsyncGenerator[Sequence[Ready], None]:
         while (line := await source.next(SECONDS if chunk else None)) is not _Sign.END:
             if line is not _Sign.LATE:
                 number += 1
-                ready = _ready(number, line)
+                ready = as_sent(number, line)
                 if chunk and size + len(ready.text) > MOST_BYTES:
                     yield chunk
                     chunk, size = [], 0

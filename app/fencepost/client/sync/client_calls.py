@@ -5,7 +5,7 @@ Do not edit: change these, and run `make format`.
 """
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import httpx
 
@@ -16,6 +16,8 @@ from fencepost.client.elections.observing import Leader
 from fencepost.client.http.credentials import Token
 from fencepost.client.http.retry import DEFAULT_RETRY, Retry
 from fencepost.client.leases.acquire_request import FIRST_TOKENS, Claims, Names, Writes
+from fencepost.client.rows.batches import Verdict
+from fencepost.client.rows.lines import Line
 from fencepost.client.sync.elections import SyncCampaign
 from fencepost.client.sync.leases import SyncLease, SyncLock
 from fencepost.client.sync.loop import Loop
@@ -106,6 +108,14 @@ class SyncClientCalls:
     def submit(self) -> SyncSubmit:
         """Writes that are queued instead of done at once: `client.submit.patch("orders", "order-1", {…})`."""
         return SyncSubmit(self._client.submit, self._loop)
+
+    def batch_atomic(self, lines: Iterable[Line]) -> list[Verdict]:
+        """Send writes and claims that land all, or none, in one transaction: their verdicts, in order.
+
+        The first line that is refused is raised as what a call of it would have raised; its number is
+        `error.problem.members["line"]`. Lines are as in `batch`, at most as many as FENCEPOST_MAX_ROWS of the gateway.
+        """
+        return self._loop.run(lambda: self._client.batch_atomic(lines))
 
     def claim(
         self,

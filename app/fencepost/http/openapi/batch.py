@@ -83,6 +83,15 @@ _VERDICTS: Final = (
     '{"number":1,"status":200,"mark":"34","body":{"status":"paid"}}\n'
     '{"number":2,"status":200,"mark":"36","body":{"resource":"orders/order-125","mark":"36","row":null}}\n'
 )
+_ATOMIC: Final[Part] = {
+    "name": "atomic",
+    "in": "query",
+    "description": "`true`: all lines land in one transaction, or none. Then a refusal is that of the first line that"
+    " is refused, with the member `line`.",
+    "schema": {"type": "boolean", "default": False},
+}
+_WHOLE: Final = ("BadRequest", "Forbidden", "NoRow", "Refused", "TooLarge", "KeyReused", "TokenRequired", "Unavailable")
+"""How a batch is refused that is to land as a whole."""
 
 
 def batch_path() -> dict[str, Part]:
@@ -94,7 +103,7 @@ def batch_path() -> dict[str, Part]:
         "description": "Each line is a `BatchWrite` or a `BatchClaim`, each line of the answer a `BatchVerdict`, in the"
         " order of the lines, while the body still arrives. A bad line stops nobody. Lines on one resource take effect"
         " in their order. Read the answer while you send: lines whose verdicts are not taken are not read.",
-        "parameters": [parameter("RequestId")],
+        "parameters": [_ATOMIC, parameter("RequestId")],
         "requestBody": {
             "required": True,
             "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": _LINES}},
@@ -105,7 +114,7 @@ def batch_path() -> dict[str, Part]:
                 "content": {MEDIA_TYPE: {"schema": {"type": "string"}, "example": _VERDICTS}},
             }
             | headers("X-Request-Id"),
-            **errors(["BadRequest", "NotAcceptable", "NotJson"]),
+            **errors([*_WHOLE, "NotAcceptable", "NotJson"]),
         },
     }
     return {"/v1/batch": {"post": operation}}
