@@ -15,7 +15,7 @@ from starlette.types import Message
 from fencepost.fencing.caller import Caller
 from fencepost.gateway.batches import Batches
 from fencepost.gateway.writes.places import Place
-from fencepost.http.batches import running
+from fencepost.http.batches import running, understanding
 from fencepost.http.batches.line import read_line, read_quickly, taken_apart
 from fencepost.http.batches.running import Batch
 from fencepost.http.batches.splitting import Splitter
@@ -166,8 +166,8 @@ async def test_a_batch_that_is_read_no_more_says_how_far_it_came(why: str) -> No
 
 async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those that wait for it: they are not done before it."""
-    monkeypatch.setattr(running, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
-    monkeypatch.setattr(running, "claim_answer", lambda *_: 1 / 0)
+    monkeypatch.setattr(understanding, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(understanding, "claim_answer", lambda *_: 1 / 0)
     lines = b"".join(b'{"claim": "a/%b", "token": 1}\n' % row for row in (b"b", b"b", b"c"))
     client = Client(lines, most=1)
     client.reads.set()
@@ -185,8 +185,8 @@ async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monke
 
 
 async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
-    monkeypatch.setattr(running, "claim_answer", lambda *_: 1 / 0)
+    monkeypatch.setattr(understanding, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(understanding, "claim_answer", lambda *_: 1 / 0)
     monkeypatch.setattr(running, "MOST_AGAIN", 5)
     client = Client(b"".join(b'{"claim": "a/%d", "token": 1}\n' % row for row in range(100)), most=1)
     client.reads.set()
