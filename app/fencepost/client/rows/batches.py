@@ -2,7 +2,7 @@
 
 A request has so few bytes that it can always be sent before its answer is read: so neither side ever waits for the
 other one, whatever HTTP client is under it. Each line has an Idempotency-Key, and lines whose verdicts did not come are
-sent again under theirs, before any later line is.
+sent again under theirs, before any later line is; so are those whose verdicts say to send them again.
 """
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable
 from fencepost.client.http.exchange import Call, Exchange, no_answer
-from fencepost.client.http.retry import DEFINITE, IN_FLIGHT, run_with_retry
+from fencepost.client.http.retry import DEFINITE, run_with_retry
 from fencepost.client.problem import Problem, as_token
 from fencepost.client.problem_errors import error_of
 from fencepost.client.rows.lines import Line, Lines, Ready, as_sent, chunks
@@ -47,43 +47,84 @@ async def decided(exchange: Exchange, lines: Lines) -> AsyncGenerator[Verdict, N
     """Send lines, and give their verdicts in order."""
     number = 0
     async with aclosing(chunks(lines)) as requests:
-        async for chunk in requests:
-            left: Sequence[Ready] = chunk
-            unknown: OutcomeUnknown | None = None
-            while left:
-                verdicts, unknown = await _send(exchange, left, unknown)
-                for ready, verdict in zip(left, verdicts, strict=False):
-                    number += 1
-                    yield _read(number, ready.key, verdict, unknown)
-                left = left[len(verdicts) :]
+        async for ready in requests:
+            chunk = _Chunk(exchange, [_Sent(each) for each in ready])
+            failed = await chunk.decide()
+            for one in chunk.lines:
+                if failed is not None and (one.verdict is None or not chunk.any_decided):
+                    raise failed
+                number += 1
+                yield _read(number, one.ready.key, one.verdict or {}, one.unknown)
 
 
-async def _send(
-    exchange: Exchange, lines: Sequence[Ready], unknown: OutcomeUnknown | None
-) -> tuple[Sequence[Mapping[str, Any]], OutcomeUnknown | None]:
-    """Send lines, again if need be, and give the verdicts of the first of them: at least of one. `unknown`, given and
-    returned: the error of an earlier request, if they were sent before and what became of that is not known.
+@dataclass(slots=True)
+class _Sent:
+    """A line that was sent. `unknown`: the error of an earlier request, of which it is not known what became."""
 
-    All are sent again, from the first one on, also while an earlier request works on one of them: its verdict is to
-    come before any later one's.
-    """
-    call = Call(method="POST", path="/v1/batch", body=[ready.text for ready in lines], lines=True, writes=True)
+    ready: Ready
+    verdict: Mapping[str, Any] | None = None
+    unknown: OutcomeUnknown | None = None
 
-    async def attempt(most: float) -> Sequence[Mapping[str, Any]]:
-        nonlocal unknown
+    @property
+    def left(self) -> bool:
+        """Whether it is to be sent again: it has no verdict, or one that says so."""
+        return self.verdict is None or self.error is not None
+
+    @property
+    def error(self) -> Unavailable | OutcomeUnknown | None:
+        """Give the error of a verdict that says to send the line again; None: it does not."""
+        if self.verdict is None or self.verdict["status"] < _REFUSED:
+            return None
+        error = _error(self.verdict)
+        return error if isinstance(error, Unavailable | OutcomeUnknown) else None
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Lines of one request."""
+
+    exchange: Exchange
+    lines: Sequence[_Sent]
+
+    @property
+    def any_decided(self) -> bool:
+        """Whether some line has a verdict that lasts."""
+        return not all(each.left for each in self.lines)
+
+    async def decide(self) -> Unavailable | OutcomeUnknown | None:
+        """Send the lines, and again those that are left, in their order, for as long as `retry` allows it; the error
+        for which some are left then.
+        """
+        seconds = self.exchange.seconds(self._call(self.lines))
         try:
-            verdicts = _verdicts(call, (await exchange.once(call, most)).body, len(lines))
-            if any(each["body"].get("code") == IN_FLIGHT for each in verdicts if each["status"] >= _REFUSED):
-                raise no_answer(call, "an earlier request works on its lines still")
-        except OutcomeUnknown as error:
-            unknown = error
-            raise
-        if not verdicts:
-            raise Unavailable("the gateway has stopped to read the batch")
-        return verdicts
+            await run_with_retry(self.exchange.retry, self.exchange.clock, self._attempt, seconds=seconds)
+        except (Unavailable, OutcomeUnknown) as error:
+            return error
+        return None
 
-    verdicts = await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=exchange.seconds(call))
-    return verdicts, unknown
+    async def _attempt(self, most: float) -> None:
+        left = [each for each in self.lines if each.left]
+        call = self._call(left)
+        try:
+            verdicts = _verdicts(call, (await self.exchange.once(call, most)).body, len(left))
+        except OutcomeUnknown as error:
+            for each in left:
+                each.unknown, each.verdict = error, None
+            raise
+        for each, verdict in zip(left, verdicts, strict=False):
+            each.verdict = verdict
+            if isinstance(each.error, OutcomeUnknown):
+                each.unknown = each.error
+        failed = next((each.error for each in left if each.error is not None), None)
+        if failed is not None:
+            raise failed
+        if len(verdicts) < len(left):
+            raise Unavailable("the gateway has stopped to read the batch")
+
+    @staticmethod
+    def _call(lines: Sequence[_Sent]) -> Call:
+        texts = [each.ready.text for each in lines]
+        return Call(method="POST", path="/v1/batch", body=texts, lines=True, writes=True)
 
 
 async def landed(exchange: Exchange, lines: Iterable[Line]) -> list[Verdict]:
@@ -119,14 +160,19 @@ def _verdicts(call: Call, found: Sequence[Any] | None, lines: int) -> Sequence[M
     return verdicts
 
 
+def _error(members: Mapping[str, Any]) -> ApiError:
+    return error_of(Problem(members["body"], members["status"], members.get("retry_after")), writes=True)
+
+
 def _read(number: int, key: str, members: Mapping[str, Any], unknown: OutcomeUnknown | None) -> Verdict:
-    status, body, error = members["status"], members["body"], None
+    status, error = members["status"], None
     if status >= _REFUSED:
-        error = error_of(Problem(body, status, members.get("retry_after")), writes=True)
+        error = _error(members)
         if unknown is not None and not isinstance(error, DEFINITE):  # the earlier one may be on its way still, and land
             refusal, error = error, OutcomeUnknown(str(unknown))
             error.__cause__ = refusal
         if isinstance(error, OutcomeUnknown):
             error.idempotency_key = key
     mark = as_token(members.get("mark"))
-    return Verdict(number, status, mark, body, "replayed" in members, key, error, {**members, "number": number})
+    replayed = "replayed" in members
+    return Verdict(number, status, mark, members["body"], replayed, key, error, {**members, "number": number})
