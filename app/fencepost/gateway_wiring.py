@@ -204,7 +204,7 @@ def _assemble(
         watches=Watches(_watchers(settings), times),
         results=Results(_watchers(settings), times),
         times=times,
-        batches=Batches(settings.batch_lines, at_once, settings.lock_timeout),
+        batches=Batches(settings.batch_lines, at_once, settings.lock_timeout, settings.pool_timeout),
     )
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from tests.http.conftest import StartGateway
 from tests.support.batches import patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import blocks_another_session, start
 
 from fencepost.testing.servers.databases import Databases
+from fencepost.testing.servers.waiting import PATIENCE
 
 SENT = {"Content-Type": "application/x-ndjson"}
 A, B, C = "order-123", "order-124", "order-125"
@@ -34,7 +36,7 @@ MARKS = "SELECT resource, last_fence_token FROM fencepost.marks ORDER BY 1"
 @pytest.fixture(scope="module")
 def shared(databases: Databases) -> Iterator[DemoGateway]:
     """Give a gateway with one connection: a batch takes no other while it has it."""
-    with demo_gateway(databases, pool_size=1, max_rows=20, lock_timeout=60) as gateway:
+    with demo_gateway(databases, pool_size=1, max_answer_bytes=2000, lock_timeout=60) as gateway:
         yield gateway
 
 
@@ -71,6 +73,7 @@ async def test_all_lines_land(http: httpx.AsyncClient) -> None:
         ({"claim": "orders/order-124", "token": 1}, 409, "FP001"),
         ({**LAST, "path": "orders?status=eq.new", "prefer": "max-affected=0"}, 400, "FP016"),
         ({**LAST, "header": 1}, 400, "FP016"),
+        (patch(C, 2002, amount="no number"), 400, "22P02"),
         ("no JSON\n", 400, "FP016"),
     ],
 )
@@ -83,6 +86,7 @@ async def test_none_lands_where_one_is_refused(
     assert (answer.status_code, problem["code"], problem["line"]) == (status, code, len(KINDS) + 1), problem
     assert problem["detail"].startswith("Line 8: ")
     assert answer.headers["content-type"] == "application/problem+json"
+    assert problem.get("column") == ("amount" if code == "22P02" else None)
     assert await kept(shared.dsn) == before
 
 
@@ -100,7 +104,13 @@ async def test_what_landed_is_not_done_again_under_its_keys(http: httpx.AsyncCli
         ("atomic=yes", KINDS, 400, "atomic=yes: it is true or false"),
         ("atomic=true&atomic=true", KINDS, 400, "given once"),
         ("order=id", KINDS, 400, "order: a batch takes atomic only"),
-        ("atomic=true", [patch(A, 2000 + n, note="x") for n in range(21)], 413, "more than 20 lines"),
+        ("atomic=true", [patch(A, 2000 + n, note="x") for n in range(1001)], 413, "more than 1000 lines"),
+        (
+            "atomic=true",
+            [{**LAST, "body": {"note": "x" * 1500}}, {**LAST, "path": f"orders/{A}", "body": {"note": "x" * 1500}}],
+            400,
+            "Line 2: with it",
+        ),
         ("atomic=true", [patch(A, 2001, note="x" * 2_000_000)], 413, "The body has more than"),
     ],
 )
@@ -128,9 +138,9 @@ async def test_a_refused_batch_is_counted_as_refused_only(http: httpx.AsyncClien
 
 
 @asynccontextmanager
-async def begun(shared: DemoGateway, statement: str) -> AsyncIterator[asyncpg.Connection]:
+async def begun(dsn: str, statement: str) -> AsyncIterator[asyncpg.Connection]:
     """Begin a transaction that lets others find a deadlock."""
-    connection = await asyncpg.connect(shared.dsn)
+    connection = await asyncpg.connect(dsn)
     await connection.execute(f"SET deadlock_timeout = '1h'; BEGIN; {statement}")
     yield connection
     await connection.close()
@@ -143,9 +153,9 @@ async def test_nobody_sees_half_of_it_and_after_a_deadlock_all_of_it_starts_over
     lines = [patch(key, 2001, note="whole") for key in (A, C, B)]
     before = await kept(shared.dsn)
     async with (
-        begun(shared, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
-        begun(shared, f"SELECT FROM orders WHERE order_id = '{B}' FOR UPDATE") as other,
-        begun(shared, "COMMIT") as observer,
+        begun(shared.dsn, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
+        begun(shared.dsn, f"SELECT FROM orders WHERE order_id = '{B}' FOR UPDATE") as other,
+        begun(shared.dsn, "COMMIT") as observer,
     ):
         sent = asyncio.create_task(send(http, lines))
         await blocks_another_session(gate, observer)
@@ -173,8 +183,8 @@ async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
 ) -> None:
     before = await kept(shared.dsn)
     async with (
-        begun(shared, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
-        begun(shared, "COMMIT") as observer,
+        begun(shared.dsn, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
+        begun(shared.dsn, "COMMIT") as observer,
     ):
         sent = asyncio.create_task(send(http, [patch(A, 2001, note="x"), patch(C, 2001, note="x")]))
         await blocks_another_session(gate, observer)
@@ -185,3 +195,22 @@ async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
         assert "nothing was written" in answer.json()["detail"]
     assert await kept(shared.dsn) == before
     assert (await send(http, [patch(A, 2001, note="x")])).status_code == 200
+
+
+async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    url = await start_gateway(demo_database, pool_size=4, pool_timeout=1, lock_timeout=60)
+    async with (
+        begun(demo_database, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
+        begun(demo_database, "COMMIT") as observer,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http,
+    ):
+        first = asyncio.create_task(send(http, [patch(C, 2001, note="x")]))
+        await blocks_another_session(gate, observer)
+        second = await send(http, [patch(A, 2001, note="x")])
+        assert (second.status_code, second.json()["code"]) == (503, "FP010")
+        assert "nothing was written" in second.json()["detail"]
+        assert (await send(http, [{"claim": f"orders/{A}", "token": 2001}], "atomic=false")).status_code == 200
+        await gate.execute("COMMIT")
+        assert (await first).status_code == 200

@@ -115,6 +115,8 @@ async def test_lines_that_land_as_a_whole_may_share_the_token_of_a_scope(http: h
     assert (older["code"], older["line"]) == ("FP001", 2)
     (child,) = await batch(http, [post("late", 1, id=1, parent=9)], "?atomic=true")
     assert (child["code"], "line" in child) == ("23503", False), "it is checked at COMMIT"
+    metrics = (await http.get("/metrics")).text
+    assert 'fencepost_operations_total{table="",verb="batch",verdict="23503"} 1.0' in metrics
     (queued,) = await batch(http, [post("parents", 1, id=1), post("queued", None, id=1)], "?atomic=true")
     assert (queued["status"], queued["line"], "queue" in queued["detail"]) == (400, 2, True)
     assert (await http.get("/v1/data/parents")).json() == []

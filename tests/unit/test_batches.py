@@ -112,7 +112,7 @@ async def known() -> bool:
 
 
 def begun(client: Client, caller: Caller, *, expects: bool = False) -> tuple[Batches, asyncio.Task[None], Arrival]:
-    batches, arrival = Batches(LINES, 1, 1.0), Arrival(since=0.0, in_body=True)
+    batches, arrival = Batches(LINES, 1, 1.0, 1.0), Arrival(since=0.0, in_body=True)
     catalog = SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
     gateway.for_batch = lambda: gateway

@@ -18,7 +18,7 @@ from fencepost.gateway.refusals import RETRY_AFTER, problem_of_refused, unavaila
 from fencepost.gateway.roles import acting
 from fencepost.gateway.together import NOTHING, Together
 from fencepost.gateway.use_cases import MOST_DOUBTS
-from fencepost.observe.events import Accepted, Event
+from fencepost.observe.events import Accepted, Event, Refused
 from fencepost.storage.connections.connection import gateway_connection
 from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, map_errors
@@ -47,27 +47,35 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
     """Run `use`, whose gateway decides all in one transaction. It raises Undone to have nothing done. It may be run
     several times, each time from the start. A Problem: PostgreSQL could not do it, or refused the COMMIT.
     """
-    runs = 0
+    run = _Run()
     try:
-        while True:
-            run, runs = _Run(), runs + 1
-            try:
-                answer = await acting(gateway, retry_conflicts(partial(_once, gateway, use, run)))
-            except RefusedError as error:  # sessions with old query plans: all are new by now
-                if runs > MOST_DOUBTS or not error.of_an_old_query_plan:
-                    raise
-                continue
-            if runs > MOST_DOUBTS or not await _is_outdated(gateway, run):
-                for event in run.events:
-                    gateway.emit(event)
-                return answer
+        answer = await _decided(gateway, use, run)
     except RefusedError as error:
-        return problem_of_refused(error)
+        answer = problem_of_refused(error)
     except OutcomeUnknownError as error:
         detail = f"It is not known whether the batch landed: {error}"
-        return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER)
+        answer = Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER)
     except UnavailableError as error:
-        return unavailable(error)
+        answer = unavailable(error)
+    if isinstance(answer, Problem):
+        run.events = [Refused("", "batch", answer.name, answer.detail, None, None, None)]
+    for event in run.events:
+        gateway.emit(event)
+    return answer
+
+
+async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T | Problem:
+    for last in [False] * MOST_DOUBTS + [True]:
+        run.doubted.clear()
+        try:
+            answer = await acting(gateway, retry_conflicts(partial(_once, gateway, use, run)))
+        except RefusedError as error:  # sessions with old query plans: all are new by now
+            if last or not error.of_an_old_query_plan:
+                raise
+            continue
+        if last or not await _is_outdated(gateway, run):
+            break
+    return answer
 
 
 async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T:

@@ -16,6 +16,7 @@ from fencepost.fencing.caller import Caller
 from fencepost.gateway.turns import Turns
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
+from fencepost.storage.errors import UnavailableError
 
 BATCHES_AT_ONCE: Final = 4
 """So many batches decide all lines that they may have in hand; the lines of more of them wait for places. A batch whose
@@ -24,16 +25,37 @@ table is locked keeps its places for as long, and leaves those of three others."
 
 class Batches:
     """`lines`: a batch has so many in hand at most. `connections` of the pool are for those that go alone, `wait`
-    seconds at most for a turn at a locked row. One at a time looks whether a table has changed (`looks`).
+    seconds at most for a turn at a locked row. One at a time looks whether a table has changed (`looks`). A batch that
+    is to land as a whole waits for `pool_timeout` seconds at most.
     """
 
-    def __init__(self, lines: int, connections: int, wait: float) -> None:
+    def __init__(self, lines: int, connections: int, wait: float, pool_timeout: float) -> None:
         self.lines, self.connections, self.wait = lines, connections, wait
+        self._pool_timeout = pool_timeout
         self.places = asyncio.Semaphore(BATCHES_AT_ONCE * lines)
         self.looks = asyncio.Semaphore(1)
         self.room = asyncio.Semaphore(connections)
+        self._whole = asyncio.Semaphore(max(connections // 2, 1))
         self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
         self._stopped = False
+
+    @asynccontextmanager
+    async def whole(self) -> AsyncIterator[None]:
+        """Have a turn for a batch that is to land as a whole: it keeps a connection, and such batches have half of the
+        share. UnavailableError: the turn did not come in time, or the gateway stops.
+        """
+        try:
+            async with asyncio.timeout(self._pool_timeout):
+                await self._whole.acquire()
+        except TimeoutError as error:
+            reason = f"other batches that land as a whole were not done within {self._pool_timeout:g} s"
+            raise UnavailableError(f"{reason}: nothing was written") from error
+        try:
+            if self._stopped:
+                raise UnavailableError("the gateway is stopping: nothing was written")
+            yield
+        finally:
+            self._whole.release()
 
     @property
     def stopping(self) -> "asyncio.Future[None]":

@@ -64,7 +64,7 @@ class Gateway:
     roles: AllowedRoles = field(default_factory=AllowedRoles)
     """As whose roles it acts."""
     times: Times = TIMES
-    batches: Batches = field(default_factory=lambda: Batches(256, 5, 10.0))
+    batches: Batches = field(default_factory=lambda: Batches(256, 5, 10.0, 5.0))
     """What the lines of batches have of this process."""
     share: Share | None = None
     """That of the batch whose line asks; None: a request asks."""

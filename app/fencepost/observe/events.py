@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Verb = Literal["patch", "put", "post", "delete", "claim", "read", "submit"]
-"""`submit`: a write that is put into a queue. An event with its own verb follows when it is applied."""
+Verb = Literal["patch", "put", "post", "delete", "claim", "read", "submit", "batch"]
+"""`submit`: a write that is put into a queue. An event with its own verb follows when it is applied. `batch`: one that
+was to land as a whole, and none of whose lines was refused by itself.
+"""
 
 
 @dataclass(slots=True)

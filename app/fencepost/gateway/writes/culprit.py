@@ -25,7 +25,7 @@ async def with_column(
     try:
         yield
     except RefusedError as error:
-        if _lacks_column(error) and not connection.is_in_transaction():
+        if _lacks_column(error):
             with map_errors(writing=False):
                 culprit = await _culprit(connection, table, body, key, query)
             if culprit is None and error.is_internal:

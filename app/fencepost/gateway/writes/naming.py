@@ -9,6 +9,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.writes.culprit import with_column
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
 from fencepost.gateway.writes.requests import Body
+from fencepost.storage.connections.transactions import savepoint
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import asking
 from fencepost.storage.statements.parameters import Key
@@ -36,7 +37,7 @@ async def name_of_key(gateway: Gateway, table: ProtectedTable, key: Key) -> str:
     known = known_name(table, key)
     if known is not None:
         return known
-    async with gateway.connection() as connection, with_column(connection, table, None, key):
+    async with gateway.connection() as connection, with_column(connection, table, None, key), savepoint(connection):
         with map_errors(writing=False):
             ((_, name),) = await asking.in_key_order(connection, table, [key])
     return name
@@ -61,7 +62,7 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
     if all(is_spelled_so(value) for value in values):
         return await name_of_key(gateway, table, tuple(str(value) for value in values))
     # A number with a fraction, for example: Python would spell it otherwise.
-    async with gateway.connection() as connection, with_column(connection, table, body):
+    async with gateway.connection() as connection, with_column(connection, table, body), savepoint(connection):
         with map_errors(writing=False):
             found = await asking.ask_elements(connection, table, body.text)
     return found[0].standing.resource if found else ""

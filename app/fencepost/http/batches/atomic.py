@@ -4,6 +4,7 @@ The whole body is read first, so that no lock waits for a slow client. The answe
 of the first one that is refused, with its number.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,34 +12,53 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
+from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
 from fencepost.fencing.problem_types import BODY_TOO_LARGE
-from fencepost.fencing.problems import Problem
+from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.atomic import Undone, atomically
 from fencepost.gateway.gateway import Gateway
-from fencepost.http.batches.understanding import Understood, understand
+from fencepost.gateway.refusals import unavailable
+from fencepost.http.batches.understanding import LINES_IN_A_ROW, Understood, understand
 from fencepost.http.batches.verdict import NDJSON, verdict_of
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_body
 from fencepost.http.requests.headers import Headers
 from fencepost.http.responses.raw import NO_STORE, RawResponse
 from fencepost.http.writes.deciding import answer_or_problem
+from fencepost.storage.errors import UnavailableError
 
 _REFUSALS: Final = 400
+
+MOST_LINES: Final = 1000
+"""Lines that land as a whole. Each Idempotency-Key is a lock until the end, and PostgreSQL has room for 64 locks per
+connection that it allows, for all of its sessions.
+"""
 
 
 async def atomic_answer(gateway: Gateway, headers: Headers, receive: Receive, max_body_bytes: int) -> Response:
     """Read all lines, and decide them in one transaction. Raises RequestError."""
-    lines = await _understood(gateway, await read_body(headers, receive, max_body_bytes), max_body_bytes)
-    if isinstance(lines, Response):
-        return lines
+    body = await read_body(headers, receive, max_body_bytes)
+    try:
+        async with gateway.batches.whole():
+            if gateway.caller.is_over(asyncio.get_running_loop().time()):
+                raise RequestError(Problem(INVALID_CREDENTIAL, "The caller's token ended while the batch waited."))
+            lines = await _understood(gateway, body, max_body_bytes)
+            return lines if isinstance(lines, Response) else await _decided(gateway, lines)
+    except UnavailableError as error:
+        return problem_response(unavailable(error))
 
+
+async def _decided(gateway: Gateway, lines: Sequence[tuple[int, Understood]]) -> Response:
     async def use(part: Gateway) -> Response:
-        verdicts = []
+        verdicts, size = [], 0
         for number, line in lines:
             response = await answer_or_problem(line.decide(part))
             if response.status_code >= _REFUSALS:
                 raise Undone(_refused(number, response))
             verdicts.append(verdict_of(number, response))
+            size += len(verdicts[-1])
+            if size > gateway.max_answer_bytes:
+                raise Undone(_refused(number, problem_response(_answer_too_large(gateway.max_answer_bytes))))
         return RawResponse(200, [NO_STORE, (b"content-type", NDJSON)], b"".join(verdicts))
 
     answer = await atomically(gateway.for_batch(), use)
@@ -49,15 +69,18 @@ async def _understood(
     gateway: Gateway, body: bytes, max_body_bytes: int
 ) -> Sequence[tuple[int, Understood]] | Response:
     lines: list[tuple[int, Understood]] = []
+    most = min(MOST_LINES, gateway.max_rows)
     for number, raw in enumerate(body.split(b"\n"), 1):
+        if not number % LINES_IN_A_ROW:
+            await asyncio.sleep(0)
         if not raw.strip(b" \t\r"):
             continue
-        if len(lines) == gateway.max_rows:
+        if len(lines) == most:
             raise RequestError(
                 Problem(
                     BODY_TOO_LARGE,
-                    f"The batch has more than {gateway.max_rows} lines, and is to land as a whole.",
-                    hint="FENCEPOST_MAX_ROWS sets how many.",
+                    f"The batch has more than {most} lines, and is to land as a whole.",
+                    hint=f"It may have {MOST_LINES}, or less if FENCEPOST_MAX_ROWS is less.",
                 )
             )
         line = await understand(raw, gateway.catalog.current, max_body_bytes)
@@ -65,6 +88,13 @@ async def _understood(
             return _refused(number, problem_response(line))
         lines.append((number, line))
     return lines
+
+
+def _answer_too_large(most_bytes: int) -> Problem:
+    return bad_request(
+        f"with it the answer has more than {most_bytes} bytes.",
+        "Prefer: return=minimal, or ?select= with fewer columns; FENCEPOST_MAX_ANSWER_BYTES.",
+    )
 
 
 def _refused(number: int, response: Response) -> Response:

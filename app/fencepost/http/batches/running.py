@@ -24,7 +24,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.http.batches.order import Behind, Order, Turn
 from fencepost.http.batches.splitting import Splitter
-from fencepost.http.batches.understanding import Understood, too_long, understand
+from fencepost.http.batches.understanding import LINES_IN_A_ROW, Understood, too_long, understand
 from fencepost.http.batches.verdict import NDJSON, last_line, verdict_of
 from fencepost.http.batches.window import Entry, Window
 from fencepost.http.guard import Arrival
@@ -46,9 +46,6 @@ _REFUSALS: Final = 400
 _FAILURES: Final = 500
 _RETRY_AFTER: Final = "retry-after"
 _FAILED: Final = Problem(INTERNAL_ERROR, "The gateway failed; its log has more.")
-_IN_A_ROW: Final = 16
-"""Lines that are read before others have their turn in the event loop."""
-
 log = structlog.stdlib.get_logger("fencepost.http")
 
 
@@ -139,7 +136,7 @@ class Batch:
             return False
         self._lines += 1
         self._arrival.since = None if self._arrival.since is None else asyncio.get_running_loop().time()
-        if not self._lines % _IN_A_ROW:
+        if not self._lines % LINES_IN_A_ROW:
             await asyncio.sleep(0)
         if raw is not None and not raw.strip(b" \t\r"):
             return True

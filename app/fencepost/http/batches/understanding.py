@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from starlette.responses import Response
 
@@ -17,6 +18,9 @@ from fencepost.http.writes.deciding import write_answer
 from fencepost.http.writes.reading import read_write
 from fencepost.storage.statements.query import QueryError
 from fencepost.storage.tables.catalog import Catalog
+
+LINES_IN_A_ROW: Final = 16
+"""Lines that are read before others have their turn in the event loop."""
 
 
 @dataclass(slots=True)

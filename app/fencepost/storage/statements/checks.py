@@ -5,6 +5,7 @@ from typing import Any, Final
 import asyncpg
 
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.transactions import savepoint
 from fencepost.storage.statements.body_sql import body_columns, body_json
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.row_sql import key_parameter, operator
@@ -75,7 +76,8 @@ def _key_type(table: Table, position: int) -> str:
 async def _runs(connection: Connection, text: str, bound: Bound) -> bool:
     statement: Any = compiled(text, bound.parameters)
     try:
-        await statement.fetch(connection, None)
+        async with savepoint(connection):
+            await statement.fetch(connection, None)
     except _UNREADABLE:
         return False
     return True
