@@ -1,6 +1,5 @@
 """`fencepost batch`: a file of lines, what was refused of it, and going on where it stopped."""
 
-import codecs
 import json
 import re
 import signal
@@ -55,12 +54,6 @@ def test_what_was_refused_is_printed_by_the_numbers_of_the_file_and_nothing_is_d
     anew = [run(gateway_url, each, "--all", stdin=other.read_bytes()) for each in ("-", "-", str(other))]
     said_of = [(verdicts[0]["status"], verdicts[0].get("replayed")) for _, verdicts, _ in anew]
     assert said_of == [(200, None), (409, None), (409, None)], "another run is not this one: its token is spent"
-
-
-def test_a_byte_order_mark_is_named(gateway_url: str) -> None:
-    code, refused, _ = run(gateway_url, "-", stdin=codecs.BOM_UTF8 + written(LINES[-1]))
-    assert (code, refused[0]["status"]) == (1, 400)
-    assert "byte order mark (BOM)" in refused[0]["body"]["detail"]
 
 
 def test_a_line_behind_the_end_of_the_file_is_bad_usage(gateway_url: str) -> None:

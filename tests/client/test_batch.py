@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -76,7 +77,10 @@ async def test_lines_are_sent_while_an_iterable_waits_for_the_next_one(client: C
 
 @pytest.mark.parametrize(
     ("line", "error"),
-    [(b" \r\n", ValueError), (b'{"claim":\n"orders/1"}', ValueError), (None, TypeError), ("{}", TypeError)],
+    [
+        *((b" \r\n", ValueError), (b'{"claim":\n"orders/1"}', ValueError), (None, TypeError), ("{}", TypeError)),
+        *(({"body": object()}, TypeError), ({"body": math.nan}, ValueError)),
+    ],
 )
 async def test_what_is_not_one_line_is_refused_by_its_number(
     client: Client, gateway_url: str, line: Any, error: type[Exception]
@@ -88,8 +92,10 @@ async def test_what_is_not_one_line_is_refused_by_its_number(
         await anext(verdicts)
     with pytest.raises(error, match=r"^line 1: "):
         await anext(client.batch(iter([line])))
+    long, said = written(patch("order-123", 1001, note="x" * 1000)), list[Verdict]()
     with SyncClient(gateway_url) as synchronous, pytest.raises(error, match=f"^line {MOST_LINES + 1}: "):
-        list(synchronous.batch([*[text] * MOST_LINES, line]))
+        said.extend(synchronous.batch([*[long] * MOST_LINES, line]))
+    assert MOST_LINES // 2 < len(said) < MOST_LINES, "what was sent has its verdict"
 
 
 class Losing(httpx.AsyncBaseTransport):

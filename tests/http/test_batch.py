@@ -24,6 +24,7 @@ BAD: list[tuple[object, int, str]] = [
     (b'{"method": "PATCH", \n', 400, "line: not JSON"),
     (b'{"token": NaN}\n', 400, "line: not JSON"),
     (b"[]\n", 400, "line: it is no JSON object"),
+    (b"\xef\xbb\xbf{}\n", 400, "line: it begins with a UTF-8 byte order mark (BOM)"),
     (b'{"path": "orders/\xff"}\n', 400, "line: not JSON"),
     (b'{"path": "orders/\0"}\n', 400, "line: not JSON"),
     (b'{"claim": "orders/a", "claim": "orders/b"}\n', 400, "line: 'claim' is given twice"),

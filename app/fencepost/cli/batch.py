@@ -1,7 +1,6 @@
 """`fencepost batch`: sends a file of writes and claims to a gateway, and can go on where it stopped."""
 
 import asyncio
-import codecs
 import contextlib
 import hashlib
 import itertools
@@ -28,7 +27,6 @@ from fencepost.client import ApiError, Client, Token, Verdict
 from fencepost.client.http.jsontext import dumps
 
 _REFUSED: Final = 1
-_BAD_REQUEST: Final = 400
 _IO_FAILED: Final = 74  # EX_IOERR
 _SHOWN_EVERY: Final = 65_536
 """Bytes of the file between two looks of the progress bar."""
@@ -126,8 +124,10 @@ class _Sending:
     before: int = 0
     """Those of the accepted ones that an earlier run has done."""
     refused: int = 0
-    _sent: "deque[tuple[int, bytes]]" = field(default_factory=deque)
-    """Numbers and texts of lines that wait for their verdicts."""
+    _passed: int = 0
+    """Bytes of the lines before the first one."""
+    _sent: "deque[tuple[int, int]]" = field(default_factory=deque)
+    """Numbers and sizes of lines that wait for their verdicts."""
 
     async def run(self, url: str, api_token: Token | None) -> None:
         """Send it."""
@@ -139,7 +139,8 @@ class _Sending:
                 contextlib.aclosing(client.batch(self._lines())) as said,
             ):
                 async for verdict in said:
-                    shown += self._take(verdict)
+                    shown += self._take(verdict) + self._passed
+                    self._passed = 0
                     if shown >= _SHOWN_EVERY:
                         bar.update(shown)
                         shown = 0
@@ -147,27 +148,26 @@ class _Sending:
 
     def _take(self, verdict: Verdict) -> int:
         """Print a verdict, if it is to be, and count it. Gives the size of its line."""
-        number, raw = self._sent.popleft()
+        number, size = self._sent.popleft()
         if self.show_all or verdict.error is not None:
-            body = verdict.body
-            if verdict.status == _BAD_REQUEST and raw.startswith(codecs.BOM_UTF8):
-                body = {**body, "detail": "line: it begins with a UTF-8 byte order mark (BOM), which is no JSON."}
-            _print(dumps({**verdict.members, "number": number, "body": body}))
+            _print(dumps({**verdict.members, "number": number}))
         self.accepted += verdict.error is None
         self.before += verdict.error is None and verdict.replayed
         self.refused += verdict.error is not None
         self.next_line = number + 1
-        return len(raw)
+        return size
 
     def _lines(self) -> Iterator[bytes]:
         # A file of our own: the thread that waits in it holds its lock when the program ends, and closes click's.
         file, first = open(self.file.fileno(), "rb", closefd=False), self.next_line  # noqa: SIM115
-        skipped = sum(1 for _ in itertools.islice(file, first - 1))
+        skipped = 0
+        for raw in itertools.islice(file, first - 1):
+            skipped, self._passed = skipped + 1, self._passed + len(raw)
         if skipped < first - 1:
             raise ValueError(f"--from-line {first}: {self.file.name} has {skipped} lines.")
         for number, raw in enumerate(file, first):
             if text := raw.strip(b" \t\r\n"):
-                self._sent.append((number, raw))
+                self._sent.append((number, len(raw)))
                 yield _with_key(self.name, number, text)
 
 

@@ -240,7 +240,7 @@ class Exchange:
             return None
         try:
             return (loads_lines if call.lines else loads)(response.content, decimals=self._decimals)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise no_answer(call, f"the answer {response.status_code} is not JSON") from error
 
 

@@ -12,7 +12,8 @@ from uuid import UUID
 
 def dumps(value: object) -> bytes:
     """Write JSON. Times and UUIDs go as strings, which PostgreSQL reads exactly; so does a timedelta, as an ISO 8601
-    duration of days and seconds. Decimals go as numbers, with all digits. NaN as a float raises ValueError.
+    duration of days and seconds. Decimals go as numbers, with all digits. NaN as a float raises ValueError. Half of a
+    character goes as its escape.
     """
     mark = ""
 
@@ -25,7 +26,7 @@ def dumps(value: object) -> bytes:
         return _text(other)
 
     text = json.dumps(value, default=written, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-    return (re.sub(f'"{mark}([^"]+)"', r"\1", text) if mark else text).encode()
+    return (re.sub(f'"{mark}([^"]+)"', r"\1", text) if mark else text).encode(errors="backslashreplace")
 
 
 def join_lines(texts: Iterable[bytes]) -> bytes:

@@ -45,16 +45,29 @@ class Verdict:
 
 async def decided(exchange: Exchange, lines: Lines) -> AsyncGenerator[Verdict, None]:
     """Send lines, and give their verdicts in order."""
-    number = 0
+    first = 1
     async with aclosing(chunks(lines)) as requests:
         async for ready in requests:
-            chunk = _Chunk(exchange, [_Sent(each) for each in ready])
-            failed = await chunk.decide()
-            for one in chunk.lines:
-                if failed is not None and (one.verdict is None or not chunk.any_decided):
-                    raise failed
-                number += 1
-                yield _read(number, one.ready.key, one.verdict or {}, one.unknown)
+            verdicts, failed = await decide(exchange, ready, first)
+            for verdict in verdicts:
+                yield verdict
+            if failed is not None:
+                raise failed
+            first += len(ready)
+
+
+async def decide(exchange: Exchange, ready: Sequence[Ready], first: int) -> tuple[list[Verdict], ApiError | None]:
+    """Send the lines of one request, of which the first one has this number: their verdicts, up to the one for which
+    the error is raised then.
+    """
+    chunk = _Chunk(exchange, [_Sent(each) for each in ready])
+    failed = await chunk.decide()
+    verdicts: list[Verdict] = []
+    for number, one in enumerate(chunk.lines, first):
+        if one.verdict is None or (failed is not None and not chunk.any_decided):
+            return verdicts, failed
+        verdicts.append(_read(number, one.ready.key, one.verdict, one.unknown))
+    return verdicts, None
 
 
 @dataclass(slots=True)

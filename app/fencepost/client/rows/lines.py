@@ -48,7 +48,7 @@ class _Raised:
     error: BaseException
 
 
-def check(number: int, line: object) -> None:
+def _check(number: int, line: object) -> None:
     """Refuse what would be no line, or more than one: verdicts count lines. Raises TypeError, ValueError."""
     if not isinstance(line, bytes | Mapping):
         raise TypeError(f"line {number}: a line is a mapping or bytes, not {type(line).__name__}")
@@ -62,14 +62,18 @@ def check(number: int, line: object) -> None:
 
 def as_sent(number: int, line: Line) -> Ready:
     """Write a line, with a key if it is none's text. Raises TypeError, ValueError."""
-    check(number, line)
+    _check(number, line)
     if isinstance(line, bytes):
         return Ready("", line.strip(_BLANKS))
     members = dict(line)
     if isinstance(token := members.get("token"), FenceToken):
         members["token"] = token.text
-    key = members.setdefault("idempotency_key", new_key())
-    return Ready(str(key), dumps(members))
+    if (key := members.get("idempotency_key")) is None:
+        key = members["idempotency_key"] = new_key()
+    try:
+        return Ready(str(key), dumps(members))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"line {number}: {error}") from error
 
 
 async def chunks(lines: Lines) -> AsyncGenerator[Sequence[Ready], None]:

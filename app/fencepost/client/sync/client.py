@@ -6,14 +6,14 @@ on are in client_calls.py and row_calls.py.
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from fencepost.client.clock import SystemClock
 from fencepost.client.elections.observing import Leader
-from fencepost.client.rows.batches import Verdict
-from fencepost.client.rows.lines import MOST_LINES, SECONDS, Line, check
+from fencepost.client.rows.batches import Verdict, decide
+from fencepost.client.rows.lines import MOST_BYTES, MOST_LINES, SECONDS, Line, Ready, as_sent
 from fencepost.client.sync.client_calls import SyncClientCalls
 from fencepost.client.sync.row_calls import SyncRowCalls
 
@@ -44,15 +44,12 @@ class SyncClient(SyncClientCalls, SyncRowCalls):
         """Send many writes and claims: `for verdict in client.batch(lines)`; see `Client.batch`. Lines are taken in the
         caller's thread, so many at a time as a request has, or as there are when one has kept it waiting.
         """
-        source, done = iter(lines), 0
-        while chunk := _taken(source, done + 1):
-
-            async def decide(chunk: list[Line] = chunk) -> list[Verdict]:
-                return [verdict async for verdict in self._client.batch(chunk)]
-
-            for verdict in self._loop.run(decide):
-                yield replace(verdict, number=done + verdict.number)
-            done += len(chunk)
+        exchange = self._client._exchange  # noqa: SLF001 - the two are one client
+        for first, chunk in _requests(lines):
+            verdicts, failed = self._loop.run(partial(decide, exchange, chunk, first))
+            yield from verdicts
+            if failed is not None:
+                raise failed
 
     def leaders(self, name: str, *, source: str | None = None) -> Generator[Leader | None, None, None]:
         """Observe an election: `for leader in client.leaders("scheduler")`; see `Client.leaders`."""
@@ -72,13 +69,20 @@ class SyncClient(SyncClientCalls, SyncRowCalls):
                 self._loop.run(close)
 
 
-def _taken(source: Iterator[Line], number: int) -> list[Line]:
-    """Take the next lines, from that number on."""
-    clock, chunk = SystemClock(), list[Line]()
+def _requests(lines: Iterable[Line]) -> Iterator[tuple[int, list[Ready]]]:
+    """Gather the lines of a request, for as long as they come quickly; with the number of its first one."""
+    clock, chunk, size, number = SystemClock(), list[Ready](), 0, 0
     due = clock.now() + SECONDS
-    for line in source:
-        check(number + len(chunk), line)
-        chunk.append(line)
-        if len(chunk) == MOST_LINES or clock.now() >= due:
-            break
-    return chunk
+    for number, line in enumerate(lines, 1):
+        ready = as_sent(number, line)
+        full = size + len(ready.text) > MOST_BYTES
+        if chunk and (full or len(chunk) == MOST_LINES):
+            yield number - len(chunk), chunk
+            chunk, size, due = [], 0, clock.now() + SECONDS
+        chunk.append(ready)
+        size += len(ready.text)
+        if clock.now() >= due:
+            yield number - len(chunk) + 1, chunk
+            chunk, size, due = [], 0, clock.now() + SECONDS
+    if chunk:
+        yield number - len(chunk) + 1, chunk

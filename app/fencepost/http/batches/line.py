@@ -131,7 +131,8 @@ def taken_apart(text: str) -> Members:
     found: Members = {}
     at = _after_blanks(text, 0)
     if text[at : at + 1] != "{":
-        raise _bad("it is no JSON object")
+        has_mark = text.startswith("\ufeff")
+        raise _bad("it begins with a UTF-8 byte order mark (BOM)" if has_mark else "it is no JSON object")
     at = _after_blanks(text, at + 1)
     while text[at : at + 1] != "}" or found:
         name, at = _DECODER.raw_decode(text, at)
