@@ -1,9 +1,11 @@
 """Lines on rows that are locked: what they keep from other batches, and what becomes of the lines behind them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import asyncpg
+import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.test_hung_up import Holder
@@ -11,6 +13,7 @@ from tests.support.batches import Sent, batch, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 
 from fencepost.testing.servers.databases import Databases
+from fencepost.testing.servers.waiting import PATIENCE
 
 FEW = 4
 FREE, *LOCKED = [f"row-{number}" for number in range(1 + FEW)]
@@ -81,3 +84,26 @@ async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
         await holder.commits()
         again = await batch(url, [lines[0], *lines[2:]])
         assert [verdict["status"] for verdict in again] == [200, 200, 200, 204, 200]
+
+
+async def test_a_look_at_the_tables_is_not_one_of_those_that_wait_too_many(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    limits = {"pool_size": 1, "max_waiting": 2, "pool_timeout": 60, "lock_timeout": 60}
+    url = await start_gateway(demo_database, **limits)
+    async with (
+        locked(url, demo_database) as holder,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http,
+    ):
+        headers = {"X-Fence-Token": "2001"}
+        bodies = [{"resource": f"orders/{key}"} for key in LOCKED]
+        claims = [asyncio.create_task(http.post("/v1/claims", json=body, headers=headers)) for body in bodies]
+        (refused,), others = await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED)
+        assert (await refused).status_code == 503, "one has the connection, and as many wait for it as may"
+        sent = await Sent.open(url)
+        await sent.send({"method": "PATCH", "path": "nowhere/a", "token": 1, "body": {"a": 1}})
+        await sent.end()
+        await holder.commits()
+        assert [verdict["status"] for verdict in await sent.rest()] == [404]
+        assert [(await claim).status_code for claim in others] == [200] * 3
+    sent.connection.close()

@@ -91,8 +91,10 @@ async def test_a_scope_that_the_gateway_has_not_loaded_is_found(race: Race, gate
     await race.observer.execute("CREATE TABLE depots (id int PRIMARY KEY, region text NOT NULL)")
     plan = await plan_protect(race.observer, "depots", None, "builtin", scope="region/{region}")
     await unannounced(race.observer, plan.statements)
-    assert await gateway.catalog.has_changed("region", None)
-    assert not await gateway.catalog.has_changed("nowhere", None), "a bad name must not cost a load"
+    assert await gateway.catalog.has_changed("region", None, gateway.own_connection())
+    assert not await gateway.catalog.has_changed("nowhere", None, gateway.own_connection()), (
+        "a bad name must not cost a load"
+    )
     await ask(gateway, how, Resource("region", ("eu",)), "region/eu")
 
 

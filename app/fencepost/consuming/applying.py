@@ -160,7 +160,7 @@ class Applier:
         """Take no refusal that an outdated picture of the table may be the reason of: which source its tokens come
         from, for example. A change of the table decides what the same message comes to.
         """
-        if await self._gateway.catalog.has_changed(name, table):
+        if await self._gateway.catalog.has_changed(name, table, self._gateway.own_connection()):
             await self._gateway.catalog.reload()
             return Later(f"{name} was changed meanwhile")
         now = self._gateway.catalog.current.find(name)

@@ -105,7 +105,7 @@ async def _is_outdated(gateway: Gateway, run: _Run) -> bool:
     """Look whether a table has changed for which a part may have been refused; then all are looked at anew."""
     failed = asyncio.get_running_loop().time()
     for name, table in run.doubted:
-        if await gateway.catalog.has_changed(name, table):
+        if await gateway.catalog.has_changed(name, table, gateway.own_connection()):
             await gateway.catalog.loaded_after(failed)
             return True
     return False

@@ -136,7 +136,7 @@ async def on_table(
             # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
             failed = asyncio.get_running_loop().time()
             async with gateway.look():
-                changed = await gateway.catalog.has_changed(name, table)
+                changed = await gateway.catalog.has_changed(name, table, gateway.own_connection())
             if changed:
                 table = find(await gateway.catalog.loaded_after(failed), name)
             elif doubt == "catalog":

@@ -47,7 +47,7 @@ async def is_queued_by_now(gateway: Gateway, write: WriteRequest) -> bool:
     table, now = gateway.catalog.current.find(write.table), asyncio.get_running_loop().time()
     try:
         async with gateway.look():
-            changed = await gateway.catalog.has_changed(write.table, table)
+            changed = await gateway.catalog.has_changed(write.table, table, gateway.own_connection())
         if changed:
             await gateway.catalog.loaded_after(now)
     except StorageError:

@@ -7,7 +7,9 @@ share it. A change that no request stumbles over (a new column) is seen by the l
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import map_errors
 from fencepost.storage.tables.catalog import EVERYTHING, Catalog, Served, Table
@@ -47,11 +49,13 @@ class CatalogCache:
             self._loading.cancel()
             await asyncio.wait([self._loading])
 
-    async def has_changed(self, name: str, table: Table | None) -> bool:
-        """Look whether the database has something else under this name than the picture with `table` in it."""
+    async def has_changed(self, name: str, table: Table | None, lent: AbstractAsyncContextManager[Connection]) -> bool:
+        """Look whether the database has something else under this name than the picture with `table` in it. The
+        question is asked on a connection of the gateway's own that is `lent` for it.
+        """
         if not self._served.has(name):
             return False
-        async with self._database.connection() as connection:
+        async with lent as connection:
             with map_errors(writing=False):
                 return await is_outdated(connection, self._served.schemas, name, table)
 
@@ -64,7 +68,7 @@ class CatalogCache:
         return asyncio.shield(self._loading)
 
     async def _read(self) -> Catalog:
-        async with self._database.connection() as connection:
+        async with self._database.connection(counted=False) as connection:  # one load at a time
             with map_errors(writing=False):
                 catalog = await load(connection, self._served, self._current.version + 1)
         self._current = catalog
