@@ -111,9 +111,11 @@ async def known() -> bool:
     return True
 
 
-def begun(client: Client, caller: Caller, *, expects: bool = False) -> tuple[Batches, asyncio.Task[None], Arrival]:
+def begun(
+    client: Client, caller: Caller, catalog: object = None, *, expects: bool = False
+) -> tuple[Batches, asyncio.Task[None], Arrival]:
     batches, arrival = Batches(LINES, 1, 1.0, 1.0), Arrival(since=0.0, in_body=True)
-    catalog = SimpleNamespace(current=SimpleNamespace(version=1))
+    catalog = catalog or SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
     gateway.for_batch = lambda: gateway
     batch = Batch(gateway, 1000, client.receive, client.send, arrival, known)
@@ -195,6 +197,31 @@ async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytes
     *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
     assert len(verdicts) == last["lines"] <= 6 + LINES
     assert "sent again" in last["reason"]
+
+
+@pytest.mark.parametrize("units", [{"table", "other"}, {"other"}])
+async def test_a_batch_goes_on_over_a_new_picture_unless_a_table_of_lines_to_be_sent_again_is_another(
+    monkeypatch: pytest.MonkeyPatch, units: set[str]
+) -> None:
+    monkeypatch.setattr(understanding, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(running, "units_of", lambda _: units)
+    client, catalog = (
+        Client(b'{"claim": "a/b", "token": 1}\n', most=2),
+        SimpleNamespace(current=SimpleNamespace(version=1)),
+    )
+
+    def fails(*_: object) -> None:
+        catalog.current = SimpleNamespace(version=2)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(understanding, "claim_answer", fails)
+    client.reads.set()
+    batches, task, _ = begun(client, Caller(""), catalog)
+    await settled()
+    batches.stop()
+    await task
+    lines = json.loads(client.answer.splitlines()[-1])["lines"]
+    assert lines == (2 if "table" in units else 1), "the table was unprotected, or has a scope now"
 
 
 async def test_a_line_of_blanks_shows_that_the_client_is_there() -> None:

@@ -12,6 +12,7 @@ of another. The tables of a scope's template count as one table.
 """
 
 from collections.abc import Hashable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,7 @@ from fencepost.gateway.writes.insert import Insert
 from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.keys import needs_fitting
 from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.naming import is_spelled_so, known_name
+from fencepost.gateway.writes.naming import is_spelled_so
 from fencepost.gateway.writes.patch_rows import RowsPatch
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import Catalog, ProtectedTable, Table
@@ -40,6 +41,13 @@ class Place:
 
 _UNKNOWN: Final = Place(None, None, None)
 """Of all tables that the picture does not have. They are refused, or there since a moment, maybe by two names."""
+
+
+def units_of(catalog: Catalog) -> AbstractSet[Hashable]:
+    """List the units of a picture: in another one, rows of the same unit are named alike."""
+    return {table.oid for table in catalog.tables.values() if table.fence and table.fence.scope is None} | {
+        *catalog.scopes
+    }
 
 
 def place_of(catalog: Catalog, write: KeyedWrite | Insert | FilteredWrite | RowsPatch) -> Place:
@@ -88,7 +96,7 @@ def _row_of_key(table: ProtectedTable, key: Key) -> Hashable | None:
         return None
     scope = table.fence.scope
     if scope is None:
-        return known_name(table, key)
+        return key if is_canonical(table, key) else None
     if not set(scope.columns) <= set(table.key):
         return None
     return _scope_of(table, tuple(key[table.key.index(column)] for column in scope.columns))

@@ -11,6 +11,7 @@ after those behind it. So later lines on its row, or under its key, are not done
 
 import asyncio
 from collections.abc import Hashable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from fencepost.gateway.writes.places import Place
@@ -114,6 +115,11 @@ class Order:
         if turn.key is not None:
             self.again += turn.key not in self._again_keys
             self._again_keys.setdefault(turn.key, turn.number)
+
+    @property
+    def units_again(self) -> AbstractSet[Hashable]:
+        """The tables, and templates of scopes, that these lines concern."""
+        return self._again.keys()
 
     def first_of(self, place: Place, key: str | None) -> int | None:
         """Find a line that is to be sent again before one of this place and key is done."""

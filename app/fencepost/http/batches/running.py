@@ -22,6 +22,7 @@ from starlette.types import Message, Receive, Send
 from fencepost.fencing.problem_types import EARLIER_LINE_FIRST, INTERNAL_ERROR
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.writes.places import units_of
 from fencepost.http.batches.order import Behind, Order, Turn
 from fencepost.http.batches.splitting import Splitter
 from fencepost.http.batches.understanding import LINES_IN_A_ROW, Understood, too_long, understand
@@ -36,9 +37,7 @@ IsKnown = Callable[[], Awaitable[bool]]
 _STOPPING: Final = "The gateway is stopping."
 _OVER: Final = "The caller's token or key is to be shown again."
 _TOO_MANY_AGAIN: Final = "Too many lines are to be sent again; their verdicts have the reasons."
-_NEW_PICTURE: Final = (
-    "Tables have changed, and there are lines to be sent again: their place among others is not known."
-)
+_NEW_PICTURE: Final = "A table has changed that lines concern which are to be sent again: their place is not known now."
 
 MOST_AGAIN: Final = 1000
 """Rows of lines that are to be sent again: where there are more, PostgreSQL is away, and no more is read."""
@@ -159,7 +158,7 @@ class Batch:
         if version != self._version:
             await self._order.all_decided()
             self._version = version
-            if self._order.again:
+            if self._order.again and not self._order.units_again <= units_of(self._gateway.catalog.current):
                 self._stopped = _NEW_PICTURE
         return self._stopped is None
 
