@@ -13,7 +13,7 @@ from tests.support.batches import patch, written
 
 from fencepost import Client, FenceToken, OutcomeUnknown, RowNotFound, StaleToken, SyncClient, Unavailable
 from fencepost.client import Retry, Verdict
-from fencepost.client.errors import BadRequest
+from fencepost.client.errors import BadRequest, Unauthenticated
 from fencepost.client.rows.lines import MOST_LINES, SECONDS
 from fencepost.testing.servers.waiting import PATIENCE
 
@@ -122,6 +122,33 @@ async def test_lines_whose_answer_is_lost_are_done_once(gateway_url: str) -> Non
         verdicts = [verdict async for verdict in client.batch([*lines()])]
     assert [verdict.status for verdict in verdicts] == [200] * MANY
     assert [verdict.replayed for verdict in verdicts] == [True] * MOST_LINES + [False] * (MANY - MOST_LINES)
+
+
+async def test_a_text_without_a_key_is_not_called_spent_by_its_own_echo(gateway_url: str) -> None:
+    for text, kind in (
+        (patch("order-123", 1001, note="x"), OutcomeUnknown),
+        (patch("order-123", 1002, "key"), type(None)),
+    ):
+        async with Client(gateway_url, transport=Losing()) as client:
+            (verdict,) = [verdict async for verdict in client.batch([written(text)])]
+        assert isinstance(verdict.error, kind), verdict
+
+
+async def test_verdicts_are_given_before_the_error_of_a_later_try_is_raised() -> None:
+    answers = iter([httpx.Response(200, json=said(1)), httpx.Response(401, json={"code": "FP037"})])
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        found = next(answers)
+        more = (
+            b"" if found.status_code != 200 else b"\n" + json.dumps(said(2, 503, code="FP010", retryable=True)).encode()
+        )
+        return httpx.Response(found.status_code, content=found.content + more)
+
+    async with Client("http://gateway", transport=httpx.MockTransport(answer)) as client:
+        verdicts = client.batch([{"claim": "a/1"}, {"claim": "a/2"}])
+        assert (await anext(verdicts)).status == 200
+        with pytest.raises(Unauthenticated):
+            await anext(verdicts)
 
 
 async def test_what_a_gateway_that_stops_has_not_read_is_sent_again() -> None:

@@ -90,6 +90,21 @@ async def test_none_lands_where_one_is_refused(
     assert await kept(shared.dsn) == before
 
 
+async def test_a_line_is_judged_by_its_own_token_and_not_by_that_of_a_filtered_delete_before_it(
+    http: httpx.AsyncClient,
+) -> None:
+    def deleted(key: str, token: int) -> dict[str, Any]:
+        return {"method": "DELETE", "path": f"orders?order_id=eq.{key}", "token": token}
+
+    await send(http, [{"claim": "orders/order-900", "token": 2055}])
+    made = {"method": "POST", "path": "orders", "body": {"order_id": "order-900", "status": "new"}}
+    stale = await send(http, [deleted("none", 2100), {**made, "token": 2040}])
+    assert (stale.status_code, stale.json()["code"], stale.json()["line"]) == (409, "FP001", 2)
+    again = {"method": "PUT", "path": f"orders/{C}", "token": 2060, "body": {"status": "new"}}
+    assert (await send(http, [deleted(C, 2050), again])).status_code == 200
+    assert (await send(http, [patch(C, 2055, note="older than the PUT")])).json()["code"] == "FP001"
+
+
 async def test_what_landed_is_not_done_again_under_its_keys(http: httpx.AsyncClient) -> None:
     lines = [patch(key, 2001, f"key of {key}", note="once") for key in (A, B)]
     first, again = await send(http, lines), await send(http, lines)

@@ -22,7 +22,7 @@ FREE, *LOCKED = [f"row-{number}" for number in range(1 + FEW)]
 @pytest.fixture(scope="module")
 def shared(databases: Databases) -> Iterator[DemoGateway]:
     """Give a gateway whose batches have few lines in hand, and two connections for those that go alone."""
-    with demo_gateway(databases, batch_lines=FEW, pool_size=4, lock_timeout=60) as gateway:
+    with demo_gateway(databases, batch_lines=FEW, pool_size=8, lock_timeout=60) as gateway:
         yield gateway
 
 

@@ -58,6 +58,7 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
     except UnavailableError as error:
         answer = unavailable(error)
     if isinstance(answer, Problem):
+        gateway.report_if_forbidden(answer)
         run.events = [Refused("", "batch", answer.name, answer.detail, None, None, None)]
     for event in run.events:
         gateway.emit(event)
@@ -66,7 +67,6 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
 
 async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T | Problem:
     for last in [False] * MOST_DOUBTS + [True]:
-        run.doubted.clear()
         try:
             answer = await acting(gateway, retry_conflicts(partial(_once, gateway, use, run)))
         except RefusedError as error:  # sessions with old query plans: all are new by now
@@ -80,6 +80,7 @@ async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run
 
 async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T:
     run.events.clear()
+    run.doubted.clear()
     async with gateway.connection(writing=True) as connection:
         whole, committing = Together(connection, doubted=run.doubted), False
         try:

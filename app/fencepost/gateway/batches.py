@@ -30,19 +30,21 @@ class Batches:
     """
 
     def __init__(self, lines: int, connections: int, wait: float, pool_timeout: float) -> None:
-        self.lines, self.connections, self.wait = lines, connections, wait
+        self.lines, self.wait = lines, wait
+        of_whole = max(connections // 2, 1)
+        self.of_lines = max(connections - of_whole, 1)
         self._pool_timeout = pool_timeout
         self.places = asyncio.Semaphore(BATCHES_AT_ONCE * lines)
         self.looks = asyncio.Semaphore(1)
-        self.room = asyncio.Semaphore(connections)
-        self._whole = asyncio.Semaphore(max(connections // 2, 1))
+        self.room = asyncio.Semaphore(self.of_lines)
+        self._whole = asyncio.Semaphore(of_whole)
         self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
         self._stopped = False
 
     @asynccontextmanager
     async def whole(self) -> AsyncIterator[None]:
-        """Have a turn for a batch that is to land as a whole: it keeps a connection, and such batches have half of the
-        share. UnavailableError: the turn did not come in time, or the gateway stops.
+        """Have a turn for a batch that is to land as a whole: it keeps a connection, as a request does, and they have
+        half of those of batches. UnavailableError: the turn did not come in time, or the gateway stops.
         """
         try:
             async with asyncio.timeout(self._pool_timeout):
@@ -78,10 +80,10 @@ class Share:
 
     def __init__(self, batches: Batches) -> None:
         self.places, self.looks = batches.places, batches.looks
-        at_once = max(batches.connections // 2, 1)
+        at_once = max(batches.of_lines // 2, 1)
         self.turns = Turns(at_once=at_once, wait=batches.wait, most_waiting=sys.maxsize)
         self._all = batches.room
-        self._own = asyncio.Semaphore(max(batches.connections - 1, 1))
+        self._own = asyncio.Semaphore(max(batches.of_lines - 1, 1))
 
     @asynccontextmanager
     async def connection(self, database: Database, caller: Caller, *, writing: bool) -> AsyncIterator[Connection]:

@@ -62,11 +62,13 @@ async def decide(exchange: Exchange, ready: Sequence[Ready], first: int) -> tupl
     """
     chunk = _Chunk(exchange, [_Sent(each) for each in ready])
     failed = await chunk.decide()
+    passes = isinstance(failed, Unavailable | OutcomeUnknown) and chunk.any_decided
+    ends = failed is not None and not passes
     verdicts: list[Verdict] = []
     for number, one in enumerate(chunk.lines, first):
-        if one.verdict is None or (failed is not None and not chunk.any_decided):
+        if one.verdict is None or (ends and one.left):
             return verdicts, failed
-        verdicts.append(_read(number, one.ready.key, one.verdict, one.unknown))
+        verdicts.append(_read(number, one.ready, one.verdict, one.unknown))
     return verdicts, None
 
 
@@ -104,14 +106,14 @@ class _Chunk:
         """Whether some line has a verdict that lasts."""
         return not all(each.left for each in self.lines)
 
-    async def decide(self) -> Unavailable | OutcomeUnknown | None:
+    async def decide(self) -> ApiError | None:
         """Send the lines, and again those that are left, in their order, for as long as `retry` allows it; the error
         for which some are left then.
         """
         seconds = self.exchange.seconds(self._call(self.lines))
         try:
             await run_with_retry(self.exchange.retry, self.exchange.clock, self._attempt, seconds=seconds)
-        except (Unavailable, OutcomeUnknown) as error:
+        except ApiError as error:
             return error
         return None
 
@@ -149,11 +151,11 @@ async def landed(exchange: Exchange, lines: Iterable[Line]) -> list[Verdict]:
     async def attempt(most: float) -> list[Verdict]:
         verdicts = _verdicts(call, (await exchange.once(call, most)).body, len(ready))
         return [
-            _read(number, one.key, verdict, None)
+            _read(number, one, verdict, None)
             for number, (one, verdict) in enumerate(zip(ready, verdicts, strict=True), 1)
         ]
 
-    keyed = all(each.key for each in ready)
+    keyed = all(each.keyed for each in ready)
     return await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=exchange.seconds(call), once=not keyed)
 
 
@@ -177,15 +179,16 @@ def _error(members: Mapping[str, Any]) -> ApiError:
     return error_of(Problem(members["body"], members["status"], members.get("retry_after")), writes=True)
 
 
-def _read(number: int, key: str, members: Mapping[str, Any], unknown: OutcomeUnknown | None) -> Verdict:
+def _read(number: int, ready: Ready, members: Mapping[str, Any], unknown: OutcomeUnknown | None) -> Verdict:
     status, error = members["status"], None
     if status >= _REFUSED:
         error = _error(members)
-        if unknown is not None and not isinstance(error, DEFINITE):  # the earlier one may be on its way still, and land
+        # The earlier one may be on its way still, and land; a refusal without a key may even be its echo.
+        if unknown is not None and not (ready.keyed and isinstance(error, DEFINITE)):
             refusal, error = error, OutcomeUnknown(str(unknown))
             error.__cause__ = refusal
         if isinstance(error, OutcomeUnknown):
-            error.idempotency_key = key
+            error.idempotency_key = ready.key
     mark = as_token(members.get("mark"))
     replayed = "replayed" in members
-    return Verdict(number, status, mark, members["body"], replayed, key, error, {**members, "number": number})
+    return Verdict(number, status, mark, members["body"], replayed, ready.key, error, {**members, "number": number})

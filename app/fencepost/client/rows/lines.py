@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from fencepost.client.fence_token import FenceToken
 from fencepost.client.http.idempotency import new_key
-from fencepost.client.http.jsontext import dumps
+from fencepost.client.http.jsontext import dumps, loads
 
 Line: TypeAlias = Mapping[str, Any] | bytes
 """A line as docs/batch.md has it: `{"method": "PATCH", "path": "orders/7", "token": 34, "body": {…}}`, or a claim. Or
@@ -36,6 +36,8 @@ class Ready:
 
     key: str
     text: bytes
+    keyed: bool = True
+    """Whether it has an Idempotency-Key; a text may have one of its own."""
 
 
 class _Sign(Enum):
@@ -64,7 +66,7 @@ def as_sent(number: int, line: Line) -> Ready:
     """Write a line, with a key if it is none's text. Raises TypeError, ValueError."""
     _check(number, line)
     if isinstance(line, bytes):
-        return Ready("", line.strip(_BLANKS))
+        return Ready("", line.strip(_BLANKS), _has_key(line))
     members = dict(line)
     if isinstance(token := members.get("token"), FenceToken):
         members["token"] = token.text
@@ -74,6 +76,14 @@ def as_sent(number: int, line: Line) -> Ready:
         return Ready(str(key), dumps(members))
     except (TypeError, ValueError) as error:
         raise type(error)(f"line {number}: {error}") from error
+
+
+def _has_key(text: bytes) -> bool:
+    try:
+        members = loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(members, dict) and isinstance(members.get("idempotency_key"), str)
 
 
 async def chunks(lines: Lines) -> AsyncGenerator[Sequence[Ready], None]:

@@ -61,7 +61,7 @@ async def _decided(gateway: Gateway, lines: Sequence[tuple[int, Understood]]) ->
                 raise Undone(_refused(number, problem_response(_answer_too_large(gateway.max_answer_bytes))))
         return RawResponse(200, [NO_STORE, (b"content-type", NDJSON)], b"".join(verdicts))
 
-    answer = await atomically(gateway.for_batch(), use)
+    answer = await atomically(gateway, use)
     return problem_response(answer) if isinstance(answer, Problem) else answer
 
 

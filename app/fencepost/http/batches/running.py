@@ -131,12 +131,12 @@ class Batch:
         """Take a line in hand, once there is room; False: it is to be read no more."""
         if self._window.is_full:
             await self._window.room()
+        if not self._lines % LINES_IN_A_ROW:
+            await asyncio.sleep(0)
         if self._is_to_stop() or not await self._may_go_on():
             return False
         self._lines += 1
         self._arrival.since = None if self._arrival.since is None else asyncio.get_running_loop().time()
-        if not self._lines % LINES_IN_A_ROW:
-            await asyncio.sleep(0)
         if raw is not None and not raw.strip(b" \t\r"):
             return True
         entry = self._window.enter(0 if raw is None else len(raw))

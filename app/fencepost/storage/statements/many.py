@@ -235,6 +235,9 @@ def _write(
     return f"UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source} WHERE {same} AND {_PASSES} {returning}"
 
 
+_JUDGED_BY: Final = "SELECT pg_catalog.set_config('fencepost.token', $1, true)"
+
+
 async def write_matching(
     connection: Connection,
     table: ProtectedTable,
@@ -251,11 +254,12 @@ async def write_matching(
     if change is None and table.fence.scope is None:
         # In a transaction of its own: the DELETE's trigger needs the token first, and a setting made in the same
         # statement would not be there for every row (the planner decides).
+        part = connection.is_in_transaction()
         async with connection.transaction():
-            await connection.execute(
-                "SELECT pg_catalog.set_config('fencepost.token', $1, true)", f"{table.fence.name}={write.token}"
-            )
+            await connection.execute(_JUDGED_BY, f"{table.fence.name}={write.token}")
             rows = await statement.fetch(connection, write)
+            if part:  # of a larger one, whose later writes have tokens of their own
+                await connection.execute(_JUDGED_BY, "")
     else:
         rows = await statement.fetch(connection, write)
     if any(row["what"] == "too many" for row in rows):
