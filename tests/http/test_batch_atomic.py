@@ -68,6 +68,8 @@ async def test_all_lines_land(http: httpx.AsyncClient) -> None:
         (patch(C, 1, note="stale"), 409, "FP001"),
         (patch(A, 2001, note="the token of line 1"), 409, "FP002"),
         ({"method": "POST", "path": "orders", "token": 1, "body": {"order_id": B, "status": "new"}}, 409, "FP001"),
+        ({"method": "DELETE", "path": f"orders/{C}", "token": 2000}, 409, "FP001"),
+        ({"method": "DELETE", "path": f"orders/{C}", "token": 2001}, 409, "FP002"),
         (patch("none", 2001, note="x"), 404, "FP006"),
         (patch(C, 2002, status="no such state"), 400, "23514"),
         ({"claim": "orders/order-124", "token": 1}, 409, "FP001"),

@@ -26,6 +26,7 @@ from fencepost.gateway.preconditions import (
     require_token,
     target_of,
 )
+from fencepost.gateway.refusals import SUPPRESSED
 from fencepost.gateway.seals import elsewhere
 from fencepost.gateway.writes.batched import Batched, Lanes, alone, in_a_batch, lanes_of
 from fencepost.gateway.writes.idempotency import IdempotentRequest, keeping, own_key
@@ -33,11 +34,13 @@ from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
 from fencepost.gateway.writes.naming import name_of_key
 from fencepost.gateway.writes.operation import Evidence, Operation, row_evidence
 from fencepost.gateway.writes.requests import NO_BODY, Body
-from fencepost.gateway.writes.rounds import Steps, decide_alone
+from fencepost.gateway.writes.rounds import Steps, decide_alone, judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import no_row, steps_of
 from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import RefusedError, map_errors
+from fencepost.storage.statements import asking
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.query import Query, Select
@@ -191,6 +194,17 @@ class OfRow(Operation):
         """Write, ask, create, until it is decided."""
         await self.check.run(connection)
         return await decide_alone(connection, self.plan.alone, self.row)
+
+    async def explain(self, connection: Connection, error: RefusedError) -> Problem | None:
+        """Answer a DELETE as stale or spent where the row was written before in the same transaction (of a batch that
+        lands as a whole): PostgreSQL's function sees an own write, and takes it for a trigger's.
+        """
+        if error.sqlstate != SUPPRESSED or not connection.is_in_transaction():
+            return None
+        with map_errors(writing=False):
+            (standing,) = await asking.ask(connection, self.table, [self.row.key])
+        verdict = judge(standing, self.table.fence, self.row.token)
+        return None if verdict is None else problem_of_verdict(verdict, self.table.fence)
 
     def written(self, done: Done) -> Sequence[str]:
         """Name the row: that of a PUT as it was stored."""
