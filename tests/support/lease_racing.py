@@ -131,9 +131,9 @@ class LeaseRace:
 
     # Time
 
-    async def expire(self, lease_id: int | None, ago: float = 1.0) -> None:
-        """Let a lease have run out `ago` seconds ago."""
-        await self.observer.execute(EXPIRED, lease_id, ago)
+    async def expire(self, lease_id: int | None, ago: float = 1.0, *, by: "Connection | None" = None) -> None:
+        """Let a lease have run out `ago` seconds ago; `by` who has locked its row."""
+        await (by or self.observer).execute(EXPIRED, lease_id, ago)
 
     async def step_clock_back(self, lease_id: int | None) -> None:
         """Let the lease's time not be over yet, as it is when the clock steps back. What has ended stays ended."""
