@@ -1,9 +1,10 @@
 """What batches (POST /v1/batch) have of this process: places for their lines, and a share of the connections.
 
 Who sends a million lines at once is not to keep others from writing, nor who sends a few to rows that are locked. So
-lines that share transactions are decided some at a time, whichever batch they are of; and what goes alone takes one of
-half of the pool's connections, of which no batch has all. Who waits for a lock has no place meanwhile. Lines are never
-refused for want of a place or of a connection, and take none of FENCEPOST_MAX_WAITING.
+lines that share transactions are decided some at a time, whichever batch they are of. Of half of the pool's connections
+one half is for lines that go alone, no batch having all of these, and one for batches that land as a whole. Who waits
+for a lock has no place meanwhile. Lines are never refused for want of a place or of a connection, and take none of
+FENCEPOST_MAX_WAITING.
 """
 
 import asyncio

@@ -40,7 +40,7 @@ _TOO_MANY_AGAIN: Final = "Too many lines are to be sent again; their verdicts ha
 _NEW_PICTURE: Final = "A table has changed that lines concern which are to be sent again: their place is not known now."
 
 MOST_AGAIN: Final = 1000
-"""Rows of lines that are to be sent again: where there are more, PostgreSQL is away, and no more is read."""
+"""Rows and keys of lines that are to be sent again: where there are more, PostgreSQL is away; no more is read."""
 _REFUSALS: Final = 400
 _FAILURES: Final = 500
 _RETRY_AFTER: Final = "retry-after"
