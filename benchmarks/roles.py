@@ -26,9 +26,8 @@ from fencepost.fencing.caller import Caller
 from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import patch
-from fencepost.gateway.writes.keyed import KeyedWrite
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.use_cases import write
+from fencepost.gateway.writes.write import Body, OneRow, Write
 from fencepost.settings import Settings
 from fencepost.wiring import consumer_gateway
 
@@ -98,18 +97,18 @@ async def _rate(gateway: Gateway, under_way: int, seconds: float, numbers: "iter
     until = time.perf_counter() + seconds
     accepted = 0
 
-    async def write() -> None:
+    async def keep_writing() -> None:
         nonlocal accepted
         while time.perf_counter() < until:
             number = next(numbers)
-            request = KeyedWrite(PROTECTED, (_KEYS[number % len(_KEYS)],), Token(number), body=BODY)
-            outcome = await patch(gateway, request)
+            request = Write("patch", PROTECTED, OneRow((_KEYS[number % len(_KEYS)],)), Token(number), BODY)
+            outcome = await write(gateway, request)
             if not isinstance(outcome, Done):
                 raise BenchmarkError(f"not accepted: {outcome}")
             accepted += 1
 
     begun = time.perf_counter()
-    await asyncio.gather(*(write() for _ in range(under_way)))
+    await asyncio.gather(*(keep_writing() for _ in range(under_way)))
     return accepted / (time.perf_counter() - begun)
 
 

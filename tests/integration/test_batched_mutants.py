@@ -10,10 +10,9 @@ from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race, outcome
-from tests.support.use_cases import keyed, open_gateway, result_of
+from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.fencing.token import MAX_TOKEN, Rule
-from fencepost.gateway.use_cases import patch
 
 ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 BEGIN = "fencepost.idem_begin_each(text, text[], bytea[])"

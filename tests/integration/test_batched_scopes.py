@@ -11,10 +11,9 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, Race
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.storage.protecting.protect import protect
 
 
@@ -57,11 +56,11 @@ async def test_all_verbs(race: Race) -> None:
             delete(gateway, change("3", 40)),
             put(gateway, change("8", 40, account_id=8, n=1)),
             put(gateway, change("9", 40, account_id=9, n=1)),
-            insert(gateway, posted(40, {"id": 10, "account_id": 10}, table="items")),
-            insert(gateway, posted(40, {"id": 11, "account_id": 11}, table="items")),
+            post(gateway, listed(40, {"id": 10, "account_id": 10}, table="items")),
+            post(gateway, listed(40, {"id": 11, "account_id": 11}, table="items")),
             patch(gateway, change("404", 40, n=1)),
-            insert(gateway, posted(40, {"id": 12, "account_id": None}, table="items")),
-            insert(gateway, posted(40, {"id": 2, "account_id": 2}, table="items")),
+            post(gateway, listed(40, {"id": 12, "account_id": None}, table="items")),
+            post(gateway, listed(40, {"id": 2, "account_id": 2}, table="items")),
             put(gateway, change("2", 40, account_id=5, n=1)),
         ) == ["ok", "ok", "created", "created", "created", "created", "FP006", "FP016", "23505", "FP016"]
     assert await mark(race, "account/5") is None, "the row is in another scope: its mark stays what it was"
@@ -106,9 +105,9 @@ async def test_with_keys(race: Race) -> None:
 
         def requests() -> list[Coroutine[Any, Any, Outcome]]:
             return [
-                patch(gateway, replace(change("1", 40, n=1), once=once("k1"))),
-                patch(gateway, replace(change("2", 41, n=1), once=once("k1"))),
-                patch(gateway, replace(change("3", 40, n=1), once=once("k2"))),
+                patch(gateway, replace(change("1", 40, n=1), key=once("k1"))),
+                patch(gateway, replace(change("2", 41, n=1), key=once("k1"))),
+                patch(gateway, replace(change("3", 40, n=1), key=once("k2"))),
             ]
 
         assert await together(*requests()) == ["ok", "ok", "ok"]

@@ -10,9 +10,7 @@ from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
-from tests.support.use_cases import keyed, open_gateway, posted, result_of
-
-from fencepost.gateway.use_cases import insert, patch, put
+from tests.support.use_cases import keyed, listed, open_gateway, patch, post, put, result_of
 
 TRIGGER = """
 CREATE FUNCTION public.{name}() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -40,7 +38,7 @@ async def deleted_by_its_trigger(race: Race) -> None:
     await trigger(race, "zzzz_eats", 2, DELETES)
     async with open_gateway(race.dsn) as gateway:
         for n in (1, 2):
-            assert result_of(await insert(gateway, posted(50, {"order_id": f"post{n}", "n": n}))) == "created", n
+            assert result_of(await post(gateway, listed(50, {"order_id": f"post{n}", "n": n}))) == "created", n
             assert result_of(await put(gateway, keyed(f"put{n}", 50, n=n))) == "created", n
             sql = f"INSERT INTO public.orders (order_id, n) VALUES ('sql{n}', {n})"
             assert await race.direct(race.a, sql, 50) == "ok", n

@@ -4,9 +4,8 @@ import pytest
 from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
-from tests.support.use_cases import keyed, open_gateway, result_of
+from tests.support.use_cases import keyed, open_gateway, put, result_of
 
-from fencepost.gateway.use_cases import put
 from fencepost.storage.protecting.protect import protect, unprotect
 
 OTHER_TYPES = {

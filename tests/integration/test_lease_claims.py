@@ -6,13 +6,12 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 from tests.support.racing import Race, open_race, outcome
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
+from tests.support.use_cases import delete, gateway_pid, keyed, open_gateway, patch, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hash_secret
-from fencepost.gateway.use_cases import delete, patch, put
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import Times

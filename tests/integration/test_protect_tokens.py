@@ -11,10 +11,9 @@ from tests.scenarios import tokens as scenarios
 from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
 from tests.support.racing import open_race, outcome
-from tests.support.use_cases import keyed, open_gateway, result_of
+from tests.support.use_cases import keyed, open_gateway, patch, result_of
 from tests.support.violations import judging
 
-from fencepost.gateway.use_cases import patch
 from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, plan_protect, protect
 from fencepost.storage.protecting.table import HIGHEST_MARK
 from fencepost.storage.upkeep.reset import reset

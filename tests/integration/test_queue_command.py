@@ -12,8 +12,7 @@ from tests.support.consuming import consumed, make_tables, opened, write
 from tests.support.interleave import Connect
 
 from fencepost.cli.main import main
-from fencepost.gateway.writes.keyed import KeyedWrite
-from fencepost.http.writes.reading import WriteRequest
+from fencepost.gateway.writes.write import Write
 from fencepost.queue_status import describe_queues
 from fencepost.queues.registry import DEFAULT
 from fencepost.storage.queues import progress, table_log
@@ -128,5 +127,5 @@ async def test_a_message_that_was_applied_is_gone(connect: Connect, database: st
             await queue.empty()
         assert await queue.states() == {"applied": MESSAGES}
         gc.collect()
-        left = [type(each).__name__ for each in garbage if isinstance(each, WriteRequest | KeyedWrite)]
+        left = [type(each).__name__ for each in garbage if isinstance(each, Write)]
     assert left == []

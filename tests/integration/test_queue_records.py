@@ -5,7 +5,7 @@ leaves none.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,26 +14,27 @@ from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.interleave import Connect
 from tests.support.racing import Race
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, rendered, result_of
 
 from fencepost.fencing.token import Rule
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import patch, put
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.use_cases import write
 from fencepost.gateway.writes.batched import MOST_IDEMPOTENT
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
-from fencepost.gateway.writes.keyed import KeyedWrite
+from fencepost.gateway.writes.write import Verb
 from fencepost.storage.connections.connection import GatewayConnection
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.idempotency import OF_QUEUES
 from fencepost.testing.servers.waiting import PATIENCE
 
 
-def message(name: str) -> IdempotentRequest:
-    return replace(once(name, b""), caller=OF_QUEUES, looked_up=False)
-
-
-def of_queue(key: str, token: int, name: str, **values: Any) -> KeyedWrite:
-    return replace(keyed(key, token, **values), once=message(name))
+def of_queue(
+    gateway: Gateway, verb: Verb, key: str, token: int, name: str, **values: Any
+) -> Coroutine[Any, Any, Outcome]:
+    """Write as the message with this id does."""
+    message = IdempotentRequest(name, b"", rendered, OF_QUEUES, looked_up=False)
+    return write(gateway, replace(keyed(key, token, **values), verb=verb), rendered, message)
 
 
 async def _records(race: Race) -> list[str]:
@@ -73,7 +74,7 @@ async def test_a_batch_of_256_messages_looks_nothing_up_and_records_all(
     monkeypatch.setattr(GatewayConnection, "fetch", seen)
     keys = [f"k{n:03}" for n in range(257)]
     async with open_gateway(race.dsn) as gateway:
-        writes = (put(gateway, of_queue(key, 31, f"id-{key}", n=1)) for key in keys)
+        writes = (of_queue(gateway, "put", key, 31, f"id-{key}", n=1) for key in keys)
         assert await together(*writes) == ["created"] * 257
     assert await _records(race) == [f"id-{key}" for key in keys]
     assert sum(batches) == 257
@@ -89,9 +90,9 @@ async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_
     for key in "abcde":
         await race.insert(race.a, key, 30)
     async with open_gateway(race.dsn) as gateway:
-        assert result_of(await patch(gateway, of_queue("c", 31, "id-c", n=1))) == "ok"
+        assert result_of(await of_queue(gateway, "patch", "c", 31, "id-c", n=1)) == "ok"
         before = await _version(race, "c")
-        writes = (patch(gateway, of_queue(key, 31, f"id-{key}", n=1)) for key in "abcde")
+        writes = (of_queue(gateway, "patch", key, 31, f"id-{key}", n=1) for key in "abcde")
         answers = await asyncio.gather(*writes)
     again = answers[2]
     if rule == "strict":
@@ -117,13 +118,13 @@ async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_on
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         pid = await gateway_pid(one)
-        first = await race.waits_at(pid, patch(one, of_queue("k", 31, "id-k", n=1)))
-        second = await asyncio.wait_for(patch(two, of_queue("k", 31, "id-k", n=1)), PATIENCE)
+        first = await race.waits_at(pid, of_queue(one, "patch", "k", 31, "id-k", n=1))
+        second = await asyncio.wait_for(of_queue(two, "patch", "k", 31, "id-k", n=1), PATIENCE)
         assert result_of(second) == "FP013", "in flight: it comes again"
         await holder.commit()
         assert isinstance(await first, Done)
         before = await _version(race, "k")
-        again = await patch(two, of_queue("k", 31, "id-k", n=1))
+        again = await of_queue(two, "patch", "k", 31, "id-k", n=1)
     assert isinstance(again, Replayed) or (rule == "strict" and result_of(again) == "FP002")
     assert await _version(race, "k") == before
     assert await _records(race) == ["id-k"]
@@ -134,7 +135,7 @@ async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_on
 async def test_a_key_of_a_client_and_the_id_of_a_message_are_two_keys(connect: Connect, database: str) -> None:
     race = await audited_race(connect, database, "strict", counting=False)
     async with open_gateway(race.dsn) as gateway:
-        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), once=once("same")))) == "ok"
-        assert result_of(await patch(gateway, of_queue("k", 32, "same", n=2))) == "ok"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), key=once("same")))) == "ok"
+        assert result_of(await of_queue(gateway, "patch", "k", 32, "same", n=2)) == "ok"
     found = await race.observer.fetch("SELECT caller FROM fencepost.idempotency ORDER BY caller")
     assert [row["caller"] for row in found] == ["", "queue"]

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
@@ -18,7 +18,7 @@ from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.leases.acquire import Granted
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import claim, put
+from fencepost.gateway.use_cases import claim
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.statements import marks

@@ -2,14 +2,24 @@
 
 from tests.support.interleave import Connect
 from tests.support.racing import NEW, Race, outcome, owner
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.use_cases import (
+    delete,
+    gateway_pid,
+    keyed,
+    listed,
+    matching,
+    open_gateway,
+    patch,
+    post,
+    put,
+    result_of,
+)
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, put
-from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.use_cases import claim
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
 
@@ -25,16 +35,16 @@ async def test_a_constraint_checked_at_commit_refuses_every_verb(race: Race) -> 
     await race.observer.execute(DEFERRED)
     await race.insert(race.a, "k", 30)
     await race.observer.execute("INSERT INTO kept VALUES ('k')")
-    many = FilteredWrite("orders", NEW, Token(31))
+    many = matching(NEW, 31)
     async with open_gateway(race.dsn) as gateway:
         answers = {
             "patch": await patch(gateway, keyed("k", 31, n=7)),
             "put": await put(gateway, keyed("k", 31, n=7)),
             "put new": await put(gateway, keyed("z", 31, n=7)),
-            "post": await insert(gateway, posted(31, {"order_id": "z", "n": 7})),
+            "post": await post(gateway, listed(31, {"order_id": "z", "n": 7})),
             "delete": await delete(gateway, keyed("k", 31)),
-            "patch many": await patch_many(gateway, FilteredWrite("orders", NEW, Token(31), keyed("k", 1, n=7).body)),
-            "delete many": await delete_many(gateway, many),
+            "patch many": await patch(gateway, matching(NEW, 31, n=7)),
+            "delete many": await delete(gateway, many),
         }
     for verb, answer in answers.items():
         assert isinstance(answer, Problem), f"{verb} was answered with {answer}"
@@ -55,8 +65,8 @@ async def test_a_deadlock_is_retried_and_ends_with_a_verdict(race: Race) -> None
         await race.a.execute("SET deadlock_timeout = '1min'")
         holder = await race.begin(race.a)
         await race.update(race.a, "b", 45)
-        request = FilteredWrite("orders", NEW, Token(40), keyed("k", 1, status="x").body)
-        waiter = await race.waits_at(await gateway_pid(gateway), patch_many(gateway, request))
+        request = matching(NEW, 40, status="x")
+        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, request))
         assert await race.update(race.a, "a", 45)  # passes once the gateway gave way
         await holder.commit()
         answer = await waiter
@@ -76,15 +86,15 @@ async def test_a_serialization_failure_is_retried_and_never_reported_as_stale(ra
         END $$;
         CREATE TRIGGER moody BEFORE INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION moody()""")
     async with open_gateway(race.dsn) as gateway:
-        new = FilteredWrite("orders", NEW, Token(36), keyed("k", 1, n=1).body)
+        new = matching(NEW, 36, n=1)
         answers = [
             result_of(await put(gateway, keyed("k", 31))),
             result_of(await patch(gateway, keyed("k", 32))),
             result_of(await claim(gateway, Claim(Resource("orders", ("k",)), Token(33)))),
             result_of(await delete(gateway, keyed("k", 34))),
-            result_of(await insert(gateway, posted(35, {"order_id": "k"}))),
-            result_of(await patch_many(gateway, new)),
-            result_of(await delete_many(gateway, FilteredWrite("orders", NEW, Token(37)))),
+            result_of(await post(gateway, listed(35, {"order_id": "k"}))),
+            result_of(await patch(gateway, new)),
+            result_of(await delete(gateway, matching(NEW, 37))),
         ]
     assert answers == ["created", "ok", "ok", "ok", "created", "ok", "ok"]
     assert await race.observer.fetchval("SELECT last_value FROM tries") == 28

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.racing import BOTH_RULES, NEW, ORDERS, Race, outcome, protected_table
 from tests.support.stepping import answer_after
-from tests.support.use_cases import body, keyed, open_gateway, posted, result_of
+from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -16,8 +16,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, put
-from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.use_cases import claim
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.many import ManyWritten
 
@@ -38,7 +37,7 @@ async def test_post_that_loses_to_a_newer_post_is_stale_and_not_a_duplicate(race
     async with open_gateway(race.dsn) as gateway:
         for token, answer in ((35, "FP001"), (36, "FP002" if race.strict else "23505"), (37, "23505")):
             key = f"k{token}"
-            making, request = race.insert(race.a, key, 36), insert(gateway, posted(token, {"order_id": key}))
+            making, request = race.insert(race.a, key, 36), post(gateway, listed(token, {"order_id": key}))
             assert result_of(await answer_after(race, gateway, making, request=request)) == answer, token
 
 
@@ -62,7 +61,7 @@ async def test_a_claimed_key_without_a_row_refuses_every_older_write(race: Race)
         assert isinstance(answer, Done)
         assert (list(answer.rows), answer.mark, answer.resource) == ([], 40, "orders/k")
         assert await race.recorded("k") == (40, True)
-        assert result_of(await insert(gateway, posted(39, {"order_id": "k"}))) == "FP001"
+        assert result_of(await post(gateway, listed(39, {"order_id": "k"}))) == "FP001"
         assert result_of(await put(gateway, keyed("k", 39))) == "FP001"
         assert result_of(await patch(gateway, keyed("k", 39))) == "FP001"
         assert result_of(await delete(gateway, keyed("k", 39))) == "FP001"
@@ -107,8 +106,8 @@ async def test_one_stale_row_refuses_the_request_and_every_one_is_listed(race: R
     listed = {"orders/b": "50", "orders/d": "60"} | ({"orders/c": "40"} if race.strict else {})
     async with open_gateway(race.dsn) as gateway:
         for answer in (
-            await patch_many(gateway, FilteredWrite("orders", NEW, Token(40), body(status="x"))),
-            await delete_many(gateway, FilteredWrite("orders", NEW, Token(40))),
+            await patch(gateway, matching(NEW, 40, status="x")),
+            await delete(gateway, matching(NEW, 40)),
         ):
             assert isinstance(answer, Problem)
             assert answer.name == "FP001"
@@ -124,9 +123,9 @@ async def test_one_stale_row_refuses_the_request_and_every_one_is_listed(race: R
 async def test_rows_that_only_equal_the_token_are_spent_under_strict(race: Race) -> None:
     await seed(race, {"a": 30, "b": 40})
     async with open_gateway(race.dsn) as gateway:
-        answer = await patch_many(gateway, FilteredWrite("orders", NEW, Token(40), body(n=1)))
+        answer = await patch(gateway, matching(NEW, 40, n=1))
         assert result_of(answer) == ("FP002" if race.strict else "ok")
-        answer = await delete_many(gateway, FilteredWrite("orders", NEW, Token(40)))
+        answer = await delete(gateway, matching(NEW, 40))
         assert result_of(answer) == ("FP002" if race.strict else "ok")
 
 

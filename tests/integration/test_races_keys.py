@@ -8,17 +8,14 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Key, Race, open_race, outcome, protected_table
 from tests.support.stepping import answer_after
-from tests.support.use_cases import keyed, open_gateway, result_of
+from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, put
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
-from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.use_cases import claim
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.statements.asking import KeyState, ask
@@ -114,10 +111,10 @@ async def test_multi_row_writes_of_a_partitioned_table_are_judged_once_locked(pa
     for region in ("eu", "us"):
         await parts.insert(parts.a, (region, "1"), 30, status="new")
     async with open_gateway(parts.dsn) as gateway:
-        for verb, token in ((patch_many, 40), (delete_many, 50)):
+        for verb, token in ((patch, 40), (delete, 50)):
             newer = parts.update(parts.a, ("us", "1"), token + 5)
             new = (Condition(Field("status"), "eq", "new"),)
-            write = FilteredWrite("parts", new, Token(token), Body('{"status":"new"}', ("status",), {}))
+            write = matching(new, token, "parts", status="new")
             answer = await answer_after(parts, gateway, newer, request=verb(gateway, write))
             assert result_of(answer) == "FP001", token
 
@@ -157,12 +154,12 @@ async def every_verb_is_judged(gateway: Gateway, name: str) -> None:
     column = f"_{name}"[:50]
     row = {name: "k", column: "v", "status": "new"}
 
-    def some(token: int, **changes: str) -> KeyedWrite:
+    def some(token: int, **changes: str) -> Write:
         values = {column: "w"} | changes
-        return KeyedWrite(name, ("k",), Token(token), body=Body(json.dumps(values), tuple(values), {}))
+        return keyed("k", token, name, **values)
 
-    post = Insert(name, Token(30), Body(json.dumps([row]), tuple(row), {}), 1)
-    assert result_of(await insert(gateway, post)) == "created", name
+    made = listed(30, row, table=name)
+    assert result_of(await post(gateway, made)) == "created", name
     assert result_of(await patch(gateway, some(29))) == "FP001", name
     assert result_of(await patch(gateway, some(31))) == "ok", name
     answer = await put(gateway, some(32, status="new"))
@@ -170,10 +167,10 @@ async def every_verb_is_judged(gateway: Gateway, name: str) -> None:
     assert json.loads(getattr(answer, "rows", ["{}"])[0])[column] == "w", name
     assert result_of(await claim(gateway, Claim(Resource(name, ("k",)), Token(33)))) == "ok", name
     new = (Condition(Field(column), "eq", "w"),)
-    many = FilteredWrite(name, new, Token(34), Body(json.dumps({"status": "y"}), ("status",), {}))
-    assert result_of(await patch_many(gateway, many)) == "ok", name
-    assert result_of(await delete_many(gateway, FilteredWrite(name, new, Token(33)))) == "FP001", name
+    many = matching(new, 34, name, status="y")
+    assert result_of(await patch(gateway, many)) == "ok", name
+    assert result_of(await delete(gateway, matching(new, 33, name))) == "FP001", name
     assert result_of(await delete(gateway, some(34))) == "FP002", name
-    await delete_many(gateway, FilteredWrite(name, new, Token(35)))
+    await delete(gateway, matching(new, 35, name))
     assert result_of(await put(gateway, some(32))) == "FP001", name
     assert result_of(await put(gateway, some(36))) == "created", name

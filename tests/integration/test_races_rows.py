@@ -10,14 +10,13 @@ from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, Race, open_race, outcome
 from tests.support.stepping import answer_after
-from tests.support.use_cases import gateway_pid, open_gateway, result_of, rows_patch
+from tests.support.use_cases import gateway_pid, listed, open_gateway, patch, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import patch_rows
 from fencepost.gateway.writes import rounds
-from fencepost.gateway.writes.patch_rows import RowsPatch
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.asking import ElementState, ask_elements
 from fencepost.storage.tables.catalog import ProtectedTable
@@ -36,9 +35,9 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
     return race
 
 
-def changing(token: int, keys: str, *, with_key: bool = False) -> RowsPatch:
-    request = rows_patch(token, *({"order_id": key, "status": f"x{token}"} for key in keys))
-    return replace(request, once=once() if with_key else None)
+def changing(token: int, keys: str, *, with_key: bool = False) -> Write:
+    request = listed(token, *({"order_id": key, "status": f"x{token}"} for key in keys))
+    return replace(request, key=once() if with_key else None)
 
 
 async def statuses(race: Race) -> str:
@@ -57,7 +56,7 @@ async def free(race: Race, key: str) -> bool:
 async def test_a_row_that_was_waited_for_is_judged_as_it_is_then(
     race: Race, gateway: Gateway, token: int, with_key: bool
 ) -> None:
-    request = patch_rows(gateway, changing(token, "cab", with_key=with_key))
+    request = patch(gateway, changing(token, "cab", with_key=with_key))
     answer = await answer_after(race, gateway, race.update(race.a, "b", 45, status="newer"), request=request)
     if token == 46 or (token == 45 and not race.strict):
         assert isinstance(answer, Done)
@@ -74,7 +73,7 @@ async def test_a_row_that_was_waited_for_is_judged_as_it_is_then(
 
 @pytest.mark.parametrize(("token", "expected"), [(44, "FP001"), (46, "FP006")])
 async def test_a_row_deleted_meanwhile_is_a_question(race: Race, gateway: Gateway, token: int, expected: str) -> None:
-    request = patch_rows(gateway, changing(token, "abc"))
+    request = patch(gateway, changing(token, "abc"))
     answer = await answer_after(race, gateway, race.delete(race.a, "b", 45), request=request)
     assert isinstance(answer, Problem)
     assert (answer.name, answer.resource) == (expected, "orders/b")
@@ -87,7 +86,7 @@ async def test_a_row_deleted_and_made_anew_meanwhile_is_met_after_all(
     race: Race, gateway: Gateway, token: int, expected: str, with_key: bool
 ) -> None:
     deleting, making = race.delete(race.a, "b", 45), race.insert(race.a, "b", 46, status="again")
-    request = patch_rows(gateway, changing(token, "abc", with_key=with_key))
+    request = patch(gateway, changing(token, "abc", with_key=with_key))
     assert result_of(await answer_after(race, gateway, deleting, making, request=request)) == expected
     assert await statuses(race) == ("x47 x47 x47" if expected == "ok" else "new again new")
 
@@ -108,7 +107,7 @@ async def test_a_row_that_is_never_met_is_given_up(
 
     await race.delete(race.a, "b", 31)
     monkeypatch.setattr("fencepost.gateway.writes.patch_rows.ask_elements", there)
-    answer = await patch_rows(gateway, changing(90, "abc"))
+    answer = await patch(gateway, changing(90, "abc"))
     assert isinstance(answer, Problem)
     assert (answer.name, answer.resource, met) == ("FP010", "orders/b", rounds.ROUNDS)
     assert await statuses(race) == "new new"
@@ -134,7 +133,7 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
     await race.delete(race.a, "a", 35)
     await race.insert(race.a, "a", 36)
     other = await race.begin(race.c)
-    write = await race.waits_at(await gateway_pid(gateway), patch_rows(gateway, changing(47, "abc", with_key=True)))
+    write = await race.waits_at(await gateway_pid(gateway), patch(gateway, changing(47, "abc", with_key=True)))
     await holder.commit()
 
     async def in_the_way() -> bool:
@@ -151,7 +150,7 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
 async def test_rows_are_locked_in_key_order_whatever_the_body(race: Race, gateway: Gateway, keys: str) -> None:
     holder = await race.begin(race.a)
     await race.a.execute("SELECT FROM orders WHERE order_id = 'a' FOR UPDATE")
-    write = await race.waits_at(await gateway_pid(gateway), patch_rows(gateway, changing(40, keys)))
+    write = await race.waits_at(await gateway_pid(gateway), patch(gateway, changing(40, keys)))
     assert await free(race, "b")
     assert await free(race, "c")
     await holder.commit()
@@ -169,9 +168,9 @@ async def test_what_a_policy_keeps_from_being_written_is_missing(connect: Connec
     )
     async with ruled(race.observer, race.dsn, policies) as url, open_gateway(url) as gateway:
         for keys, with_key, missing in (("ab", False, "b"), ("ab", True, "b"), ("ca", False, "c")):
-            answer = await patch_rows(gateway, changing(40, keys, with_key=with_key))
+            answer = await patch(gateway, changing(40, keys, with_key=with_key))
             assert isinstance(answer, Problem), (keys, with_key)
             assert (answer.name, answer.resource) == ("FP006", f"orders/{missing}"), (keys, with_key)
             hidden = [{"resource": f"orders/{missing}", "current_token": None}]
             assert answer.extra["rows"] == hidden, (keys, with_key)
-        assert result_of(await patch_rows(gateway, changing(40, "a"))) == "ok"
+        assert result_of(await patch(gateway, changing(40, "a"))) == "ok"

@@ -19,7 +19,7 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.racing import NEW, Race, open_race, outcome
-from tests.support.use_cases import body, keyed, open_gateway, posted, result_of, rows_patch
+from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, rendered, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
@@ -27,8 +27,7 @@ from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, patch_rows, put
-from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.use_cases import claim
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.storage.protecting.protect import plan_unprotect, protect, unprotect
 from fencepost.storage.statements import many
@@ -50,10 +49,6 @@ def claiming(resource: str) -> Claim:
     return Claim(parse_resource(resource), Token(100))
 
 
-def matching(**values: object) -> FilteredWrite:
-    return FilteredWrite("orders", NEW, Token(100), body=body(**values) if values else None)
-
-
 def row_of(key: str) -> dict[str, object]:
     return {"order_id": key, "customer": 1}
 
@@ -70,24 +65,24 @@ def together(use: Callable[[Gateway, Any], Awaitable[Any]], **values: int) -> Re
 REQUESTS: dict[str, Request] = {
     "claim": lambda g: claim(g, claiming("orders/k")),
     "claim of a key without a row": lambda g: claim(g, claiming("orders/none")),
-    "claim with an Idempotency-Key": lambda g: claim(g, replace(claiming("orders/k"), once=once("c"))),
+    "claim with an Idempotency-Key": lambda g: claim(g, replace(claiming("orders/k"), key=once("c")), rendered),
     "lease with a claim": lambda g: ask(g, asking("x", secret="new", claims=("orders/k",))),
     "lease with a claim of a key without a row": lambda g: ask(g, asking("x", secret="s", claims=("orders/none",))),
     "PATCH": lambda g: patch(g, keyed("k", 100, n=1)),
     "PATCH of nothing": lambda g: patch(g, keyed("k", 100)),
-    "PATCH with an Idempotency-Key": lambda g: patch(g, replace(keyed("k", 100, n=1), once=once("p"))),
+    "PATCH with an Idempotency-Key": lambda g: patch(g, replace(keyed("k", 100, n=1), key=once("p"))),
     "PATCH in a batch": together(patch, n=1),
-    "PATCH by a filter": lambda g: patch_many(g, matching(n=1)),
-    "PATCH with an array": lambda g: patch_rows(g, rows_patch(100, {"order_id": "k", "n": 1})),
+    "PATCH by a filter": lambda g: patch(g, matching(NEW, 100, n=1)),
+    "PATCH with an array": lambda g: patch(g, listed(100, {"order_id": "k", "n": 1})),
     "PUT": lambda g: put(g, keyed("k", 100, n=1, customer=1)),
     "PUT in a batch": together(put, n=1, customer=1),
     "PUT of a new row": lambda g: put(g, keyed("none", 100, n=1, customer=1)),
-    "POST": lambda g: insert(g, posted(100, row_of("none"))),
-    "POST of rows": lambda g: insert(g, posted(100, row_of("none"), row_of("none2"))),
+    "POST": lambda g: post(g, listed(100, row_of("none"))),
+    "POST of rows": lambda g: post(g, listed(100, row_of("none"), row_of("none2"))),
     "DELETE": lambda g: delete(g, keyed("k", 100)),
-    "DELETE with an Idempotency-Key": lambda g: delete(g, replace(keyed("k", 100), once=once("d"))),
+    "DELETE with an Idempotency-Key": lambda g: delete(g, replace(keyed("k", 100), key=once("d"))),
     "DELETE in a batch": together(delete),
-    "DELETE by a filter": lambda g: delete_many(g, matching()),
+    "DELETE by a filter": lambda g: delete(g, matching(NEW, 100)),
 }
 NO_SCOPE = "claim of a scope"
 """Its name is no table's, and by then no scope's."""

@@ -12,11 +12,10 @@ from tests.scenarios.scopes import scoped_race
 from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, open_gateway
+from tests.support.use_cases import keyed, open_gateway, put
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.use_cases import put
 from fencepost.storage.protecting.protect import protect
 
 
@@ -51,7 +50,7 @@ async def test_a_put_that_a_policy_refuses_is_answered_for_good(
     race: Race, gateway: Gateway, item: int, n: int, status: int, code: str, *, with_key: bool
 ) -> None:
     request = keyed(str(item), 40, table="items", account_id=42, n=n)
-    answer = await put(gateway, replace(request, once=once() if with_key else None))
+    answer = await put(gateway, replace(request, key=once() if with_key else None))
     assert isinstance(answer, Problem)
     assert (answer.type.status, answer.name, answer.type.retryable) == (status, code, False)
     raised = "SELECT count(*) FROM fencepost.marks WHERE last_fence_token = 40"

@@ -7,7 +7,7 @@ import pytest
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, result_of
+from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource, parse_resource
@@ -17,7 +17,7 @@ from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Acquire, Granted, acquire
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import claim, explain, patch
+from fencepost.gateway.use_cases import claim, explain
 from fencepost.storage.protecting.protect import plan_protect, plan_unprotect, protect
 
 SCOPE = "account/{account_id}"

@@ -9,14 +9,12 @@ from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.scenarios.scopes_direct import CASCADES, PARTS
 from tests.support.interleave import Connect
 from tests.support.racing import NEW, Race
-from tests.support.use_cases import body, gateway_pid, keyed, posted, result_of
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import delete, delete_many, insert, patch, patch_many, put
-from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.protecting.protect import plan_protect, protect
 
 SCOPE = "account/{account_id}"
@@ -42,8 +40,8 @@ async def item(race: Race, key: int) -> tuple[int, int] | None:
     return None if row is None else (row["account_id"], row["n"])
 
 
-def many(token: int, **values: int) -> FilteredWrite:
-    return FilteredWrite("items", NEW, Token(token), body(**values) if values else None)
+def many(token: int, **values: int) -> Write:
+    return matching(NEW, token, "items", **values)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +98,8 @@ async def test_one_scope_that_refuses_refuses_all(race: Race, gateway: Gateway, 
     await entered(race, race.a, 60, "account/7")
     rows = [{"id": 91, "account_id": 42}, {"id": 92, "account_id": 7}]
     write = await waits(race, gateway, {
-        "patch": lambda: patch_many(gateway, many(50, n=5)),
-        "post": lambda: insert(gateway, posted(50, *rows, table="items")),
+        "patch": lambda: patch(gateway, many(50, n=5)),
+        "post": lambda: post(gateway, listed(50, *rows, table="items")),
     }[verb]())  # fmt: skip
     await holder.commit()
     outcome = await write
@@ -117,7 +115,7 @@ async def test_rows_that_come_meanwhile_are_written_in_scopes_that_were_entered_
     holder = await race.begin(race.a)
     await entered(race, race.a, 40, "account/42", "account/300")
     await race.a.execute("INSERT INTO items VALUES (93, 42), (94, 300); UPDATE items SET status = 'old' WHERE id = 2")
-    write = await waits(race, gateway, patch_many(gateway, many(50, n=5)))
+    write = await waits(race, gateway, patch(gateway, many(50, n=5)))
     await holder.commit()
     outcome = await write
     assert not isinstance(outcome, Problem)
@@ -139,9 +137,9 @@ async def test_a_trigger_that_swallows_the_write_leaves_no_mark(race: Race, gate
             delete(gateway, keyed("1", 50, "items")),
             put(gateway, keyed("1", 50, "items", account_id=42)),
             put(gateway, keyed("95", 50, "items", account_id=42)),
-            insert(gateway, posted(50, {"id": 95, "account_id": 42}, table="items")),
-            patch_many(gateway, many(50, n=5)),
-            delete_many(gateway, many(50)),
+            post(gateway, listed(50, {"id": 95, "account_id": 42}, table="items")),
+            patch(gateway, many(50, n=5)),
+            delete(gateway, many(50)),
         ):
             outcome = await write
             assert isinstance(outcome, Problem), name
@@ -157,7 +155,7 @@ async def test_a_trigger_that_moves_a_row_to_another_scope_is_reported(race: Rac
         " 'BEGIN NEW.account_id := 7; RETURN NEW; END';"
         f"CREATE TRIGGER {name} BEFORE INSERT OR UPDATE ON public.items FOR EACH ROW EXECUTE FUNCTION public.move()"
     )
-    refused = await insert(gateway, posted(50, {"id": 95, "account_id": 42}, table="items"))
+    refused = await post(gateway, listed(50, {"id": 95, "account_id": 42}, table="items"))
     assert isinstance(refused, Problem)
     assert (refused.http_status, refused.body()["code"], refused.resource) == (409, "FP428", "account/7")
     assert "A trigger of items moved the row to the scope account/7" in refused.detail
@@ -166,7 +164,7 @@ async def test_a_trigger_that_moves_a_row_to_another_scope_is_reported(race: Rac
     assert isinstance(made, Problem)
     assert (made.http_status, made.detail) == (409, refused.detail)
     assert result_of(await patch(gateway, keyed("1", 50, "items", n=5))) == "FP016"
-    assert result_of(await insert(gateway, posted(50, {"id": 96, "account_id": 7}, table="items"))) == "created"
+    assert result_of(await post(gateway, listed(50, {"id": 96, "account_id": 7}, table="items"))) == "created"
     assert await mark(race) is None
 
 
@@ -199,7 +197,7 @@ async def test_a_table_that_leaves_its_scope_meanwhile_is_written_by_its_new_rul
         await race.c.execute(statement)
     write = await waits(race, gateway, {
         "patch": lambda: patch(gateway, keyed("1", 50, "items", n=5)),
-        "post": lambda: insert(gateway, posted(50, {"id": 97, "account_id": 42}, table="items")),
+        "post": lambda: post(gateway, listed(50, {"id": 97, "account_id": 42}, table="items")),
     }[verb]())  # fmt: skip
     await changing.commit()
     outcome = await write
@@ -222,12 +220,12 @@ async def test_a_table_that_enters_a_scope_meanwhile_is_written_by_its_new_rule(
     changing = await race.begin(race.c)
     for statement in ("SET LOCAL search_path = pg_catalog", *plan.statements):
         await race.c.execute(statement)
-    filtered = FilteredWrite("late", NEW, Token(50), body(n=5))
+    filtered = matching(NEW, 50, "late", n=5)
     write = await waits(race, gateway, {
         "patch": lambda: patch(gateway, keyed("1", 50, "late", n=5)),
         "put new": lambda: put(gateway, keyed("2", 50, "late", account_id=42)),
         "delete": lambda: delete(gateway, keyed("1", 50, "late")),
-        "patch many": lambda: patch_many(gateway, filtered),
+        "patch many": lambda: patch(gateway, filtered),
     }[verb]())  # fmt: skip
     await changing.commit()
     outcome = await write

@@ -14,7 +14,7 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import ALONE, BOTH_WAYS, cut, cut_off, swallowed, waiting_instead_of
 from tests.support.racing import NEW, Race
-from tests.support.use_cases import body, gateway_pid, keyed, posted, result_of, rows_patch
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -22,10 +22,9 @@ from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
-from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
-from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.storage.statements.idempotency import Recorded
+from fencepost.gateway.use_cases import claim
+from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.gateway.writes.write import IdempotencyKey
 
 AUDIT = """
 CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text);
@@ -48,10 +47,10 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
 
 
 def write_of(  # noqa: PLR0911 - one for each verb
-    verb: str, gateway: Gateway, once: IdempotentRequest | None
+    verb: str, gateway: Gateway, once: IdempotencyKey | None
 ) -> Coroutine[Any, Any, Outcome]:
     """Write to the scope account/42 with the token 31."""
-    keyed_ = replace(keyed("1", 31, "items", n=1), once=once)
+    keyed_ = replace(keyed("1", 31, "items", n=1), key=once)
     rows = [{"id": 90, "account_id": 42}, {"id": 91, "account_id": 7}]
     match verb:
         case "patch":
@@ -59,16 +58,16 @@ def write_of(  # noqa: PLR0911 - one for each verb
         case "delete":
             return delete(gateway, keyed_)
         case "put":
-            return put(gateway, replace(keyed("90", 31, "items", account_id=42), once=once))
+            return put(gateway, replace(keyed("90", 31, "items", account_id=42), key=once))
         case "post":
-            return insert(gateway, replace(posted(31, *rows, table="items"), once=once))
+            return post(gateway, replace(listed(31, *rows, table="items"), key=once))
         case "patch many":
-            return patch_many(gateway, FilteredWrite("items", NEW, Token(31), body(n=7), once=once))
+            return patch(gateway, replace(matching(NEW, 31, "items", n=7), key=once))
         case "patch rows":
             changes = ({"id": 3, "n": 7}, {"id": 1, "n": 8})
-            return patch_rows(gateway, replace(rows_patch(31, *changes, table="items"), once=once))
+            return patch(gateway, replace(listed(31, *changes, table="items"), key=once))
         case _:
-            return claim(gateway, Claim(Resource("account", ("42",)), Token(31), once))
+            return claim(gateway, Claim(Resource("account", ("42",)), Token(31), once), rendered)
 
 
 VERBS = {"patch": 1, "delete": 1, "put": 1, "post": 2, "patch many": 3, "patch rows": 2, "claim": 0}
@@ -87,7 +86,7 @@ async def committed_without_answer(race: Race, proxy: CuttingProxy) -> None:
 @BOTH_WAYS
 @pytest.mark.parametrize("verb", ["patch", "post", "claim"])
 async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race, verb: str) -> None:
-    once = IdempotentRequest("k1", b"payload", lambda done: Recorded(200, (), "".join(done.rows).encode()))
+    once = IdempotencyKey("k1", b"payload")
     async with cut_off(race) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
         write = asyncio.create_task(write_of(verb, gateway, once))

@@ -9,12 +9,11 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, Race
-from tests.support.use_cases import gateway_pid, result_of, rows_patch
+from tests.support.use_cases import gateway_pid, listed, patch, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import patch_rows
 
 ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
 """Of the accounts 42, 42 and 7."""
@@ -26,7 +25,7 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
 
 
 async def waits(race: Race, gateway: Gateway, token: int, *rows: Mapping[str, object]) -> asyncio.Task[Outcome]:
-    return await race.waits_at(await gateway_pid(gateway), patch_rows(gateway, rows_patch(token, *rows, table="items")))
+    return await race.waits_at(await gateway_pid(gateway), patch(gateway, listed(token, *rows, table="items")))
 
 
 async def items(race: Race) -> dict[int, int]:
@@ -38,15 +37,13 @@ UNTOUCHED = {1: 0, 2: 0, 3: 0}
 
 @BOTH_RULES
 async def test_rows_of_several_scopes_are_written_and_all_marks_are_raised(race: Race, gateway: Gateway) -> None:
-    answer = await patch_rows(gateway, rows_patch(40, THREE, ONE, table="items"))
+    answer = await patch(gateway, listed(40, THREE, ONE, table="items"))
     assert isinstance(answer, Done)
     assert ['"id":3' in answer.rows[0], '"id":1' in answer.rows[1]] == [True, True]
     assert await items(race) == {1: 5, 2: 0, 3: 7}
     assert (await mark(race), await mark(race, "account/7")) == (40, 40)
-    assert result_of(await patch_rows(gateway, rows_patch(40, TWO, table="items"))) == (
-        "FP002" if race.strict else "ok"
-    )
-    only_keys = await patch_rows(gateway, rows_patch(41, {"id": 2}, {"id": 1}, table="items"))
+    assert result_of(await patch(gateway, listed(40, TWO, table="items"))) == ("FP002" if race.strict else "ok")
+    only_keys = await patch(gateway, listed(41, {"id": 2}, {"id": 1}, table="items"))
     assert isinstance(only_keys, Done)
     assert ['"id":2' in only_keys.rows[0], '"n":5' in only_keys.rows[1]] == [True, True]
     assert (await mark(race), await mark(race, "account/7")) == (41, 40)
@@ -55,8 +52,8 @@ async def test_rows_of_several_scopes_are_written_and_all_marks_are_raised(race:
 @pytest.mark.parametrize("with_key", [False, True])
 async def test_any_scope_refuses_all_and_gives_the_others_back(race: Race, gateway: Gateway, with_key: bool) -> None:
     await entered(race, race.a, 50, "account/7")
-    request = replace(rows_patch(45, ONE, THREE, table="items"), once=once() if with_key else None)
-    answer = await patch_rows(gateway, request)
+    request = replace(listed(45, ONE, THREE, table="items"), key=once() if with_key else None)
+    answer = await patch(gateway, request)
     assert isinstance(answer, Problem)
     assert (answer.name, answer.extra["rows"]) == (
         "FP001",
@@ -98,14 +95,14 @@ async def test_a_row_made_anew_in_another_scope_is_judged_by_that_one(
 async def test_a_missing_row_is_stale_where_its_scope_is_named_and_refuses(race: Race, gateway: Gateway) -> None:
     await entered(race, race.a, 50, "account/9")
     named = [{"id": 1, "account_id": 42}, {"id": 99, "account_id": 9}]
-    answer = await patch_rows(gateway, rows_patch(45, *named, table="items"))
+    answer = await patch(gateway, listed(45, *named, table="items"))
     assert isinstance(answer, Problem)
     assert (answer.name, answer.extra["rows"]) == (
         "FP001",
         [{"resource": "account/9", "current_token": race.shown(50)}],
     )
-    assert result_of(await patch_rows(gateway, rows_patch(51, *named, table="items"))) == "FP006"
-    assert result_of(await patch_rows(gateway, rows_patch(45, ONE, {"id": 99, "n": 1}, table="items"))) == "FP006"
+    assert result_of(await patch(gateway, listed(51, *named, table="items"))) == "FP006"
+    assert result_of(await patch(gateway, listed(45, ONE, {"id": 99, "n": 1}, table="items"))) == "FP006"
     notes = [{"account_id": 9, "no": 1}]
-    assert result_of(await patch_rows(gateway, rows_patch(45, *notes, table="notes"))) == "FP001", "the key names it"
+    assert result_of(await patch(gateway, listed(45, *notes, table="notes"))) == "FP001", "the key names it"
     assert (await mark(race), await mark(race, "account/9")) == (None, 50)

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
-from tests.support.use_cases import keyed, open_gateway, result_of
+from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import superseded
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.use_cases import patch
 from fencepost.observe.events import Event, HolderUnknown, Refused
 from fencepost.observe.logs import EventLog
 from fencepost.observe.metrics import Metrics

@@ -25,7 +25,7 @@ from tests.support.lost_answers import (
     waiting_instead_of,
 )
 from tests.support.racing import NEW, Race
-from tests.support.use_cases import body, gateway_pid, keyed, posted, result_of, rows_patch
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
@@ -33,9 +33,9 @@ from fencepost.fencing.token import Rule, Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim, delete, insert, patch, patch_many, patch_rows, put
-from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
-from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.use_cases import claim
+from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.gateway.writes.write import IdempotencyKey
 from fencepost.storage.connections import backends
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import ConnectionTimes
@@ -57,7 +57,7 @@ async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with
     async with cut_off(race) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
-        request = replace(keyed("k", 31, n=1), once=once() if with_key else None)
+        request = replace(keyed("k", 31, n=1), key=once() if with_key else None)
         write = await race.waits_at(pid, patch(gateway, request))
         proxy.cut_all()
         await waiting_instead_of(race, pid)
@@ -78,16 +78,16 @@ async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
     cut(proxy)
 
 
-def write_of(verb: str, gateway: Gateway, key: IdempotentRequest | None = None) -> Coroutine[Any, Any, Outcome]:
+def write_of(verb: str, gateway: Gateway, key: IdempotencyKey | None = None) -> Coroutine[Any, Any, Outcome]:
     works = {
-        "patch": lambda: patch(gateway, replace(keyed("k", 31, n=1), once=key)),
-        "put new": lambda: put(gateway, replace(keyed("z", 31, n=1), once=key)),
-        "delete": lambda: delete(gateway, replace(keyed("k", 31), once=key)),
-        "post": lambda: insert(gateway, replace(posted(31, {"order_id": "z"}), once=key)),
-        "post many": lambda: insert(gateway, replace(posted(31, {"order_id": "y"}, {"order_id": "z"}), once=key)),
-        "patch many": lambda: patch_many(gateway, FilteredWrite("orders", NEW, Token(31), body(n=7), once=key)),
-        "patch rows": lambda: patch_rows(gateway, replace(rows_patch(31, K), once=key)),
-        "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key)),
+        "patch": lambda: patch(gateway, replace(keyed("k", 31, n=1), key=key)),
+        "put new": lambda: put(gateway, replace(keyed("z", 31, n=1), key=key)),
+        "delete": lambda: delete(gateway, replace(keyed("k", 31), key=key)),
+        "post": lambda: post(gateway, replace(listed(31, {"order_id": "z"}), key=key)),
+        "post many": lambda: post(gateway, replace(listed(31, {"order_id": "y"}, {"order_id": "z"}), key=key)),
+        "patch many": lambda: patch(gateway, replace(matching(NEW, 31, n=7), key=key)),
+        "patch rows": lambda: patch(gateway, replace(listed(31, K), key=key)),
+        "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key), rendered),
     }
     return works[verb]()
 
@@ -148,8 +148,8 @@ async def test_many_rows_without_key_are_unknown(race: Race) -> None:
     async with cut_off(race) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
-        request = FilteredWrite("orders", NEW, Token(31), body(n=7))
-        write = await race.waits_at(pid, patch_many(gateway, request))
+        request = matching(NEW, 31, n=7)
+        write = await race.waits_at(pid, patch(gateway, request))
         proxy.cut_all()
         answer = await write
         await holder.rollback()
@@ -186,7 +186,7 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(race: 
     async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), key=once())))
         proxy.refusing = True
         proxy.cut_all()
         assert result_of(await write) == "FP010", "nothing was done, and nothing will be"
@@ -203,7 +203,7 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(race: 
 async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(race: Race) -> None:
     async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
-        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once())))
+        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), key=once())))
         await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
         proxy.muted.clear()
         proxy.mute_after = b"fencepost.gateway_idem_begin"

@@ -12,10 +12,9 @@ from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import IN_A_HURRY, TOKEN, cut, cut_off, swallowed
 from tests.support.racing import Race
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.use_cases import gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.use_cases import insert, patch, put
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Backend
 from fencepost.testing.servers.waiting import PATIENCE
@@ -49,15 +48,13 @@ async def test_a_row_whose_key_a_trigger_made_is_not_made_again(race: Race, verb
     await race.observer.execute(REKEYING.format(key))
     async with cut_off(race) as (gateway, proxy):
         warm = (
-            insert(gateway, posted(29, {"order_id": "WARM"}))
-            if verb == "post"
-            else put(gateway, keyed("WARM", 29, n=0))
+            post(gateway, listed(29, {"order_id": "WARM"})) if verb == "post" else put(gateway, keyed("WARM", 29, n=0))
         )
         assert result_of(await warm) == "created", "all is prepared: now a statement comes with its token"
         await race.observer.execute("DELETE FROM public.applied")
         proxy.mute_after, proxy.mute_skips = TOKEN, 0 if verb == "post" else 1  # a PUT begins with an UPDATE
         write = asyncio.create_task(
-            insert(gateway, posted(31, {"order_id": "NEW"})) if verb == "post" else put(gateway, keyed("NEW", 31, n=1))
+            post(gateway, listed(31, {"order_id": "NEW"})) if verb == "post" else put(gateway, keyed("NEW", 31, n=1))
         )
         await landed(race, proxy)
         cut(proxy)
@@ -73,7 +70,7 @@ async def test_a_time_limit_while_the_outcome_is_asked_for_is_no_refusal_of_the_
 ) -> None:
     async with cut_off(race, lock_timeout=0.3, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;" if with_key else TOKEN
-        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), once=once() if with_key else None)))
+        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), key=once() if with_key else None)))
         await landed(race, proxy)
         locked = await race.begin(race.b)
         table = "fencepost.idempotency" if with_key else "public.orders"
@@ -89,8 +86,8 @@ async def test_a_duplicate_in_a_table_called_idempotency_is_a_duplicate(race: Ra
     """Its primary key has the same name as that of the records."""
     await race.observer.execute("ALTER INDEX public.orders_pkey RENAME TO idempotency_pkey")
     async with open_gateway(race.dsn) as gateway:
-        request = replace(posted(31, {"order_id": "k"}), once=once())
-        answer = await asyncio.wait_for(insert(gateway, request), PATIENCE)
+        request = replace(listed(31, {"order_id": "k"}), key=once())
+        answer = await asyncio.wait_for(post(gateway, request), PATIENCE)
     assert result_of(answer) == "23505"
 
 
@@ -104,7 +101,7 @@ async def test_a_connection_failure_of_a_trigger_is_not_the_gateways(race: Race,
     )
     async with open_gateway(race.dsn) as gateway:
         pid = await gateway_pid(gateway)
-        answer = await patch(gateway, replace(keyed("k", 31, n=1), once=once() if with_key else None))
+        answer = await patch(gateway, replace(keyed("k", 31, n=1), key=once() if with_key else None))
         assert await gateway_pid(gateway) == pid
     assert result_of(answer) == "08001"
     assert await race.live_mark("k") == 30

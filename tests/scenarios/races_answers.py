@@ -2,14 +2,13 @@
 
 from tests.support.racing import NEW, Race, outcome, written
 from tests.support.stepping import answer_after
-from tests.support.use_cases import keyed, open_gateway, result_of
+from tests.support.use_cases import delete, keyed, matching, open_gateway, patch, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.use_cases import claim, delete_many, patch
-from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.use_cases import claim
 from fencepost.storage.statements.many import ManyRefused, ManyWritten
 
 
@@ -143,7 +142,7 @@ async def answer_follows_the_commit(race: Race) -> None:
         assert result_of(answer) == "23503", answer
         assert await race.live_mark("k") == 30
         await race.observer.execute("INSERT INTO kept VALUES ('k')")
-        answer = await delete_many(gateway, FilteredWrite("orders", NEW, Token(32)))
+        answer = await delete(gateway, matching(NEW, 32))
         assert result_of(answer) == "23503", answer
     assert [await race.live_mark(key) for key in ("k", "free")] == [30, 30]
     assert await race.recorded("free") == (30, False)

@@ -6,16 +6,14 @@ from collections.abc import Awaitable, Callable
 
 from tests.support.interleave import Connection
 from tests.support.racing import ISSUED, NEW, Race, outcome, protected_table, written
-from tests.support.use_cases import keyed, open_gateway, posted, result_of, rows_patch
+from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import MAX_TOKEN, Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.use_cases import claim, delete, delete_many, insert, patch, patch_many, patch_rows, put
-from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.use_cases import claim
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.marks import Appeared, claim_absent
 
@@ -126,19 +124,18 @@ async def _by_key(gateway: Gateway, key: str, token: int) -> dict[str, str]:
         "patch": result_of(await patch(gateway, keyed(key, token, status="x"))),
         "delete": result_of(await delete(gateway, keyed(key, token))),
         "put": result_of(await put(gateway, keyed(key, token, status="x"))),
-        "post": result_of(await insert(gateway, posted(token, {"order_id": key}))),
-        "posts": result_of(await insert(gateway, posted(token, {"order_id": key}, {"order_id": f"{key}2"}))),
-        "array": result_of(await patch_rows(gateway, rows_patch(token, {"order_id": key, "status": "x"}))),
+        "post": result_of(await post(gateway, listed(token, {"order_id": key}))),
+        "posts": result_of(await post(gateway, listed(token, {"order_id": key}, {"order_id": f"{key}2"}))),
+        "array": result_of(await patch(gateway, listed(token, {"order_id": key, "status": "x"}))),
         "claim": result_of(await claim(gateway, Claim(Resource("orders", (key,)), Token(token)))),
     }
 
 
 async def _by_filter(gateway: Gateway, token: int) -> dict[str, str]:
     """The answer of its verbs on many rows; the row `there` matches."""
-    body = Body('{"status": "x"}', ("status",), {"status": "x"})
     return {
-        "patch many": result_of(await patch_many(gateway, FilteredWrite("orders", NEW, Token(token), body))),
-        "delete many": result_of(await delete_many(gateway, FilteredWrite("orders", NEW, Token(token)))),
+        "patch many": result_of(await patch(gateway, matching(NEW, token, status="x"))),
+        "delete many": result_of(await delete(gateway, matching(NEW, token))),
     }
 
 
@@ -194,16 +191,16 @@ async def a_leap_is_refused(race: Race) -> None:
 async def a_leap_is_measured_from_the_mark_that_is_there_then(race: Race) -> None:
     """An INSERT and a claim wait for the transaction that raises the mark, and are compared with what it left."""
     await bounded(race, max_jump=JUMP)
-    insert: Work = lambda key: race.insert(race.b, key, 150)  # noqa: E731
+    post: Work = lambda key: race.insert(race.b, key, 150)  # noqa: E731
     claim_it: Work = lambda key: _claim(race, race.b, key, 150)  # noqa: E731
-    for key, work in (("a", insert), ("b", claim_it)):
+    for key, work in (("a", post), ("b", claim_it)):
         holder = await race.begin(race.a)
         assert await _claim(race, race.a, key, 90) is None, key
         waiter = await race.waits(race.b, outcome(work(key)))
         await holder.commit()
         assert await waiter != "FP018", key
         assert await race.recorded(key) == (150, key == "b"), key
-    for key, work in (("c", insert), ("d", claim_it)):
+    for key, work in (("c", post), ("d", claim_it)):
         holder = await race.begin(race.a)
         assert await _claim(race, race.a, key, 90) is None, key
         waiter = await race.waits(race.b, outcome(work(key)))

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from tests.support.interleave import Connection
 from tests.support.racing import ISSUED, Race, outcome
-from tests.support.use_cases import keyed, open_gateway, posted, result_of
+from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import MAX_TOKEN, Token
 from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.use_cases import claim, delete, insert, patch, put
+from fencepost.gateway.use_cases import claim
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.marks import claim_absent
 
@@ -45,13 +45,13 @@ async def unissued_is_reported_before_missing(race: Race) -> None:
             assert result_of(await claim(gateway, Claim(Resource("orders", (key,)), Token(UNISSUED)))) == "FP018", key
         assert result_of(await patch(gateway, keyed("never", ISSUED, status="x"))) == "FP006"
         assert result_of(await patch(gateway, keyed("gone", 39, status="x"))) == "FP001"
-        answer = await insert(gateway, posted(UNISSUED, {"order_id": "there"}))
+        answer = await post(gateway, listed(UNISSUED, {"order_id": "there"}))
         assert result_of(answer) == "FP018"
         assert isinstance(answer, Problem)
         assert (answer.resource, answer.presented_token) == ("orders/there", UNISSUED)
         assert answer.extra == {}
         assert str(ISSUED) not in answer.detail, "it is its holder's"
-        assert result_of(await insert(gateway, posted(ISSUED, {"order_id": "there"}))) == "23505"
+        assert result_of(await post(gateway, listed(ISSUED, {"order_id": "there"}))) == "23505"
 
 
 async def nextval_waits_for_the_tokens_to_move(race: Race) -> None:

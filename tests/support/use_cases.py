@@ -7,6 +7,7 @@ async with open_gateway(race.dsn) as gateway:
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from tests.support.racing import Key, parts
 from tests.support.unhurried import UNHURRIED
@@ -18,17 +19,19 @@ from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.turns import Turns
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
-from fencepost.gateway.writes.patch_rows import RowsPatch
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.use_cases import write
+from fencepost.gateway.writes.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
+from fencepost.storage.statements.idempotency import Recorded
+from fencepost.storage.statements.query import Filter
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.times import Times
+
+SHOWN = Preferences("representation")
 
 
 @asynccontextmanager
@@ -68,19 +71,46 @@ def body(**values: object) -> Body:
     return Body(json.dumps(values), tuple(values), values)
 
 
-def keyed(key: Key, token: int, table: str = "orders", **values: object) -> KeyedWrite:
-    """A request for PATCH, PUT or DELETE."""
-    return KeyedWrite(table, parts(key), Token(token), body=body(**values))
+def keyed(key: Key, token: int, table: str = "orders", **values: object) -> Write:
+    """A write of one row: give it to patch, put or delete."""
+    return Write("patch", table, OneRow(parts(key)), Token(token), body(**values), preferences=SHOWN)
 
 
-def posted(token: int, *rows: Mapping[str, object], table: str = "orders") -> Insert:
-    """A request for POST."""
-    return Insert(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
+def matching(filters: tuple[Filter, ...], token: int, table: str = "orders", **values: object) -> Write:
+    """A write of all rows that match: give it to patch or delete."""
+    given = body(**values) if values else NO_BODY
+    return Write("patch", table, Matching(filters), Token(token), given, preferences=SHOWN)
 
 
-def rows_patch(token: int, *rows: Mapping[str, object], table: str = "orders") -> RowsPatch:
-    """A request for PATCH with an array."""
-    return RowsPatch(table, Token(token), Body(json.dumps(rows), tuple(rows[0]), {}), len(rows))
+def listed(token: int, *rows: Mapping[str, object], table: str = "orders") -> Write:
+    """A write of the rows of an array: give it to post or patch."""
+    given = Body(json.dumps(rows), tuple(rows[0]), {})
+    return Write("post", table, Listed(len(rows)), Token(token), given, preferences=SHOWN)
+
+
+async def patch(gateway: Gateway, asked: Write) -> Outcome:
+    return await _decide(gateway, asked, "patch")
+
+
+async def put(gateway: Gateway, asked: Write) -> Outcome:
+    return await _decide(gateway, asked, "put")
+
+
+async def post(gateway: Gateway, asked: Write) -> Outcome:
+    return await _decide(gateway, asked, "post")
+
+
+async def delete(gateway: Gateway, asked: Write) -> Outcome:
+    return await _decide(gateway, asked, "delete")
+
+
+async def _decide(gateway: Gateway, asked: Write, verb: Verb) -> Outcome:
+    return await write(gateway, replace(asked, verb=verb), rendered)
+
+
+def rendered(done: Done) -> Recorded:
+    """What is kept under an Idempotency-Key."""
+    return Recorded(200, (), "".join(done.rows).encode())
 
 
 def result_of(answer: Outcome) -> str:

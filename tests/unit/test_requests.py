@@ -4,12 +4,13 @@ import pytest
 from starlette.types import Message, Scope
 
 from fencepost.gateway.outcomes import Done
+from fencepost.gateway.writes.write import NO_PREFERENCES, Preferences
 from fencepost.http.caller import caller_of
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import by_name, payload_hash
-from fencepost.http.requests.preferences import HONOURED, NONE, Preferences, read_preferences
-from fencepost.http.responses.answers import fence_headers, keep_answer, row_answer
+from fencepost.http.requests.preferences import HONOURED, read_preferences
+from fencepost.http.responses.answers import fence_headers, to_recorded
 from fencepost.http.responses.raw import RawResponse
 from fencepost.quota import UNKNOWN
 
@@ -26,8 +27,8 @@ def refused(prefer: str, route: str = "many") -> str:
 
 
 def test_without_the_header_nothing_is_preferred() -> None:
-    assert read_preferences(None, "many") is NONE
-    assert read(" , ,") == NONE
+    assert read_preferences(None, "many") is NO_PREFERENCES
+    assert read(" , ,") == NO_PREFERENCES
 
 
 @pytest.mark.parametrize(
@@ -154,8 +155,5 @@ def test_a_scope_is_sent_as_it_is_but_for_what_a_header_cannot_carry(scope: str,
 
 
 def test_what_is_recorded_is_what_is_given() -> None:
-    done = Done(['{"a":1}'], 7)
-    response = RawResponse(200, [(b"x", b"y")], b"body")
-    record = keep_answer(done, response)
-    assert row_answer(done) is response
+    record = to_recorded(RawResponse(200, [(b"x", b"y")], b"body"))
     assert (record.status, record.headers, record.body) == (200, (("x", "y"),), b"body")

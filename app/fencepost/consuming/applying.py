@@ -21,17 +21,17 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.refusals import problem_of_refused, unavailable
+from fencepost.gateway.use_cases import write as decide
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.naming import known_name, name_of_body, name_of_key
+from fencepost.gateway.writes.write import Write
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.data import DataRequest, body_of
 from fencepost.http.requests.headers import Headers, RawHeaders
-from fencepost.http.responses.answers import keep_answer, to_recorded
-from fencepost.http.writes.reading import Render, Write, WriteRequest, read_write
+from fencepost.http.responses.answers import answer, to_recorded
+from fencepost.http.writes.reading import read_write
 from fencepost.queues.log import Position, Received
 from fencepost.queues.message import MalformedMessageError, WriteMessage, read_message
 from fencepost.queues.partitioner import partition_of
@@ -101,37 +101,35 @@ class Applier:
     async def _write(
         self, message: WriteMessage, named: Resource, table: Table | None, positioned: Token, name: MessageName
     ) -> Result:
-        write = await self._read(message, named)
+        read = await self._read(message, named)
         takes_position = self._takes_position(table, message)
-        token = positioned if takes_position else message.token
-        request = write.request
+        write = replace(read, token=positioned if takes_position else message.token)
         if isinstance(table, ProtectedTable):
-            await self._require_name(table, message.resource, named, request)
-        # Not of `write`, which will have it: Python finds such circles only now and then, by a look at all in hand.
-        render = write.render
-        own = IdempotentRequest(name.id, name.content, lambda done: _keep(render, done), OF_QUEUES, looked_up=False)
-        once = own if request.once is None else replace(request.once, message=own)
-        if isinstance(request, KeyedWrite):
-            request.token, request.once = token, once
-            outcome = await write.use(self._gateway, request)
-        else:
-            outcome = await write.use(self._gateway, replace(request, token=token, once=once))
-        return _result_of(write, outcome, positioned=takes_position, own=once is own)
+            await self._require_name(table, message.resource, named, write)
 
-    async def _require_name(self, table: ProtectedTable, resource: str, named: Resource, request: Write) -> None:
+        def render(done: Outcome) -> Recorded:
+            return to_recorded(answer(write, done))
+
+        own = IdempotentRequest(
+            name.id, name.content, lambda done: kept(render(done), "applied"), OF_QUEUES, looked_up=False
+        )
+        outcome = await decide(self._gateway, write, render, own)
+        return _result_of(write, outcome, positioned=takes_position)
+
+    async def _require_name(self, table: ProtectedTable, resource: str, named: Resource, write: Write) -> None:
         """Refuse a key of the message that is not the resource's one name: its writes would be in two partitions."""
         if len(named.key) != len(table.key):
             return  # that is for the write to refuse
         name = known_name(table, named.key) or await name_of_key(self._gateway, table, named.key)
         if name != resource:
             raise MalformedMessageError(f"key: {resource[:200]} is written {name[:200]}")
-        if isinstance(request, Insert):
-            made = await name_of_body(self._gateway, table, request.body)
+        if write.verb == "post":
+            made = await name_of_body(self._gateway, table, write.body)
             if made != resource:
                 what = f"it makes the row {made[:200]}" if made else f"it does not name {', '.join(table.key)}"
                 raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
 
-    async def _read(self, message: WriteMessage, named: Resource) -> WriteRequest:
+    async def _read(self, message: WriteMessage, named: Resource) -> Write:
         posted = message.method == "POST"
         row = b"" if posted else message.resource.encode().partition(b"/")[2]
         headers, named_headers = _headers_of(
@@ -208,20 +206,16 @@ def _headers_of(
     return headers, dict(headers)
 
 
-def _keep(render: Render, done: Done) -> Recorded:
-    return kept(keep_answer(done, render(done)), "applied")
-
-
-def _result_of(write: WriteRequest, outcome: Outcome, *, positioned: bool, own: bool) -> Result:
-    """Read what the use case answered. `own`: the message's id was the Idempotency-Key; else the client gave one."""
+def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Result:
+    """Read what the use case answered."""
     if isinstance(outcome, Problem):
         return _by_problem(outcome, positioned=positioned)
     if not isinstance(outcome, Replayed) or outcome.answer is None:
         return APPLIED
-    if own or outcome.of_message:
+    if write.key is None or outcome.of_message:
         return Before(outcome.answer)
     # Another message landed under the client's key before: this one gets a record of its own.
-    return Decided("applied", kept(to_recorded(write.render(outcome)), "applied"))
+    return Decided("applied", kept(to_recorded(answer(write, outcome)), "applied"))
 
 
 def _by_problem(problem: Problem, *, positioned: bool = False) -> Result:

@@ -47,7 +47,7 @@ async def explain(gateway: Gateway, resource: Resource, caller: str, asked: Tabl
     require_key(table, resource.key)
     async with (
         gateway.read_connection(caller) as connection,
-        with_column(connection, table, None, resource.key),
+        with_column(connection, table, key=resource.key),
     ):
         with map_errors(writing=False):
             found = await read_resource(connection, table, resource.key)

@@ -21,8 +21,6 @@ class Done:
     """The names of all resources that were written; None where they were not asked for."""
     scope: str = ""
     """The name of the one scope that was written to or claimed (R8)."""
-    response: object = None
-    """What it is answered with, if that was rendered already."""
 
 
 Outcome = Done | Problem

@@ -49,7 +49,7 @@ async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcom
     try:
         async with (
             gateway.read_connection(request.caller) as connection,
-            with_column(connection, table, None, query=request.query),
+            with_column(connection, table, query=request.query),
         ):
             with map_errors(writing=False):
                 rows, total = await reading.rows(connection, table, request.query, most, count=request.count)
@@ -71,7 +71,7 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     try:
         async with (
             gateway.read_connection(request.caller) as connection,
-            with_column(connection, table, None, request.key, Query(request.select)),
+            with_column(connection, table, key=request.key, query=Query(request.select)),
         ):
             with map_errors(writing=False):
                 row = await reading.row(connection, table, request.key, request.select, gateway.max_answer_bytes)

@@ -24,9 +24,8 @@ from fencepost.gateway.preconditions import (
 )
 from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.gateway.seals import elsewhere
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.naming import name_of_body, name_of_key
+from fencepost.gateway.writes.write import OneRow, Write
 from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError
 from fencepost.queues.message import WriteMessage, message_of
 from fencepost.queues.write_id import WriteId, new_nonce
@@ -39,7 +38,7 @@ class Submission:
     here.
     """
 
-    write: KeyedWrite | Insert
+    write: Write
     message: WriteMessage
 
 
@@ -83,19 +82,16 @@ def _elsewhere(table: ProtectedTable, authority: Authority | None, resource: str
     return elsewhere(authority[1], authority[0], (resource,))
 
 
-def _ready(
-    gateway: Gateway, write: KeyedWrite | Insert, found: Table
-) -> tuple[ProtectedTable, Authority | None] | Problem:
+def _ready(gateway: Gateway, write: Write, found: Table) -> tuple[ProtectedTable, Authority | None] | Problem:
     """Check all that needs no database."""
     table = require_protected(found)
     if isinstance(table, Problem):
         return table
-    if isinstance(write, KeyedWrite):
-        require_key(table, write.key)
-    if write.body is not None:
-        require_columns(table, write.body.columns)
+    if isinstance(write.target, OneRow):
+        require_key(table, write.target.key)
+    require_columns(table, write.body.columns)
     target_of(table, write.select, gateway.max_answer_bytes, shown=write.shown)
-    if (keyless := require_once(table.fence, write.once)) is not None:
+    if (keyless := require_once(table.fence, write.key)) is not None:
         return keyless
     if table.fence.queue is not None:
         if write.token is not None:
@@ -105,9 +101,9 @@ def _ready(
     return checked if isinstance(checked, Problem) else (table, checked)
 
 
-async def _name_of(gateway: Gateway, table: ProtectedTable, write: KeyedWrite | Insert) -> str:
-    if isinstance(write, KeyedWrite):
-        return await name_of_key(gateway, table, write.key)
+async def _name_of(gateway: Gateway, table: ProtectedTable, write: Write) -> str:
+    if isinstance(write.target, OneRow):
+        return await name_of_key(gateway, table, write.target.key)
     return await name_of_body(gateway, table, write.body)
 
 

@@ -32,10 +32,8 @@ from fencepost.gateway.superseded import with_holder
 from fencepost.gateway.writes import insert as inserting
 from fencepost.gateway.writes import keyed, matching
 from fencepost.gateway.writes import patch_rows as arrays
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
-from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.patch_rows import RowsPatch
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Render, once_of
+from fencepost.gateway.writes.write import Listed, Matching, OneRow, Write
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import Accepted, Refused, Verb
 from fencepost.quota import UNKNOWN
@@ -51,39 +49,28 @@ Doubt = Literal["catalog", "session"] | None
 are."""
 
 
-async def patch(gateway: Gateway, request: KeyedWrite) -> Outcome:
-    """Change columns of a row."""
-    return await on_table(gateway, request.table, "patch", partial(keyed.write, gateway, request, "patch"))
+async def write(
+    gateway: Gateway, request: Write, render: Render | None = None, message: IdempotentRequest | None = None
+) -> Outcome:
+    """Write to a table, if no newer holder has: a PATCH, PUT, DELETE or POST of all rows that are meant, or of none.
+
+    `render` gives the answer that is kept under the request's Idempotency-Key; `message` carries it out of a queue.
+    """
+    return await on_table(gateway, request.table, request.verb, partial(_write, gateway, request, render, message))
 
 
-async def put(gateway: Gateway, request: KeyedWrite) -> Outcome:
-    """Create a row, or replace it."""
-    return await on_table(gateway, request.table, "put", partial(keyed.write, gateway, request, "put"))
-
-
-async def delete(gateway: Gateway, request: KeyedWrite) -> Outcome:
-    """Delete a row; its mark stays behind (R6)."""
-    return await on_table(gateway, request.table, "delete", partial(keyed.write, gateway, request, "delete"))
-
-
-async def insert(gateway: Gateway, request: Insert) -> Outcome:
-    """Insert rows under one token; a key that a newer holder wrote, deleted or claimed refuses all of them."""
-    return await on_table(gateway, request.table, "post", partial(inserting.write, gateway, request))
-
-
-async def patch_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
-    """Change columns of every row that matches, or of none."""
-    return await on_table(gateway, request.table, "patch", partial(matching.write, gateway, request, "patch"))
-
-
-async def delete_many(gateway: Gateway, request: FilteredWrite) -> Outcome:
-    """Delete every row that matches, or none; their marks stay behind."""
-    return await on_table(gateway, request.table, "delete", partial(matching.write, gateway, request, "delete"))
-
-
-async def patch_rows(gateway: Gateway, request: RowsPatch) -> Outcome:
-    """Change columns of the rows that the objects name, or of none."""
-    return await on_table(gateway, request.table, "patch", partial(arrays.write, gateway, request))
+def _write(
+    gateway: Gateway, request: Write, render: Render | None, message: IdempotentRequest | None, table: Table
+) -> Coroutine[Any, Any, Outcome]:
+    once = once_of(request.key, gateway.caller, table, render, message)
+    match request.target:
+        case OneRow(key):
+            return keyed.write(gateway, request, key, once, table)
+        case Matching(filters):
+            return matching.write(gateway, request, filters, once, table)
+        case Listed(count):
+            of_array = inserting.write if request.verb == "post" else arrays.write
+            return of_array(gateway, request, count, once, table)
 
 
 async def submit(gateway: Gateway, request: Submission) -> Outcome:
@@ -91,9 +78,11 @@ async def submit(gateway: Gateway, request: Submission) -> Outcome:
     return await on_table(gateway, request.write.table, "submit", partial(submitting.submit, gateway, request))
 
 
-async def claim(gateway: Gateway, request: Claim) -> Outcome:
-    """Raise a mark, or return who has raised it further. `rows` has the row, or nothing where there is none."""
-    use = partial(claims.write, gateway, request)
+async def claim(gateway: Gateway, request: Claim, render: Render | None = None) -> Outcome:
+    """Raise a mark, or return who has raised it further. `rows` has the row, or nothing where there is none. `render`
+    gives the answer that is kept under the claim's Idempotency-Key.
+    """
+    use = partial(claims.write, gateway, request, render)
     return await on_table(gateway, request.resource.table, "claim", use, Catalog.find_or_scope)
 
 

@@ -6,9 +6,8 @@ from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
-from tests.support.use_cases import keyed, open_gateway
+from tests.support.use_cases import keyed, open_gateway, patch
 
-from fencepost.gateway.use_cases import patch
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements import keyed as keyed_statements
@@ -48,7 +47,7 @@ async def test_batches_that_cannot_work_are_reported_once_and_change_no_verdict(
     seen: list[str] = []
     async with open_gateway(race.dsn) as opened:
         gateway = replace(opened, group=GroupCommit(opened.database, on_setup_error=seen.append))
-        writes = (patch(gateway, replace(keyed(key, 40, status="x"), once=once(key))) for key in "abcd")
+        writes = (patch(gateway, replace(keyed(key, 40, status="x"), key=once(key))) for key in "abcd")
         assert await together(*writes) == ["ok"] * 4
     assert len(seen) == 1
     assert "idem_begin_each" in seen[0]

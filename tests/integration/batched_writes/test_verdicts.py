@@ -7,9 +7,8 @@ import pytest
 from tests.integration.batched_writes.sending import together
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, ISSUED, Race, open_race
-from tests.support.use_cases import keyed, open_gateway, posted
+from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put
 
-from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.keyed import Batch, FencedRow, WriteStatement
 
@@ -35,9 +34,9 @@ async def test_all_verbs_in_one_moment(race: Race) -> None:
             put(gateway, keyed("new", 40, status="x")),
             delete(gateway, keyed("d", 40)),
             delete(gateway, keyed("e", 29)),
-            insert(gateway, posted(40, {"order_id": "p", "n": 1})),
-            insert(gateway, posted(40, {"order_id": "q", "n": 1})),
-            insert(gateway, posted(40, {"order_id": "a", "n": 1})),
+            post(gateway, listed(40, {"order_id": "p", "n": 1})),
+            post(gateway, listed(40, {"order_id": "q", "n": 1})),
+            post(gateway, listed(40, {"order_id": "a", "n": 1})),
         )
     assert answers[:5] == ["ok", "ok", "FP006", "ok", "created"]
     assert answers[5:] == ["ok", "FP001", "created", "created", "FP002" if race.strict else "23505"]
@@ -113,9 +112,9 @@ async def test_a_deleted_keys_mark_refuses_one_and_not_its_neighbours(race: Race
     await race.delete(race.a, "a", 50)
     async with open_gateway(race.dsn) as gateway:
         assert await together(
-            insert(gateway, posted(49, {"order_id": "a"})),
-            insert(gateway, posted(49, {"order_id": "x"})),
-            insert(gateway, posted(49, {"order_id": "y"})),
+            post(gateway, listed(49, {"order_id": "a"})),
+            post(gateway, listed(49, {"order_id": "x"})),
+            post(gateway, listed(49, {"order_id": "y"})),
         ) == ["FP001", "created", "created"]
         assert await together(
             put(gateway, keyed("a", 49)), put(gateway, keyed("b", 49)), put(gateway, keyed("z", 49))

@@ -12,13 +12,12 @@ import pytest
 from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
 from tests.support.racing import Race
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, posted, result_of
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.turns import Turns
-from fencepost.gateway.use_cases import delete, insert, patch, put
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
@@ -129,28 +128,26 @@ async def test_a_unique_entry_that_is_locked_stalls_no_other_write(race: Race) -
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.insert(race.a, "x", 31)
-        waiter = await race.waits_at(await gateway_pid(gateway), insert(gateway, posted(40, {"order_id": "x"})))
-        assert (
-            await together(*(insert(gateway, posted(40, {"order_id": key})) for key in ("v", "w"))) == ["created"] * 2
-        )
+        waiter = await race.waits_at(await gateway_pid(gateway), post(gateway, listed(40, {"order_id": "x"})))
+        assert await together(*(post(gateway, listed(40, {"order_id": key})) for key in ("v", "w"))) == ["created"] * 2
         await holder.rollback()
         assert result_of(await waiter) == "created"
 
 
 async def test_one_key_twice_in_a_moment_lands_once(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        request = replace(keyed("a", 40, n=1), once=once())
+        request = replace(keyed("a", 40, n=1), key=once())
         answers = await asyncio.gather(
-            patch(gateway, request), patch(gateway, replace(keyed("a", 41, n=2), once=once())),
-            patch(gateway, replace(keyed("b", 40, n=1), once=once("k2"))),
-            patch(gateway, replace(keyed("c", 29, n=1), once=once("k3"))),
-            patch(gateway, replace(keyed("d", 40, status="bad", n=1), once=once("k4"))),
+            patch(gateway, request), patch(gateway, replace(keyed("a", 41, n=2), key=once())),
+            patch(gateway, replace(keyed("b", 40, n=1), key=once("k2"))),
+            patch(gateway, replace(keyed("c", 29, n=1), key=once("k3"))),
+            patch(gateway, replace(keyed("d", 40, status="bad", n=1), key=once("k4"))),
         )  # fmt: skip
         assert [result_of(each) for each in answers] == ["ok", "ok", "ok", "FP001", "23514"]
         assert [isinstance(each, Replayed) for each in answers[:3]] == [False, True, False]
-        assert result_of(await patch(gateway, replace(keyed("a", 42, n=3), once=once(payload=b"other")))) == "FP014"
-        assert isinstance(await patch(gateway, replace(keyed("a", 42), once=once("k2"))), Problem | Replayed)
-        assert result_of(await patch(gateway, replace(keyed("c", 40, n=1), once=once("k3")))) == "ok", (
+        assert result_of(await patch(gateway, replace(keyed("a", 42, n=3), key=once(payload=b"other")))) == "FP014"
+        assert isinstance(await patch(gateway, replace(keyed("a", 42), key=once("k2"))), Problem | Replayed)
+        assert result_of(await patch(gateway, replace(keyed("c", 40, n=1), key=once("k3")))) == "ok", (
             "a refusal is no record"
         )
     row = await race.row("a") or {}
@@ -161,13 +158,13 @@ async def test_one_key_twice_in_a_moment_lands_once(race: Race) -> None:
 async def test_a_key_whose_write_waits_is_in_flight_at_once(race: Race) -> None:
     async with open_gateway(race.dsn, pool_size=2) as gateway:
         async with held(race, "a"):
-            first = asyncio.create_task(patch(gateway, replace(keyed("a", 40, n=1), once=once())))
+            first = asyncio.create_task(patch(gateway, replace(keyed("a", 40, n=1), key=once())))
 
             async def waits() -> bool:
                 return bool(await race.observer.fetchval(WAITING) == 1)
 
             await eventually(waits, what="the first one waits for the row")
-            again = asyncio.wait_for(patch(gateway, replace(keyed("a", 40, n=1), once=once())), PATIENCE)
+            again = asyncio.wait_for(patch(gateway, replace(keyed("a", 40, n=1), key=once())), PATIENCE)
             assert result_of(await again) == "FP013", "it must not wait for its turn"
         assert result_of(await first) == "ok"
 
@@ -177,8 +174,8 @@ async def test_a_key_in_flight_elsewhere_is_answered_and_delays_no_other(race: R
     await race.b.execute("SELECT fencepost.idem_begin('', 'k1', 'payload')")
     async with open_gateway(race.dsn) as gateway:
         assert await together(
-            patch(gateway, replace(keyed("a", 40, n=1), once=once())),
-            patch(gateway, replace(keyed("b", 40, n=1), once=once("k2"))),
+            patch(gateway, replace(keyed("a", 40, n=1), key=once())),
+            patch(gateway, replace(keyed("b", 40, n=1), key=once("k2"))),
         ) == ["FP013", "ok"]
     await holder.rollback()
 
@@ -190,7 +187,7 @@ async def test_two_gateways_on_the_same_rows_never_wait_in_a_circle(race: Race) 
     def one(gateway: Gateway) -> Coroutine[Any, Any, Outcome]:
         verb, key, token = draws.choice((patch, patch, put, delete)), draws.choice(keys), next(tokens)
         if draws.random() < 0.2:
-            return insert(gateway, posted(token, {"order_id": key, "n": 1}))
+            return post(gateway, listed(token, {"order_id": key, "n": 1}))
         return verb(gateway, keyed(key, token, n=token))
 
     async with open_gateway(race.dsn, pool_size=5) as first, open_gateway(race.dsn, pool_size=5) as second:

@@ -7,9 +7,7 @@ from tests.support.commands import command
 from tests.support.glass import DELETE, INSERT, OPERATOR, STRANGER, UPDATE, count, operators, run
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, racer
-from tests.support.use_cases import keyed, open_gateway, posted, result_of
-
-from fencepost.gateway.use_cases import insert, patch, put
+from tests.support.use_cases import keyed, listed, open_gateway, patch, post, put, result_of
 
 
 async def test_a_reason_has_three_letters_at_least(plain: Race) -> None:
@@ -104,7 +102,7 @@ async def test_a_reason_in_the_gateways_role_opens_nothing(plain: Race, connect:
     assert await ordinary.fetchval("SELECT current_setting('fencepost.break_glass')") == "left behind"
     assert await (await racer(connect)).fetchval("SELECT current_setting('fencepost.break_glass')") == ""
     async with open_gateway(race.dsn) as gateway:
-        assert result_of(await insert(gateway, posted(34, {"order_id": "k"}))) == "FP002"
+        assert result_of(await post(gateway, listed(34, {"order_id": "k"}))) == "FP002"
         assert result_of(await put(gateway, keyed("k", 34, n=1))) == "FP002"
         assert result_of(await put(gateway, keyed("k", 35, n=1))) == "created"
         assert result_of(await patch(gateway, keyed("k", 35, n=1))) == "FP002"

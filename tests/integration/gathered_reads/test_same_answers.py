@@ -6,12 +6,12 @@ import pytest
 from tests.integration.gathered_reads.conftest import TABLES, Statements, alone, gathered, reading, shown, shown_of
 from tests.support.interleave import Connect
 from tests.support.racing import Race, owner
-from tests.support.use_cases import keyed, open_gateway
+from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.read import ReadOne
-from fencepost.gateway.use_cases import patch, read_one
+from fencepost.gateway.use_cases import read_one
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.statements.query import Field, Select, Selected

@@ -11,11 +11,10 @@ from tests.support.acting import LOGIN, NOTHING, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 from tests.support.racing import open_race
-from tests.support.use_cases import keyed, open_gateway
+from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.use_cases import patch
 from fencepost.storage.connections import allowed_roles
 from fencepost.storage.connections.allowed_roles import NO_LIST, AllowedRoles
 from fencepost.times import TIMES, Times

@@ -10,7 +10,7 @@ from tests.scenarios.scopes import mark, scoped_race
 from tests.support.acting import LOGIN, NOTHING, OTHER, READER, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.racing import Race, outcome
-from tests.support.use_cases import keyed, posted, result_of
+from tests.support.use_cases import keyed, listed, patch, post, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
@@ -20,7 +20,7 @@ from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Granted
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim, explain, insert, patch
+from fencepost.gateway.use_cases import claim, explain
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements import scope_access
 
@@ -123,7 +123,7 @@ async def test_a_mark_is_shown_with_whose_token_it_is(stage: Acting, race: Race)
     await stage.gateway.catalog.reload()
     granted = await ask(stage.of(WEB), asking("l", secret="s" * 32))
     assert isinstance(granted, Granted)
-    await insert(stage.of(WEB), posted(granted.lease.tokens[0], {"id": 1}, table="held"))
+    await post(stage.of(WEB), listed(granted.lease.tokens[0], {"id": 1}, table="held"))
     found = await explain(stage.of(WEB), parse_resource("held/1"))
     assert isinstance(found, Explained), found
     assert found.body is not None
@@ -149,10 +149,10 @@ REQUIRE = "who = 'none' OR EXISTS"
 
 WRITES: dict[str, Callable[[Gateway, int], Awaitable[Outcome]]] = {
     "patched": lambda gateway, token: patch(gateway, keyed("1", token, table="items", n=5)),
-    "posted": lambda gateway, token: insert(gateway, posted(token, {"id": token, "account_id": 42}, table="items")),
+    "posted": lambda gateway, token: post(gateway, listed(token, {"id": token, "account_id": 42}, table="items")),
     "named": lambda gateway, token: patch(gateway, keyed("77", token, table="items", account_id=42)),
-    "alone": lambda gateway, token: insert(
-        gateway, posted(token, *({"id": each, "account_id": 42} for each in (token, -token)), table="items")
+    "alone": lambda gateway, token: post(
+        gateway, listed(token, *({"id": each, "account_id": 42} for each in (token, -token)), table="items")
     ),
 }
 

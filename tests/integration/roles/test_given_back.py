@@ -11,13 +11,13 @@ from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
 from tests.support.acting import WEB, Acting
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, posted, result_of
+from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Granted
 from fencepost.gateway.read import ReadOne
-from fencepost.gateway.use_cases import explain, insert, patch, put, read_one
+from fencepost.gateway.use_cases import explain, read_one
 from fencepost.storage.connections import roles
 from fencepost.storage.connections.connection import GatewayConnection
 from fencepost.times import QueueTimes, Times
@@ -26,9 +26,9 @@ Moment = Literal["before", "in flight", "after"]
 STATEMENTS = ("execute", "fetch", "fetchval", "fetchrow", "fetchmany")
 WAYS: dict[str, Callable[[Gateway], Awaitable[object]]] = {
     "batched": lambda gateway: patch(gateway, keyed("k", 40, n=1)),
-    "keyed": lambda gateway: patch(gateway, replace(keyed("k", 40, n=1), once=once())),
+    "keyed": lambda gateway: patch(gateway, replace(keyed("k", 40, n=1), key=once())),
     "put": lambda gateway: put(gateway, keyed("new", 40, n=1)),
-    "alone": lambda gateway: insert(gateway, posted(40, {"order_id": "a"}, {"order_id": "b"})),
+    "alone": lambda gateway: post(gateway, listed(40, {"order_id": "a"}, {"order_id": "b"})),
     "refused": lambda gateway: patch(gateway, keyed("k", 20, n=1)),
     "read": lambda gateway: read_one(gateway, ReadOne("orders", ("k",))),
     "explain": lambda gateway: explain(gateway, parse_resource("orders/k")),

@@ -9,11 +9,10 @@ import pytest
 from tests.scenarios.idempotency import once
 from tests.support.acting import OTHER, READER, WEB, Acting
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, posted, result_of
+from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 
 from fencepost.fencing.caller import Caller
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import insert, patch, put
 from fencepost.gateway.writes.batched import Lanes
 from fencepost.storage.batches import group_commit
 from fencepost.storage.batches.batch_queue import BatchQueue
@@ -40,10 +39,10 @@ async def rows_are_stamped_by_who_wrote_them(stage: Acting, race: Race) -> None:
     for number in range(400):
         role, key = chosen.choice((WEB, OTHER)), f"{number % 300}"
         gateway, expected[key] = stage.of(role, claims='{"sub": "x"}'), role
-        write = replace(keyed(key, 1000 + number, status="s"), once=once(f"k{number}") if number % 3 == 0 else None)
+        write = replace(keyed(key, 1000 + number, status="s"), key=once(f"k{number}") if number % 3 == 0 else None)
         if number < 300:
             new = [{"order_id": key}, {"order_id": f"{key}b"}] if number % 5 == 0 else [{"order_id": key}]
-            requests.append(insert(gateway, posted(1000 + number, *new)) if number % 2 else put(gateway, write))
+            requests.append(post(gateway, listed(1000 + number, *new)) if number % 2 else put(gateway, write))
         else:
             requests.append(put(gateway, write))  # `who` is left out: it gets its default
     for begin in (0, 300):
@@ -78,7 +77,7 @@ async def defaults_see_their_own_caller(stage: Acting, race: Race) -> None:
 
     async def write(name: str) -> Outcome:
         gateway = stage.of(WEB if len(name) % 2 else OTHER, name, name)
-        return await insert(gateway, posted(40, {"id": name}, table="claimed"))
+        return await post(gateway, listed(40, {"id": name}, table="claimed"))
 
     answers = await asyncio.gather(*map(write, names))
     assert {result_of(answer) for answer in answers} == {"created"}
@@ -199,7 +198,7 @@ async def patches(stage: Acting, role: str, *, with_key: bool) -> list[str]:
 
     async def write(number: int) -> str:
         request = keyed(str(number), 40, status="s")
-        return result_of(await patch(gateway, replace(request, once=once(f"{number}")) if with_key else request))
+        return result_of(await patch(gateway, replace(request, key=once(f"{number}")) if with_key else request))
 
     return list(await asyncio.gather(*map(write, range(50))))
 

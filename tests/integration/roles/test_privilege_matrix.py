@@ -17,7 +17,7 @@ from tests.scenarios.scopes import scoped_race
 from tests.support.acting import WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, posted, result_of, rows_patch
+from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put, result_of
 
 from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.token import Token
@@ -25,21 +25,8 @@ from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.read import ReadMany, ReadOne
-from fencepost.gateway.use_cases import (
-    claim,
-    delete,
-    delete_many,
-    explain,
-    insert,
-    patch,
-    patch_many,
-    patch_rows,
-    put,
-    read_many,
-    read_one,
-)
-from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.use_cases import claim, explain, read_many, read_one
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.query import Condition, Field, Query, Selected
 
@@ -84,44 +71,43 @@ DELETED = of(SHOWN | ROW | need("DELETE", "*"), SHOWN | need("DELETE", "*") | ne
 DELETED_MANY = of(DELETED["jobs"] | need("UPDATE", "any"), DELETED["items"])
 
 
-def filtered(table: str, key: int, token: int, body: Body | None) -> FilteredWrite:
-    return FilteredWrite(table, (Condition(Field("id"), "eq", str(key)),), Token(token), body)
+def filtered(table: str, key: int, token: int, **values: int) -> Write:
+    return matching((Condition(Field("id"), "eq", str(key)),), token, table, **values)
 
 
 ONLY_N = (Selected(Field("n")),)
 DELETED_N = of(need("SELECT", "n") | ROW | need("DELETE", "*"), DELETED["items"])
-N = Body('{"n": 5}', ("n",), {"n": 5})
 WAYS: dict[str, Way] = {
     "GET row": Way(of(SHOWN | ROW, SHOWN), lambda g, t, k, _f, _n: read_one(g, ReadOne(t, (str(k),)))),
     "GET list": Way(of(SHOWN, SHOWN), lambda g, t, _k, _f, _n: read_many(g, ReadMany(t, Query()))),
     "PATCH batched": Way(CHANGED, lambda g, t, k, _f, n: patch(g, keyed(str(k), n, table=t, n=1))),
     "PATCH keyed": Way(
-        CHANGED, lambda g, t, k, _f, n: patch(g, replace(keyed(str(k), n, table=t, n=1), once=once(f"{n}")))
+        CHANGED, lambda g, t, k, _f, n: patch(g, replace(keyed(str(k), n, table=t, n=1), key=once(f"{n}")))
     ),
-    "PATCH array": Way(CHANGED, lambda g, t, k, _f, n: patch_rows(g, rows_patch(n, {"id": k, "n": 1}, table=t))),
-    "PATCH filter": Way(CHANGED, lambda g, t, k, _f, n: patch_many(g, filtered(t, k, n, N))),
+    "PATCH array": Way(CHANGED, lambda g, t, k, _f, n: patch(g, listed(n, {"id": k, "n": 1}, table=t))),
+    "PATCH filter": Way(CHANGED, lambda g, t, k, _f, n: patch(g, filtered(t, k, n, n=5))),
     "PUT there": Way(REPLACED, lambda g, t, k, _f, n: put(g, keyed(str(k), n, table=t, account_id=42, n=1))),
     "PUT new": Way(MADE_BY_PUT, lambda g, t, _k, f, n: put(g, keyed(str(f), n, table=t, account_id=42, n=1))),
-    "POST batched": Way(MADE, lambda g, t, _k, f, n: insert(g, posted(n, {"id": f, "account_id": 42}, table=t))),
+    "POST batched": Way(MADE, lambda g, t, _k, f, n: post(g, listed(n, {"id": f, "account_id": 42}, table=t))),
     "POST keyed": Way(
         MADE,
-        lambda g, t, _k, f, n: insert(g, replace(posted(n, {"id": f, "account_id": 42}, table=t), once=once(f"{n}"))),
+        lambda g, t, _k, f, n: post(g, replace(listed(n, {"id": f, "account_id": 42}, table=t), key=once(f"{n}"))),
     ),
     "POST alone": Way(
-        MADE, lambda g, t, _k, f, n: insert(g, posted(n, *({"id": e, "account_id": 42} for e in (f, -f)), table=t))
+        MADE, lambda g, t, _k, f, n: post(g, listed(n, *({"id": e, "account_id": 42} for e in (f, -f)), table=t))
     ),
     "DELETE batched": Way(DELETED, lambda g, t, k, _f, n: delete(g, keyed(str(k), n, table=t))),
     "DELETE keyed": Way(
-        DELETED, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), once=once(f"{n}")))
+        DELETED, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), key=once(f"{n}")))
     ),
     "DELETE batched, n": Way(
         DELETED_N, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), select=ONLY_N))
     ),
     "DELETE keyed, n": Way(
         DELETED_N,
-        lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), once=once(f"{n}"), select=ONLY_N)),
+        lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), key=once(f"{n}"), select=ONLY_N)),
     ),
-    "DELETE filter": Way(DELETED_MANY, lambda g, t, k, _f, n: delete_many(g, filtered(t, k, n, None))),
+    "DELETE filter": Way(DELETED_MANY, lambda g, t, k, _f, n: delete(g, filtered(t, k, n))),
     "claim": Way(
         of(SHOWN | ROW | RAISED, need("write", "*")),
         lambda g, t, k, _f, n: claim(g, Claim(parse_resource(f"jobs/{k}" if t == "jobs" else "account/42"), Token(n))),

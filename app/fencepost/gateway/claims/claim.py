@@ -23,12 +23,13 @@ from fencepost.gateway.claims.resources import claimable, refuse_scope, require_
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import not_with_queue, require_once, require_protected, require_token, target_of
-from fencepost.gateway.writes.idempotency import IdempotentRequest, own_key
+from fencepost.gateway.writes.idempotency import Render, once_of
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
 from fencepost.gateway.writes.operation import Evidence, Operation, perform, row_evidence
 from fencepost.gateway.writes.rounds import Answer, decide_alone, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes
 from fencepost.gateway.writes.verbs import Rows
+from fencepost.gateway.writes.write import IdempotencyKey
 from fencepost.storage.batches.batch_queue import AGAIN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements import keyed
@@ -50,20 +51,19 @@ class Claim:
 
     resource: Resource
     token: Presented | None
-    once: IdempotentRequest | None = None
+    key: IdempotencyKey | None = None
 
 
-async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
+async def write(gateway: Gateway, request: Claim, render: Render | None, found: Table) -> Outcome:
     """Decide a claim."""
-    if request.once is not None:
-        request = replace(request, once=own_key(request.once, gateway.caller, found))
+    once = once_of(request.key, gateway.caller, found, render)
     table, key = require_protected(found), request.resource.key
     if isinstance(table, Problem):
         return table
     scope = claimable(table, request.resource) if table.fence.queue is None else not_with_queue(table.fence, "a claim")
     if isinstance(scope, Problem):
         return scope
-    if (keyless := require_once(table.fence, request.once)) is not None:
+    if (keyless := require_once(table.fence, once)) is not None:
         return keyless
     checked = require_token(table, request.token, gateway.seals)
     if isinstance(checked, Problem):
@@ -73,7 +73,7 @@ async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
         claim = ClaimOfRow(
             table=table,
             row=RowWrite(key, token),
-            once=request.once,
+            once=once,
             binding=binding,
             most_bytes=gateway.max_answer_bytes,
         )
@@ -83,7 +83,7 @@ async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
     claim_of_scope = ClaimOfScope(
         table=table,
         row=row,
-        once=request.once,
+        once=once,
         binding=binding,
         values=key,
         sharing=sharing,

@@ -6,6 +6,7 @@ from fencepost.fencing.problem_types import BODY_TOO_LARGE, NOT_ACCEPTABLE, SPEN
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.token import Token, shown_mark
 from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.statements.many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import Table
@@ -18,10 +19,9 @@ def names_of(done: Done) -> Sequence[str]:
     return done.resources
 
 
-def answer_of_many(
-    table: Table, token: Token, outcome: ManyOutcome, *, exactly_one: bool, most: int | None = None
-) -> Outcome:
+def answer_of_many(table: Table, write: Write, token: Token, outcome: ManyOutcome) -> Outcome:
     """Give the answer of a write of many rows."""
+    exactly_one, most = write.exactly_one, write.preferences.most
     match outcome:
         case ManyWritten(rows) if exactly_one and not rows:
             return not_one(0)
@@ -79,12 +79,13 @@ def refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Problem
     )
 
 
-def unfit_count(count: int, max_rows: int, most: int | None, *, exactly_one: bool) -> Problem | None:
+def unfit_count(write: Write, count: int, max_rows: int) -> Problem | None:
     """Refuse a body of `count` rows that the gateway, or the request itself, does not want."""
+    most = write.preferences.most
     what = f"the body has {count} rows"
     if count > max_rows:
         return too_many(max_rows, what)
-    if exactly_one and count != 1:
+    if write.exactly_one and count != 1:
         return not_one(count)
     return more_than_wanted(most, what) if most is not None and count > most else None
 

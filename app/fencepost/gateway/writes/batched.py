@@ -8,7 +8,7 @@ Idempotency-Keys, scopes, rows, records. The ids of a queue's messages are recor
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from fencepost.fencing.caller import Caller
 from fencepost.fencing.scope import Scope
@@ -16,11 +16,12 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.turns import busy
-from fencepost.gateway.writes.idempotency import IdempotentRequest, Keeping, answer_of
+from fencepost.gateway.writes.idempotency import IdempotentRequest, Keeping, answer_of, keeping
 from fencepost.gateway.writes.operation import Operation, perform
 from fencepost.gateway.writes.rounds import Answer, Steps, round_of
 from fencepost.gateway.writes.scoped import refused_scope
-from fencepost.gateway.writes.verbs import Verb, steps_of
+from fencepost.gateway.writes.verbs import steps_of
+from fencepost.gateway.writes.write import Verb, Write
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UncommittedError, map_errors
@@ -29,6 +30,7 @@ from fencepost.storage.statements.batch_prelude import Opened, Prelude, ScopeOf,
 from fencepost.storage.statements.idempotency import CALLER, Record
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.parameters import Key, RowWrite
+from fencepost.storage.statements.query import Select
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -68,18 +70,36 @@ class Lanes:
         return None if caller.role is not None and self.shows_caller else self.queues.of(caller)
 
 
-def lanes_of(table: ProtectedTable, verb: Verb, change: Change, keeping: Keeping) -> Lanes | None:
+class Shape(NamedTuple):
+    """All of a write that shapes its SQL: a plan is made of it and the table alone, and kept under it."""
+
+    verb: Verb
+    columns: tuple[str, ...]
+    select: Select
+    shown: bool
+    keeping: Keeping
+    named: bool
+    """Whether the answer names the row that was written, as it was stored."""
+
+
+def shape_of(table: Table, write: Write, once: IdempotentRequest | None, *, named: bool = False) -> Shape:
+    """Give the shape of a write."""
+    kept = keeping(once) if table.shares_transactions else None  # it differs in batches only
+    return Shape(write.verb, write.body.columns, write.select, write.shown, kept, named)
+
+
+def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> Lanes | None:
     """Make the queues of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
-    scope = table.fence.scope
+    scope, verb, kept = table.fence.scope, shape.verb, shape.keeping
     if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
     if scope is not None and not _names_its_scope(table, scope, verb, change):
         return None
     steps = steps_of(table, verb, change, "skip")
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
-    caller, looked_up = keeping if keeping is not None else (CALLER, False)
+    caller, looked_up = kept if kept is not None else (CALLER, False)
     first = prelude(table, scope, scope_of, caller if looked_up else None)
-    simple = verb != "put" and keeping is None and scope is None
+    simple = verb != "put" and kept is None and scope is None
 
     def make(lane: Caller) -> WriteQueue:
         # A batch locks a row that it deletes, and a PUT's may create others' rows: alone, a write may need less.

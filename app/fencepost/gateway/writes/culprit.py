@@ -7,7 +7,7 @@ PostGIS's) call a text that they cannot read an internal error: with a culprit i
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.writes.write import NO_BODY, Body
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements.casts import cast_type
@@ -19,7 +19,7 @@ from fencepost.storage.tables.catalog import Table
 
 @asynccontextmanager
 async def with_column(
-    connection: Connection, table: Table, body: Body | None, key: Key = (), query: Query = NO_QUERY
+    connection: Connection, table: Table, body: Body = NO_BODY, key: Key = (), query: Query = NO_QUERY
 ) -> AsyncIterator[None]:
     """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
     try:
@@ -43,12 +43,12 @@ def _lacks_column(error: RefusedError) -> bool:
     return error.column is None and (of_a_value or of_a_domain)
 
 
-async def _culprit(connection: Connection, table: Table, body: Body | None, key: Key, query: Query) -> str | None:
+async def _culprit(connection: Connection, table: Table, body: Body, key: Key, query: Query) -> str | None:
     for position, name in enumerate(table.key if key else ()):
         if not await converts_key(connection, table, position, key[position]):
             return name
-    for name in body.columns if body else ():
-        if name in table.columns and not await converts_value(connection, table, name, body.text if body else ""):
+    for name in body.columns:
+        if name in table.columns and not await converts_value(connection, table, name, body.text):
             return name
     for each in _conditions(query.filters):
         if not await converts_text(connection, table, each.field.column, each.value):

@@ -14,7 +14,7 @@ Idempotency-Key has both: the two records are made in one transaction, or none i
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.caller import Caller
@@ -22,6 +22,7 @@ from fencepost.fencing.problem_types import KEY_IN_FLIGHT, KEY_REUSED
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.refusals import RETRY_AFTER
+from fencepost.gateway.writes.write import IdempotencyKey
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, UnavailableError, map_errors
 from fencepost.storage.statements import idempotency
@@ -33,15 +34,19 @@ RECORD: Final = ("fencepost", "idempotency_pkey", "23505")
 COPY: Final = ("fencepost", "idempotency_message_idx", "23505")
 """What the record of a message meets that is in its log twice."""
 
+Render = Callable[[Done], Recorded]
+"""Renders what a success is answered with, as it is kept for those who repeat the request."""
+
 
 # Made for each request, and so not frozen: that would cost more than the rest of its making.
 @dataclass(slots=True)
 class IdempotentRequest:
-    """A request's key, the hash of its payload, and how its success will be answered."""
+    """What makes a write happen once: a key, the hash of its payload, and what is kept under it."""
 
     key: str
     payload_hash: bytes
-    render: Callable[[Done], Recorded]
+    render: Render
+    """How its success is answered, which is kept."""
     caller: str = idempotency.CALLER
     """Whose key it is: keys of two callers are two keys."""
     looked_up: bool = True
@@ -55,14 +60,32 @@ class IdempotentRequest:
         return [own] if self.message is None else [own, *self.message.records(done)]
 
 
-def own_key(once: IdempotentRequest, caller: Caller, table: Table) -> IdempotentRequest:
-    """Make a request's key one of the caller's: another role that sends the same key has another one. Under row
-    security an answer may depend on more than the role: there each caller has keys of its own.
+def once_of(
+    key: IdempotencyKey | None,
+    caller: Caller,
+    table: Table,
+    render: Render | None,
+    message: IdempotentRequest | None = None,
+) -> IdempotentRequest | None:
+    """Give what makes a write happen once: its client's key, the message that carries it, both, or neither.
+
+    `render` gives the answer of its success, which is kept; needed with a key.
     """
-    if caller.role is None or once.caller != idempotency.CALLER:
-        return once
+    if key is None:
+        return message
+    if render is None:
+        raise RuntimeError("a write with an Idempotency-Key is recorded as it is answered")
+    return IdempotentRequest(key.text, key.payload_hash, render, _whose(caller, table), message=message)
+
+
+def _whose(caller: Caller, table: Table) -> str:
+    """Say whose the keys are: another role that sends the same key has another one. Under row security an answer may
+    depend on more than the role: there each caller has keys of its own.
+    """
+    if caller.role is None:
+        return idempotency.CALLER
     whose = f"role {caller.role}"
-    return replace(once, caller=f"{whose} caller {caller.name}" if table.row_security else whose)
+    return f"{whose} caller {caller.name}" if table.row_security else whose
 
 
 Keeping = tuple[str, bool] | None

@@ -1,7 +1,7 @@
 """POST: one row or many under one token, all or none (R10)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN, WRONG_TOKEN_SOURCE
@@ -10,14 +10,14 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import ready_to_write, target_of
 from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes, refused_rows, unfit_count
-from fencepost.gateway.writes.batched import Batched, Lanes, alone, in_a_batch, lanes_of
-from fencepost.gateway.writes.idempotency import keeping, own_key
+from fencepost.gateway.writes.batched import Batched, alone, in_a_batch, lanes_of, shape_of
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import may_need_fitting
 from fencepost.gateway.writes.operation import Evidence, Operation, rows_evidence
-from fencepost.gateway.writes.requests import ArrayWrite
 from fencepost.gateway.writes.rounds import judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
@@ -34,27 +34,22 @@ from fencepost.storage.tables.catalog import ProtectedTable, Table
 _MAY_BE_A_MARK: Final = frozenset({UNIQUE_VIOLATION, "FP409"})
 
 
-@dataclass(frozen=True, slots=True)
-class Insert(ArrayWrite):
-    """POST."""
-
-
-async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
-    """Decide an insert: of one row in a batch, or alone."""
-    if request.once is not None:
-        request = replace(request, once=own_key(request.once, gateway.caller, found))
+async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRequest | None, found: Table) -> Outcome:
+    """Decide an insert of so many rows: of one row in a batch, or alone."""
     target = target_of(found, request.select, gateway.max_answer_bytes, shown=request.shown)
-    unfit = unfit_count(request.count, gateway.max_rows, request.most, exactly_one=request.exactly_one)
+    unfit = unfit_count(request, count, gateway.max_rows)
     if unfit is not None:
         return unfit
-    ready = ready_to_write(found, request.token, request.body.columns, request.once, gateway.seals)
+    ready = ready_to_write(found, request.token, request.body.columns, once, gateway.seals)
     if isinstance(ready, Problem):
         return ready
     table, (token, binding) = ready
-    write = Batched.of((), token, request.body.text, request.once)
+    write = Batched.of((), token, request.body.text, once)
     # Under a seal it goes alone: which row it makes is known only when it is made.
-    shares = request.count == 1 and binding is None
-    lanes = _lanes(table, request, target) if shares else None
+    lanes = None
+    if count == 1 and binding is None:
+        shape, change = shape_of(table, request, once), Change(request.body.columns, target)
+        lanes = table.kept(shape, lambda: lanes_of(table, shape, change))
     answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
@@ -63,21 +58,13 @@ async def write(gateway: Gateway, request: Insert, found: Table) -> Outcome:
         table=table,
         row=write.row,
         body=request.body,
-        once=request.once,
+        once=once,
         binding=binding,
         query=Query(request.select),
         columns=request.body.columns,
         target=target,
     )
     return await alone(gateway, rows, lanes, write, answer)
-
-
-def _lanes(table: ProtectedTable, request: Insert, target: Shown) -> Lanes | None:
-    """Find the queues of such single rows."""
-    kept = keeping(request.once)
-    name = ("post", request.body.columns, request.select, request.shown, kept)
-    change = Change(request.body.columns, target)
-    return table.kept(name, lambda: lanes_of(table, "post", change, kept))
 
 
 @dataclass(slots=True, kw_only=True)

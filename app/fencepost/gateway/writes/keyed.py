@@ -10,10 +10,9 @@ verb, columns and select, and kept with the table's picture.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.seal import Binding, Presented, SealedToken
+from fencepost.fencing.seal import Binding, SealedToken
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import (
@@ -28,40 +27,24 @@ from fencepost.gateway.preconditions import (
 )
 from fencepost.gateway.refusals import SUPPRESSED
 from fencepost.gateway.seals import elsewhere
-from fencepost.gateway.writes.batched import Batched, Lanes, alone, in_a_batch, lanes_of
-from fencepost.gateway.writes.idempotency import IdempotentRequest, keeping, own_key
+from fencepost.gateway.writes.batched import Batched, Lanes, Shape, alone, in_a_batch, lanes_of, shape_of
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
 from fencepost.gateway.writes.naming import name_of_key
 from fencepost.gateway.writes.operation import Evidence, Operation, row_evidence
-from fencepost.gateway.writes.requests import NO_BODY, Body
 from fencepost.gateway.writes.rounds import Steps, decide_alone, judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import no_row, steps_of
+from fencepost.gateway.writes.write import Body, Write
 from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements import asking
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.parameters import Key
-from fencepost.storage.statements.query import Query, Select
+from fencepost.storage.statements.query import Query
 from fencepost.storage.statements.scope_names import scope_named, scope_of_row
 from fencepost.storage.tables.catalog import ProtectedTable, Table
-
-KeyedVerb = Literal["patch", "put", "delete"]
-
-
-@dataclass(slots=True)
-class KeyedWrite:
-    """A write to the row that the path names. `token` None is what R13 refuses."""
-
-    table: str
-    key: Key
-    token: Presented | None
-    select: Select = None
-    body: Body | None = None
-    once: IdempotentRequest | None = None
-    shown: bool = True
-    """Whether the answer has the row; else no column is read but key and mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +61,22 @@ class Plan:
     """Whether the body gives key columns, too."""
 
 
-async def write(gateway: Gateway, request: KeyedWrite, verb: KeyedVerb, found: Table) -> Outcome:
-    """Decide a write: in a batch, or alone."""
-    if request.once is not None:
-        request.once = own_key(request.once, gateway.caller, found)
-    ready = _ready_for(gateway, found, request, verb)
+async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequest | None, found: Table) -> Outcome:
+    """Decide a write of the row with this key: in a batch, or alone."""
+    ready = _ready_for(gateway, found, request, key, once)
     if isinstance(ready, Problem):
         return ready
     plan, (token, binding) = ready
     name = ""
     if binding is not None and plan.table.fence.scope is None:
-        name = await name_of_key(gateway, plan.table, request.key)
+        name = await name_of_key(gateway, plan.table, key)
         if (refused := elsewhere(binding, token, (name,))) is not None:
             return refused
-        if verb == "delete" and (refused := require_reach(plan.table, (token, binding))) is not None:
+        if request.verb == "delete" and (refused := require_reach(plan.table, (token, binding))) is not None:
             return refused
-    body = request.body or NO_BODY
-    doubtful = _doubtful(found, request, body) if plan.names_key else ()
-    to_fit = plan.alone.creates and needs_fitting(found, request.key)
-    write = Batched.of(request.key, token, body.text, request.once)
+    doubtful = _doubtful(found, key, request.body) if plan.names_key else ()
+    to_fit = plan.alone.creates and needs_fitting(found, key)
+    write = Batched.of(key, token, request.body.text, once)
     # A row's scope is known in the transaction only, where a batch would have raised its mark by then.
     goes_alone = doubtful or to_fit or (binding is not None and plan.table.fence.scope is not None)
     lanes = None if goes_alone else plan.lanes
@@ -109,10 +89,10 @@ async def write(gateway: Gateway, request: KeyedWrite, verb: KeyedVerb, found: T
 
 
 def _operation(
-    plan: Plan, request: KeyedWrite, write: Batched, check: KeyCheck, binding: Binding | None, name: str
+    plan: Plan, request: Write, write: Batched, check: KeyCheck, binding: Binding | None, name: str
 ) -> Operation:
     """Make what is decided alone."""
-    table, row, body, once, query = plan.table, write.row, request.body, request.once, Query(request.select)
+    table, row, body, once, query = plan.table, write.row, request.body, write.once, Query(request.select)
     if table.fence.scope is not None:
         return OfRowInScope(
             table=table, row=row, body=body, once=once, binding=binding, query=query, plan=plan, check=check
@@ -123,41 +103,31 @@ def _operation(
 
 
 def _ready_for(
-    gateway: Gateway, table: Table, request: KeyedWrite, verb: KeyedVerb
+    gateway: Gateway, table: Table, request: Write, key: Key, once: IdempotentRequest | None
 ) -> tuple[Plan, Authority] | Problem:
     """Check all that needs no database."""
-    columns = request.body.columns if request.body is not None else ()
-    # Under a seal a PUT answers which row it has made: a trigger may have given it another key.
-    named = verb == "put" and isinstance(request.token, SealedToken)
-    kept = keeping(request.once) if table.shares_transactions else None  # it differs in batches only
-    name = (verb, columns, request.select, request.shown, kept, named)
-    plan: Plan | None = table.plans.get(name)
-    if plan is None:
-        made = _plan(table, request, verb, columns, gateway.max_answer_bytes, named=named)
-        if isinstance(made, Problem):
-            return made
-        plan = table.kept(name, lambda: made)
-    require_key(table, request.key)
-    if (keyless := require_once(plan.table.fence, request.once)) is not None:
-        return keyless
-    checked = require_token(plan.table, request.token, gateway.seals)
-    return checked if isinstance(checked, Problem) else (plan, checked)
-
-
-def _plan(
-    table: Table, request: KeyedWrite, verb: KeyedVerb, columns: tuple[str, ...], most_bytes: int, *, named: bool
-) -> Plan | Problem:
     protected = require_protected(table)
     if isinstance(protected, Problem):
         return protected
-    require_key(table, request.key)
-    require_columns(table, columns)
+    require_key(protected, key)
+    # Under a seal a PUT answers which row it has made: a trigger may have given it another key.
+    named = request.verb == "put" and isinstance(request.token, SealedToken)
+    shape = shape_of(protected, request, once, named=named)
+    plan: Plan = protected.kept(shape, lambda: _plan(protected, shape, gateway.max_answer_bytes))
+    if (keyless := require_once(protected.fence, once)) is not None:
+        return keyless
+    checked = require_token(protected, request.token, gateway.seals)
+    return checked if isinstance(checked, Problem) else (plan, checked)
+
+
+def _plan(table: ProtectedTable, shape: Shape, most_bytes: int) -> Plan:
+    require_columns(table, shape.columns)
     # An unknown column is 400, and that comes before 428.
-    target = target_of(table, request.select, most_bytes, shown=request.shown)
-    given = tuple(c for c in columns if c not in table.key)
-    change = Change(given, target, _replaceable(table, given) if verb == "put" else (), named=named)
-    batches = lanes_of(protected, verb, change, keeping(request.once))
-    return Plan(protected, change, steps_of(protected, verb, change, "block"), batches, len(given) < len(columns))
+    target = target_of(table, shape.select, most_bytes, shown=shape.shown)
+    given = tuple(c for c in shape.columns if c not in table.key)
+    change = Change(given, target, _replaceable(table, given) if shape.verb == "put" else (), named=shape.named)
+    names_key = len(given) < len(shape.columns)
+    return Plan(table, change, steps_of(table, shape.verb, change, "block"), lanes_of(table, shape, change), names_key)
 
 
 def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -172,12 +142,10 @@ def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def _doubtful(table: Table, request: KeyedWrite, body: Body) -> tuple[str, ...]:
+def _doubtful(table: Table, key: Key, body: Body) -> tuple[str, ...]:
     """Name the key columns in the body whose text differs from the path's: for an integer, 7 and 07 are one key."""
     return tuple(
-        name
-        for name, value in zip(table.key, request.key, strict=True)
-        if name in body.columns and not body.gives(name, value)
+        name for name, value in zip(table.key, key, strict=True) if name in body.columns and not body.gives(name, value)
     )
 
 

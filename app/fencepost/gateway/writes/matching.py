@@ -1,19 +1,17 @@
 """PATCH and DELETE of the rows that match a filter: of all of them, or of none (R10)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.seal import Presented
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, require_reach, target_of
 from fencepost.gateway.writes.all_or_nothing import answer_of_many, names_of, refused_by_scopes
-from fencepost.gateway.writes.idempotency import IdempotentRequest, own_key
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.operation import Operation, perform
-from fencepost.gateway.writes.requests import Body
 from fencepost.gateway.writes.scoped import InScopes
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_names
@@ -21,58 +19,37 @@ from fencepost.storage.statements.answers import Shown
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
 from fencepost.storage.statements.parameters import Bound, RowWrite
-from fencepost.storage.statements.query import Filter, Query, QueryError, Select
+from fencepost.storage.statements.query import Filter, Query, QueryError
 from fencepost.storage.statements.query_sql import render_filters
 from fencepost.storage.statements.reading import check_filters
 from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
-
-@dataclass(frozen=True, slots=True)
-class FilteredWrite:
-    """PATCH (with a body) or DELETE of the rows that match the filters, of which there is at least one."""
-
-    table: str
-    filters: tuple[Filter, ...]
-    token: Presented | None
-    body: Body | None = None
-    select: Select = None
-    exactly_one: bool = False
-    once: IdempotentRequest | None = None
-    most: int | None = None
-    shown: bool = True
-
-    def limit(self, max_rows: int) -> int:
-        """How many rows it may write, of which the gateway allows `max_rows`."""
-        if self.exactly_one:
-            return 1
-        return max_rows if self.most is None else min(self.most, max_rows)
+Filters = tuple[Filter, ...]
 
 
-async def write(gateway: Gateway, request: FilteredWrite, verb: Literal["patch", "delete"], found: Table) -> Outcome:
+async def write(
+    gateway: Gateway, request: Write, filters: Filters, once: IdempotentRequest | None, found: Table
+) -> Outcome:
     """Decide the write of all rows that match."""
-    if request.once is not None:
-        request = replace(request, once=own_key(request.once, gateway.caller, found))
-    columns = request.body.columns if request.body is not None else ()
-    ready = _ready(gateway, found, request, columns)
+    ready = _ready(gateway, found, request, filters, once)
     if isinstance(ready, Problem):
         return ready
     table, (token, binding) = ready
-    if verb == "delete" and (refused := require_reach(table, (token, binding))) is not None:
+    if request.verb == "delete" and (refused := require_reach(table, (token, binding))) is not None:
         return refused
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-    text = request.body.text if request.body is not None else "{}"
-    change = Change(columns, target) if verb == "patch" else None
-    limit = request.limit(gateway.max_rows)
+    change = Change(request.body.columns, target) if request.verb == "patch" else None
     kind = RowsMatching if table.fence.scope is None else RowsMatchingInScopes
     named = binding is not None and table.fence.scope is None
-    row, matching = RowWrite((), token, text), Matching(request, change, target, limit, named)
-    query = Query(request.select, request.filters)
+    row = RowWrite((), token, request.body.text)
+    matching = MatchingRows(request, filters, change, target, _limit(request, gateway.max_rows), named)
+    query = Query(request.select, filters)
     operation = kind(
         table=table,
         row=row,
         body=request.body,
-        once=request.once,
+        once=once,
         binding=binding,
         query=query,
         matching=matching,
@@ -80,23 +57,33 @@ async def write(gateway: Gateway, request: FilteredWrite, verb: Literal["patch",
     return await perform(gateway, operation)
 
 
+def _limit(request: Write, max_rows: int) -> int:
+    """How many rows it may write, of which the gateway allows `max_rows`."""
+    if request.exactly_one:
+        return 1
+    most = request.preferences.most
+    return max_rows if most is None else min(most, max_rows)
+
+
 def _ready(
-    gateway: Gateway, table: Table, request: FilteredWrite, columns: tuple[str, ...]
+    gateway: Gateway, table: Table, request: Write, filters: Filters, once: IdempotentRequest | None
 ) -> tuple[ProtectedTable, Authority] | Problem:
+    columns = request.body.columns
     if not isinstance(require_protected(table), Problem):  # 403 first; then unknown columns, 400; then 428
-        render_filters(table, request.filters, Bound())
-        check_filters(table, request.filters)
+        render_filters(table, filters, Bound())
+        check_filters(table, filters)
         target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
         if key := [c for c in columns if c in table.key]:
             raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
-    return ready_to_write(table, request.token, columns, request.once, gateway.seals)
+    return ready_to_write(table, request.token, columns, once, gateway.seals)
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
+class MatchingRows:
     """Which rows, and what becomes of them. `change` None: they are deleted."""
 
-    request: FilteredWrite
+    request: Write
+    filters: Filters
     change: Change | None
     target: Shown
     limit: int
@@ -105,24 +92,22 @@ class Matching:
 
     async def write(self, connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
         """Lock, judge and write them in one statement."""
-        filters = self.request.filters
         with map_errors(writing=True):
             outcome = await write_matching(
-                connection, table, filters, row, self.change, self.target, self.limit, named=self.named
+                connection, table, self.filters, row, self.change, self.target, self.limit, named=self.named
             )
         return self.answer(table, row, outcome)
 
     def answer(self, table: Table, row: RowWrite, outcome: ManyOutcome) -> Outcome:
         """Give the answer."""
-        request = self.request
-        return answer_of_many(table, row.token, outcome, exactly_one=request.exactly_one, most=request.most)
+        return answer_of_many(table, self.request, row.token, outcome)
 
 
 @dataclass(slots=True, kw_only=True)
 class RowsMatching(Operation):
     """Rows that have marks of their own."""
 
-    matching: Matching
+    matching: MatchingRows
 
     async def attempt(self, connection: Connection) -> Outcome:
         """Write all of them, or none."""
@@ -147,12 +132,12 @@ class RowsMatchingInScopes(InScopes):
     alone if not.
     """
 
-    matching: Matching
+    matching: MatchingRows
 
     async def find(self, connection: Connection) -> list[str] | Outcome:
         """Read the scopes of the rows that match."""
         each = self.matching
-        names = await scope_names.scopes_matching(connection, self.table, self.scope, each.request.filters, each.limit)
+        names = await scope_names.scopes_matching(connection, self.table, self.scope, each.filters, each.limit)
         if isinstance(names, TooManyRows):
             return each.answer(self.table, self.row, names)
         return names or each.answer(self.table, self.row, ManyWritten([]))

@@ -8,7 +8,7 @@ from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.writes.culprit import with_column
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.writes.write import Body
 from fencepost.storage.connections.transactions import savepoint
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import asking
@@ -37,7 +37,7 @@ async def name_of_key(gateway: Gateway, table: ProtectedTable, key: Key) -> str:
     known = known_name(table, key)
     if known is not None:
         return known
-    async with gateway.connection() as connection, with_column(connection, table, None, key), savepoint(connection):
+    async with gateway.connection() as connection, with_column(connection, table, key=key), savepoint(connection):
         with map_errors(writing=False):
             ((_, name),) = await asking.in_key_order(connection, table, [key])
     return name

@@ -32,7 +32,7 @@ from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.gateway.seals import elsewhere
 from fencepost.gateway.writes.culprit import with_column
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, attempt_keyed, landed_meanwhile
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.writes.write import NO_BODY, Body
 from fencepost.storage.batches.batch_queue import Broken
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
@@ -64,7 +64,7 @@ class Operation(ABC):
     table: ProtectedTable
     row: RowWrite
     """Its values. The key is empty where it is none of a row of the table."""
-    body: Body | None = None
+    body: Body = NO_BODY
     once: IdempotentRequest | None = None
     """The request's Idempotency-Key."""
     binding: Binding | None = None

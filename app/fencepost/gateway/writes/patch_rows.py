@@ -13,7 +13,7 @@ their rows only (R8). Whatever was not met then starts over as well.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import asyncpg
@@ -25,11 +25,11 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, target_of
 from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes, refused_rows, unfit_count
-from fencepost.gateway.writes.idempotency import own_key
+from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.operation import Evidence, Operation, perform, rows_evidence
-from fencepost.gateway.writes.requests import ArrayWrite
 from fencepost.gateway.writes.rounds import ROUNDS, Answer, Verdict, contended, decide_alone, judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import InScopes
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
@@ -46,16 +46,9 @@ _NAMED: Final = 10
 """How many resources a sentence names; `rows` lists them all."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowsPatch(ArrayWrite):
-    """PATCH: each object has its row's key."""
-
-
-async def write(gateway: Gateway, request: RowsPatch, found: Table) -> Outcome:
-    """Decide the write of an array."""
-    if request.once is not None:
-        request = replace(request, once=own_key(request.once, gateway.caller, found))
-    ready = _ready(gateway, found, request)
+async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRequest | None, found: Table) -> Outcome:
+    """Decide the write of an array of so many objects."""
+    ready = _ready(gateway, found, request, count, once)
     if isinstance(ready, Problem):
         return ready
     table, (token, binding) = ready
@@ -63,8 +56,8 @@ async def write(gateway: Gateway, request: RowsPatch, found: Table) -> Outcome:
     named = binding is not None and table.fence.scope is None
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
     change = Change(columns, target, named=named)
-    row, once = RowWrite((), token, request.body.text), request.once
-    if not request.count:
+    row = RowWrite((), token, request.body.text)
+    if not count:
         return await perform(gateway, NoRows(table=table, row=row, once=once, binding=binding))
     kind = NamedRows if table.fence.scope is None else NamedRowsInScopes
     query = Query(request.select)
@@ -72,18 +65,20 @@ async def write(gateway: Gateway, request: RowsPatch, found: Table) -> Outcome:
     return await perform(gateway, operation)
 
 
-def _ready(gateway: Gateway, table: Table, request: RowsPatch) -> tuple[ProtectedTable, Authority] | Problem:
+def _ready(
+    gateway: Gateway, table: Table, request: Write, count: int, once: IdempotentRequest | None
+) -> tuple[ProtectedTable, Authority] | Problem:
     if not isinstance(require_protected(table), Problem):  # 403 first; then what the body lacks, 400; then 428
         target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-        if request.count and (lacking := [c for c in table.key if c not in request.body.columns]):
+        if count and (lacking := [c for c in table.key if c not in request.body.columns]):
             raise QueryError(
                 f"body: without {', '.join(lacking)}: every object names its row of {table.name} by the key,"
                 f" {', '.join(table.key)}"
             )
-        unfit = unfit_count(request.count, gateway.max_rows, request.most, exactly_one=request.exactly_one)
+        unfit = unfit_count(request, count, gateway.max_rows)
         if unfit is not None:
             return unfit
-    return ready_to_write(table, request.token, request.body.columns, request.once, gateway.seals)
+    return ready_to_write(table, request.token, request.body.columns, once, gateway.seals)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,12 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.fencing.resource import Resource
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
 from fencepost.gateway.writes.keys import needs_fitting
-from fencepost.gateway.writes.matching import FilteredWrite
 from fencepost.gateway.writes.naming import is_spelled_so
-from fencepost.gateway.writes.patch_rows import RowsPatch
+from fencepost.gateway.writes.write import OneRow, Write
 from fencepost.storage.statements.parameters import Key
 from fencepost.storage.tables.catalog import Catalog, ProtectedTable, Table
 from fencepost.storage.tables.key_texts import is_canonical
@@ -50,15 +47,15 @@ def units_of(catalog: Catalog) -> AbstractSet[Hashable]:
     }
 
 
-def place_of(catalog: Catalog, write: KeyedWrite | Insert | FilteredWrite | RowsPatch) -> Place:
+def place_of(catalog: Catalog, write: Write) -> Place:
     """Find the place of a write."""
     table = catalog.find(write.table)
     if not isinstance(table, ProtectedTable):
         return _UNKNOWN
     row: Hashable | None = None
-    if isinstance(write, KeyedWrite):
-        row = _row_of_key(table, write.key)
-    elif isinstance(write, Insert) and write.count == 1:
+    if isinstance(write.target, OneRow):
+        row = _row_of_key(table, write.target.key)
+    elif write.single:
         given = {name: write.body.values.get(name) for name in write.body.columns}
         row = _row_of_values(table, given)
     return _place(catalog, table, row)

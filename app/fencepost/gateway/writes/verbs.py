@@ -11,7 +11,7 @@ the scope: then everything is undone, the scopes' marks too, and starts over.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import asyncpg
 
@@ -21,6 +21,7 @@ from fencepost.fencing.scope import Scope
 from fencepost.fencing.verdict import MissingRow
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.rounds import ROUNDS, Answer, Steps, Verdict, contended, judge, problem_of_verdict
+from fencepost.gateway.writes.write import Verb
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, Alone
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.transactions import savepoint
@@ -32,7 +33,6 @@ from fencepost.storage.statements.query import QueryError
 from fencepost.storage.statements.scope_names import scope_of_row
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
-Verb = Literal["patch", "put", "post", "delete"]
 UNIQUE_VIOLATION: Final = "23505"
 BELIEVED_ROUNDS: Final = 2
 """In how many rounds a duplicate of a partition counts as the row's own key, without a look."""

@@ -60,8 +60,8 @@ async def _understood(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Unde
                 "To queue a write, send it as a request.",
             )
         )
-    once, place = write.request.once, place_of(catalog, write.request)
-    return Understood(place, None if once is None else once.key, lambda gateway: write_answer(gateway, request, write))
+    key = None if write.key is None else write.key.text
+    return Understood(place_of(catalog, write), key, lambda gateway: write_answer(gateway, request, write))
 
 
 def too_long(limit: int) -> Problem:

@@ -10,7 +10,7 @@ from starlette.types import Receive
 
 from fencepost.fencing.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.gateway.writes.requests import Body
+from fencepost.gateway.writes.write import Body
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.headers import Headers
 from fencepost.storage.statements.query import Query

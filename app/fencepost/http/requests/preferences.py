@@ -6,40 +6,17 @@ wider than was asked (docs/decisions/0028).
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
 from fencepost.fencing.problems import bad_request
+from fencepost.gateway.writes.write import NO_PREFERENCES, Preferences
 from fencepost.http.problems.response import RequestError
 
-Answer = Literal["minimal", "representation", "headers-only"] | None
 Route = Literal["list", "row", "insert", "many", "one", "look", "claim", "lease"]
 """GET of a collection, of a row; POST; PATCH or DELETE of a collection; PATCH, PUT or DELETE of a row; and of the
 system routes: those that read, /v1/claims, and those that write leases."""
 
-
-@dataclass(frozen=True, slots=True)
-class Preferences:
-    """What a request prefers, as far as the route does something about it."""
-
-    answer: Answer = None
-    count: bool = False
-    most: int | None = None
-    """`max-affected`: more rows than these refuse the request."""
-    complete: bool = False
-    """`missing=default`: no object may lack a column that counts. It would get null, and not its default."""
-    applied: bytes = b""
-    """What Preference-Applied names, once the write is done."""
-    queued: bool = False
-    """`respond-async`: the write is to be queued."""
-
-    def shows(self, *, by_default: bool) -> bool:
-        """Whether the answer of a write has the rows; `by_default` where nothing was preferred."""
-        return self.answer == "representation" or (self.answer is None and by_default)
-
-
-NONE: Final = Preferences()
 
 READS: Final[frozenset[Route]] = frozenset({"list", "row", "look"})
 _RETURN: Final = ("minimal", "representation", "headers-only")
@@ -90,7 +67,7 @@ _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 def read_preferences(prefer: bytes | None, route: Route) -> Preferences:
     """Read the Prefer headers of a request, joined by commas; RequestError for what this route does not do."""
-    return NONE if prefer is None else _read(prefer, route)
+    return NO_PREFERENCES if prefer is None else _read(prefer, route)
 
 
 def spellings(route: Route) -> tuple[str, ...]:

@@ -10,17 +10,15 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.gateway.writes.write import OneRow, Preferences, Write
 from fencepost.http.problems.response import problem_response
 from fencepost.http.requests.headers import SINGULAR
-from fencepost.http.requests.preferences import NONE, Preferences
 from fencepost.http.responses.raw import JSON, NO_STORE, Header, RawResponse
 from fencepost.storage.statements.idempotency import Recorded
 
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
-_SAME_ON_EVERY_ROUTE = (Problem, Replayed)
-"""What is answered the same way on every route."""
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
 
@@ -77,29 +75,26 @@ def replay(outcome: Replayed) -> Response:
     return RawResponse(answer.status, headers, answer.body) if answer.body else _without_body(answer.status, headers)
 
 
-def keep_answer(done: Done, response: Response) -> Recorded:
-    """Keep an answer, which is also the one to give now."""
-    done.response = response
-    return to_recorded(response)
-
-
-def _common_answer(outcome: Outcome) -> Response:
-    """Answer with what does not depend on the route."""
+def answer(write: Write, outcome: Outcome) -> Response:
+    """Answer a write."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if isinstance(outcome, Replayed):
         return replay(outcome)
-    if isinstance(outcome.response, Response):
-        return outcome.response
-    raise TypeError(f"no answer in {outcome}")
+    if isinstance(write.target, OneRow):
+        return _row_answer(outcome, write.preferences, shown=write.shown)
+    return _post_answer(write, outcome) if write.verb == "post" else _answer_of_many(write, outcome)
 
 
-def row_answer(outcome: Outcome, preferences: Preferences = NONE, *, row_by_default: bool = True) -> Response:
+def read_answer(outcome: Outcome, preferences: Preferences) -> Response:
+    """Answer a read of one row."""
+    return problem_response(outcome) if isinstance(outcome, Problem) else _row_answer(outcome, preferences, shown=True)
+
+
+def _row_answer(outcome: Done, preferences: Preferences, *, shown: bool) -> Response:
     """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
-    if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
-        return _common_answer(outcome)
     headers = _headers(outcome, preferences)
-    if not preferences.shows(by_default=row_by_default):
+    if not shown:
         return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)
     headers.append(JSON)
     return RawResponse(_CREATED if outcome.created else _OK, headers, outcome.rows[0].encode())
@@ -141,27 +136,25 @@ def _location(resource: str) -> str:
     return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
 
 
-def post_answer(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
+def _post_answer(write: Write, outcome: Done) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
-    if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
-        return _common_answer(outcome)
-    headers = _headers(outcome, preferences)
+    headers = _headers(outcome, write.preferences)
     if outcome.resource:
         headers.append((b"location", _location(outcome.resource).encode("ascii")))
-    if preferences.count:
+    if write.preferences.count:
         headers.append(_content_range("*", len(outcome.rows)))
-    if not preferences.shows(by_default=True):
+    if not write.shown:
         return _without_body(_CREATED, headers)
-    return _rows(outcome, _CREATED, headers, singular=singular)
+    return _rows(outcome, _CREATED, headers, singular=write.exactly_one)
 
 
-def filtered_answer(outcome: Outcome, preferences: Preferences, *, singular: bool) -> Response:
-    """Answer for PATCH and DELETE by filters, as PostgREST does: 204, or 200 with an array where that is preferred."""
-    if isinstance(outcome, _SAME_ON_EVERY_ROUTE) or outcome.response is not None:
-        return _common_answer(outcome)
-    headers = _headers(outcome, preferences)
+def _answer_of_many(write: Write, outcome: Done) -> Response:
+    """Answer for PATCH and DELETE of a collection, as PostgREST does: 204, or 200 with an array where that is
+    preferred.
+    """
+    headers = _headers(outcome, write.preferences)
     count = len(outcome.rows)
-    headers.append(_content_range(f"0-{count - 1}" if count else "*", count if preferences.count else None))
-    if not preferences.shows(by_default=False):
+    headers.append(_content_range(f"0-{count - 1}" if count else "*", count if write.preferences.count else None))
+    if not write.shown:
         return _without_body(_NO_CONTENT, headers)
-    return _rows(outcome, _OK, headers, singular=singular)
+    return _rows(outcome, _OK, headers, singular=write.exactly_one)

@@ -30,7 +30,7 @@ from fencepost.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.http.requests.headers import by_name, table_name, wants_one
 from fencepost.http.requests.preferences import read_preferences
 from fencepost.http.requests.query import parse_query
-from fencepost.http.responses.answers import list_answer, row_answer
+from fencepost.http.responses.answers import list_answer, read_answer
 from fencepost.http.writes.deciding import answer_or_problem, write_answer
 from fencepost.http.writes.reading import read_write
 from fencepost.storage.statements.parameters import Key
@@ -81,7 +81,7 @@ async def _read_row(gateway: Gateway, request: DataRequest, name: str, key: Key,
     query = only(parse_query(request.query), "select")
     preferences = read_preferences(request.headers.get(b"prefer"), "row")
     table = table_name(request.headers, name, writing=False)
-    return row_answer(await read_one(gateway, ReadOne(table, key, query.select, caller)), preferences)
+    return read_answer(await read_one(gateway, ReadOne(table, key, query.select, caller)), preferences)
 
 
 async def _read_rows(gateway: Gateway, request: DataRequest, name: str, caller: str) -> Response:

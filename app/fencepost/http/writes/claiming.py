@@ -13,7 +13,8 @@ from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.use_cases import claim
-from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
+from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.gateway.writes.write import IdempotencyKey
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.headers import RawHeaders, payload_hash, read_idempotency_key
 from fencepost.http.responses.answers import fence_headers, replay, to_recorded
@@ -31,13 +32,10 @@ def read_resource(name: str, where: str) -> Resource:
 
 async def claim_answer(gateway: Gateway, name: str, token: Presented | None, raw_headers: RawHeaders) -> Response:
     """Claim the resource of this name, and answer. Raises RequestError."""
-    key = read_idempotency_key(raw_headers)
-    once = (
-        None
-        if key is None
-        else IdempotentRequest(key, payload_hash("claim", name), lambda done: to_recorded(_answer(done)))
-    )
-    outcome = await claim(gateway, Claim(read_resource(name, "body: resource"), token, once))
+    text = read_idempotency_key(raw_headers)
+    key = None if text is None else IdempotencyKey(text, payload_hash("claim", name))
+    asked = Claim(read_resource(name, "body: resource"), token, key)
+    outcome = await claim(gateway, asked, lambda done: to_recorded(_answer(done)))
     if isinstance(outcome, Replayed) and outcome.answer is not None:
         outcome.answer = _without_others_mark(outcome.answer, token)
     return _answer(outcome)

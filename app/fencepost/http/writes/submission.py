@@ -11,15 +11,13 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.preconditions import not_with_queue
 from fencepost.gateway.submit import Submission, Submitted
 from fencepost.gateway.use_cases import submit
-from fencepost.gateway.writes.insert import Insert
-from fencepost.gateway.writes.keyed import KeyedWrite
+from fencepost.gateway.writes.write import NO_BODY, Write
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.data import DataRequest
 from fencepost.http.requests.headers import KEY_HEADER
 from fencepost.http.responses.queued import path_of, queued_answer
 from fencepost.http.responses.raw import JSON, NO_STORE, RawResponse
-from fencepost.http.writes.reading import WriteRequest
-from fencepost.queues.message import WriteMessage
+from fencepost.queues.message import METHODS, WriteMessage
 from fencepost.storage.errors import StorageError
 
 _ACCEPTED: Final = 202
@@ -27,7 +25,7 @@ _PLAIN: Final = (b"*/*", b"application/json")
 """What Accept and Content-Type mean anyway."""
 
 
-def is_queued(gateway: Gateway, write: WriteRequest) -> bool | None:
+def is_queued(gateway: Gateway, write: Write) -> bool | None:
     """Whether a write is to be queued: because its request prefers that, or its table takes no others. None: the
     picture of the tables may be outdated, since by it the write would be refused: no protected table of the name is
     known here, or one that needs a token, and the write has none.
@@ -37,10 +35,10 @@ def is_queued(gateway: Gateway, write: WriteRequest) -> bool | None:
         return True if write.preferences.queued else None
     if table.fence.queue is not None:
         return True
-    return None if write.request.token is None else write.preferences.queued
+    return None if write.token is None else write.preferences.queued
 
 
-async def is_queued_by_now(gateway: Gateway, write: WriteRequest) -> bool:
+async def is_queued_by_now(gateway: Gateway, write: Write) -> bool:
     """Look again, where the picture of the tables proves outdated: a write of a table that has just got a queue must
     not be done at once.
     """
@@ -55,12 +53,11 @@ async def is_queued_by_now(gateway: Gateway, write: WriteRequest) -> bool:
     return is_queued(gateway, write) is True or write.preferences.queued
 
 
-async def submit_write(gateway: Gateway, request: DataRequest, write: WriteRequest) -> Response:
+async def submit_write(gateway: Gateway, request: DataRequest, write: Write) -> Response:
     """Queue it, and answer. Raises RequestError for a write of several rows."""
-    asked = write.request
-    if not write.single or not isinstance(asked, KeyedWrite | Insert):
+    if not write.single:
         raise RequestError(_of_many(gateway, write))
-    outcome = await submit(gateway, Submission(asked, _message(request, write)))
+    outcome = await submit(gateway, Submission(write, _message(request, write)))
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if not isinstance(outcome, Submitted):
@@ -72,7 +69,7 @@ async def submit_write(gateway: Gateway, request: DataRequest, write: WriteReque
     return RawResponse(_ACCEPTED, headers, orjson.dumps(queued_answer(outcome.write_id)))
 
 
-def _of_many(gateway: Gateway, write: WriteRequest) -> Problem:
+def _of_many(gateway: Gateway, write: Write) -> Problem:
     table = gateway.catalog.current.find(write.table)
     if table is not None and table.fence is not None and table.fence.queue is not None:
         return not_with_queue(table.fence, "a write of several rows")
@@ -82,12 +79,12 @@ def _of_many(gateway: Gateway, write: WriteRequest) -> Problem:
     )
 
 
-def _message(request: DataRequest, write: WriteRequest) -> WriteMessage:
+def _message(request: DataRequest, write: Write) -> WriteMessage:
     """Say what the request says, as a message does. The preferences are those that count when it is applied."""
     accept, content_type = request.headers.get(b"accept"), request.headers.get(b"content-type")
     return WriteMessage(
         "",
-        write.verb,
+        METHODS[request.method.encode()],
         _body(write),
         request.query,
         write.preferences.applied or None,
@@ -97,9 +94,8 @@ def _message(request: DataRequest, write: WriteRequest) -> WriteMessage:
     )
 
 
-def _body(write: WriteRequest) -> bytes | None:
-    body = write.request.body
-    if body is None:
+def _body(write: Write) -> bytes | None:
+    if write.body is NO_BODY:
         return None
     # That of a POST is an array by now; a message has the object.
-    return (body.text.strip()[1:-1] if write.verb == "POST" else body.text).encode()
+    return (write.body.text.strip()[1:-1] if write.verb == "post" else write.body.text).encode()
