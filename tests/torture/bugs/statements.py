@@ -132,7 +132,7 @@ def _claim_is_rolled_back() -> None:
         finally:
             await transaction.rollback()
 
-    attempt = swap(ClaimOfRow, "attempt", broken)
+    attempt = swap(ClaimOfRow, "write", broken)
 
 
 def _claim_of_a_key_without_a_row_raises_nothing() -> None:

@@ -25,9 +25,10 @@ from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import not_with_queue, require_once, require_protected, require_token, target_of
 from fencepost.gateway.writes.idempotency import Render, once_of
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
-from fencepost.gateway.writes.operation import Evidence, Operation, perform, row_evidence
+from fencepost.gateway.writes.operation import Evidence, Operation, row_evidence
+from fencepost.gateway.writes.perform import perform
 from fencepost.gateway.writes.rounds import Answer, decide_alone, problem_of_verdict
-from fencepost.gateway.writes.scoped import InScopes
+from fencepost.gateway.writes.scoped import scope_of
 from fencepost.gateway.writes.verbs import Rows
 from fencepost.gateway.writes.write import IdempotencyKey
 from fencepost.storage.batches.batch_queue import AGAIN
@@ -99,7 +100,7 @@ class ClaimOfRow(Operation):
     most_bytes: int
     """How many bytes the row may have, which is the answer."""
 
-    async def attempt(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Connection) -> Outcome:
         """Raise the mark."""
         return await claim_row(connection, self.table, self.row, self.most_bytes)
 
@@ -109,23 +110,24 @@ class ClaimOfRow(Operation):
 
 
 @dataclass(slots=True, kw_only=True)
-class ClaimOfScope(InScopes):
+class ClaimOfScope(Operation):
     """The claim of a scope, by the values of its columns. `sharing`: the tables of the scope."""
 
     values: Key
     sharing: Sequence[Table]
     caller: Caller
 
-    async def find(self, connection: Connection) -> list[str]:
+    async def scopes(self, connection: Connection) -> list[str]:
         """Name the scope."""
-        names = await scopes_typed(connection, self.table, self.scope, [self.values])
+        names = await scopes_typed(connection, self.table, scope_of(self.table), [self.values])
         await require_storable(connection, self.sharing, self.values)
         return names
 
-    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
+    async def write(self, connection: Connection) -> Outcome:
         """Nothing is written: no older holder can write to the rows of the scope from now on."""
-        refused = await refuse_scope(connection, self.caller, self.scope, self.sharing, scopes[0], writing=True)
-        return refused or Done([], self.row.token, resource=scopes[0], scope=scopes[0])
+        scope, name = scope_of(self.table), self.row.scope
+        refused = await refuse_scope(connection, self.caller, scope, self.sharing, name, writing=True)
+        return refused or Done([], self.row.token, resource=name, scope=name)
 
 
 async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:

@@ -17,7 +17,8 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.turns import busy
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Keeping, answer_of, keeping
-from fencepost.gateway.writes.operation import Operation, perform
+from fencepost.gateway.writes.operation import Operation
+from fencepost.gateway.writes.perform import perform
 from fencepost.gateway.writes.rounds import Answer, Steps, round_of
 from fencepost.gateway.writes.scoped import refused_scope
 from fencepost.gateway.writes.verbs import steps_of

@@ -15,7 +15,7 @@ from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import may_need_fitting
 from fencepost.gateway.writes.operation import Evidence, Operation, rows_evidence
 from fencepost.gateway.writes.rounds import judge, problem_of_verdict
-from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
+from fencepost.gateway.writes.scoped import no_scope, require_columns_of, scope_of
 from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
 from fencepost.gateway.writes.write import Write
 from fencepost.storage.batches.batch_queue import Alone, Broken
@@ -25,11 +25,10 @@ from fencepost.storage.statements import asking, keyed, scope_names
 from fencepost.storage.statements.answers import Shown
 from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.checks import keys_may_change
-from fencepost.storage.statements.keyed import Change, FencedRow
-from fencepost.storage.statements.parameters import RowWrite
+from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.query import Query
 from fencepost.storage.statements.scope_marks import Entered
-from fencepost.storage.tables.catalog import ProtectedTable, Table
+from fencepost.storage.tables.catalog import Table
 
 _MAY_BE_A_MARK: Final = frozenset({UNIQUE_VIOLATION, "FP409"})
 
@@ -53,8 +52,7 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
     answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
-    kind = NewRows if table.fence.scope is None else NewRowsInScopes
-    rows = kind(
+    rows = NewRows(
         table=table,
         row=write.row,
         body=request.body,
@@ -69,22 +67,41 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
 
 @dataclass(slots=True, kw_only=True)
 class NewRows(Operation):
-    """Rows that have marks of their own: triggers judge those of keys without a row (R6)."""
+    """New rows. Where each has a mark of its own, triggers judge those of keys without a row (R6)."""
 
     columns: tuple[str, ...]
     target: Shown
 
-    async def attempt(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Connection) -> Outcome:
         """Insert all of them, or none."""
-        rows = await _insert(connection, self.table, self.columns, self.row, self.target)
-        return _inserted(rows, rows[0].mark if rows else 0)
+        table, columns, target = self.table, self.columns, self.target
+        with map_errors(writing=True):
+            statement = table.kept(("insert", columns, target), lambda: keyed.insert(table, columns, target, "block"))
+            rows = await statement.rows(connection, self.row)
+        if len(rows) != 1:
+            return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])
+        (row,) = rows
+        mark = row.mark if table.fence.scope is None else self.row.token
+        name = row.resource
+        return Done([row.json], mark, created=True, resource=name, scope=self.row.scope, resources=(name,))
+
+    async def scopes(self, connection: Connection) -> list[str]:
+        """Render the scopes that the body names."""
+        scope = scope_of(self.table)
+        require_columns_of(scope, self.table, self.columns)
+        names = await scope_names.scopes_of_body(connection, self.table, scope, self.row.body)
+        return [name if name is not None else no_scope(scope, self.table) for name in names]
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """List the scopes that refused."""
+        return refused_by_scopes(self.table, self.row.token, by)
 
     async def explain(self, connection: Connection, error: RefusedError) -> Problem | None:
         """Answer a duplicate under a stale token as stale (FP001, not 23505), and list every row that refuses; one
         under a token that was never issued is FP018.
         """
         table, fence = self.table, self.table.fence
-        if error.sqlstate not in _MAY_BE_A_MARK or not self._names_keys():
+        if error.sqlstate not in _MAY_BE_A_MARK or table.fence.scope is not None or not self._names_keys():
             return None
         with map_errors(writing=False):
             standings = await self._standings(connection)
@@ -112,41 +129,3 @@ class NewRows(Operation):
 
     def _names_keys(self) -> bool:
         return bool(self.table.key) and set(self.table.key) <= set(self.columns)
-
-
-@dataclass(slots=True, kw_only=True)
-class NewRowsInScopes(InScopes):
-    """Rows of one or several scopes."""
-
-    columns: tuple[str, ...]
-    target: Shown
-
-    async def find(self, connection: Connection) -> list[str]:
-        """Render the scopes that the body names."""
-        require_columns_of(self.scope, self.table, self.columns)
-        names = await scope_names.scopes_of_body(connection, self.table, self.scope, self.row.body)
-        return [name if name is not None else no_scope(self.scope, self.table) for name in names]
-
-    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
-        """Insert all of them, or none."""
-        rows = await _insert(connection, self.table, self.columns, self.row, self.target)
-        return _inserted(rows, self.row.token, *scopes[:1])
-
-    def refused(self, by: Sequence[Entered]) -> Problem:
-        """List the scopes that refused."""
-        return refused_by_scopes(self.table, self.row.token, by)
-
-
-async def _insert(
-    connection: Connection, table: ProtectedTable, columns: tuple[str, ...], row: RowWrite, target: Shown
-) -> list[FencedRow]:
-    with map_errors(writing=True):
-        statement = table.kept(("insert", columns, target), lambda: keyed.insert(table, columns, target, "block"))
-        return await statement.rows(connection, row)
-
-
-def _inserted(rows: list[FencedRow], mark: int, scope: str = "") -> Done:
-    if len(rows) != 1:
-        return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])
-    name = rows[0].resource
-    return Done([rows[0].json], mark, created=True, resource=name, scope=scope, resources=(name,))

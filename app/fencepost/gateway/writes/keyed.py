@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.seal import Binding, SealedToken
+from fencepost.fencing.scope import Scope
+from fencepost.fencing.seal import SealedToken
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import (
@@ -33,7 +34,7 @@ from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
 from fencepost.gateway.writes.naming import name_of_key
 from fencepost.gateway.writes.operation import Evidence, Operation, row_evidence
 from fencepost.gateway.writes.rounds import Steps, decide_alone, judge, problem_of_verdict
-from fencepost.gateway.writes.scoped import InScopes, no_scope, require_columns_of
+from fencepost.gateway.writes.scoped import no_scope, require_columns_of, scope_of
 from fencepost.gateway.writes.verbs import no_row, steps_of
 from fencepost.gateway.writes.write import Body, Write
 from fencepost.storage.batches.batch_queue import Alone, Broken
@@ -83,23 +84,18 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
     answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
-    check = KeyCheck(plan.table, write.row, doubtful, to_fit)
-    operation = _operation(plan, request, write, check, binding, name)
-    return await alone(gateway, operation, lanes, write, answer)
-
-
-def _operation(
-    plan: Plan, request: Write, write: Batched, check: KeyCheck, binding: Binding | None, name: str
-) -> Operation:
-    """Make what is decided alone."""
-    table, row, body, once, query = plan.table, write.row, request.body, write.once, Query(request.select)
-    if table.fence.scope is not None:
-        return OfRowInScope(
-            table=table, row=row, body=body, once=once, binding=binding, query=query, plan=plan, check=check
-        )
-    return OfRow(
-        table=table, row=row, body=body, once=once, binding=binding, query=query, plan=plan, check=check, name=name
+    operation = OfRow(
+        table=plan.table,
+        row=write.row,
+        body=request.body,
+        once=once,
+        binding=binding,
+        query=Query(request.select),
+        plan=plan,
+        check=KeyCheck(plan.table, write.row, doubtful, to_fit),
+        name=name,
     )
+    return await alone(gateway, operation, lanes, write, answer)
 
 
 def _ready_for(
@@ -151,23 +147,46 @@ def _doubtful(table: Table, key: Key, body: Body) -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class OfRow(Operation):
-    """A write of a row that has a mark of its own."""
+    """A write of one row."""
 
     plan: Plan
     check: KeyCheck
     name: str
     """The name of its resource, where its token is sealed."""
+    missing: bool = False
+    """Whether its scope was looked for, and there is no row, and so none to write."""
 
-    async def attempt(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Connection) -> Outcome:
         """Write, ask, create, until it is decided."""
-        await self.check.run(connection)
+        if self.missing:
+            return no_row(self.table, self.row.key)
+        if self.table.fence.scope is None:
+            await self.check.run(connection)
         return await decide_alone(connection, self.plan.alone, self.row)
+
+    async def scopes(self, connection: Connection) -> list[str]:
+        """Read the row's scope; that of a row to be created, or that is missing, the request may name."""
+        scope = scope_of(self.table)
+        named = {*self.table.key, *self.plan.change.columns}
+        await self.check.run(connection)
+        if self.plan.alone.creates:
+            require_columns_of(scope, self.table, named)
+            return [await self._named_scope(connection, scope) or no_scope(scope, self.table)]
+        name = await scope_of_row(connection, self.table, scope, self.row.key)
+        self.missing = name is None
+        if name is None and named.issuperset(scope.columns):  # 409 where that scope refuses the token
+            name = await self._named_scope(connection, scope)
+        return [] if name is None else [name]
+
+    async def _named_scope(self, connection: Connection, scope: Scope) -> str | None:
+        columns = self.plan.change.columns
+        return await scope_named(connection, self.table, scope, self.row.key, columns, self.row.body)
 
     async def explain(self, connection: Connection, error: RefusedError) -> Problem | None:
         """Answer a DELETE as stale or spent where the row was written before in the same transaction (of a batch that
         lands as a whole): PostgreSQL's function sees an own write, and takes it for a trigger's.
         """
-        if error.sqlstate != SUPPRESSED or not connection.is_in_transaction():
+        if error.sqlstate != SUPPRESSED or self.table.fence.scope is not None or not connection.is_in_transaction():
             return None
         with map_errors(writing=False):
             (standing,) = await asking.ask(connection, self.table, [self.row.key])
@@ -182,40 +201,3 @@ class OfRow(Operation):
         """Ask for the row's mark."""
         creates = self.plan.alone.creates
         return await row_evidence(connection, self.table, self.row.key, self.row.token, creates=creates)
-
-
-@dataclass(slots=True, kw_only=True)
-class OfRowInScope(InScopes):
-    """A write of a row that shares its scope's mark. `missing`: there is no row, and so none to write."""
-
-    plan: Plan
-    check: KeyCheck
-    missing: bool = False
-
-    async def find(self, connection: Connection) -> list[str]:
-        """Read the row's scope; that of a row to be created, or that is missing, the request may name."""
-        await self.check.run(connection)
-        if self.plan.alone.creates:
-            require_columns_of(self.scope, self.table, self._named_columns())
-            return [await self._named_scope(connection) or no_scope(self.scope, self.table)]
-        name = await scope_of_row(connection, self.table, self.scope, self.row.key)
-        self.missing = name is None
-        if name is None and self._named_columns().issuperset(
-            self.scope.columns
-        ):  # 409 where that scope refuses the token
-            name = await self._named_scope(connection)
-        return [] if name is None else [name]
-
-    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
-        """Write the row of the scope."""
-        if self.missing:
-            return no_row(self.table, self.row.key)
-        self.row.scope = scopes[0]
-        return await decide_alone(connection, self.plan.alone, self.row)
-
-    def _named_columns(self) -> set[str]:
-        return {*self.table.key, *self.plan.change.columns}
-
-    async def _named_scope(self, connection: Connection) -> str | None:
-        columns = self.plan.change.columns
-        return await scope_named(connection, self.table, self.scope, self.row.key, columns, self.row.body)

@@ -9,8 +9,9 @@ from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, require_reach, target_of
 from fencepost.gateway.writes.all_or_nothing import answer_of_many, names_of, refused_by_scopes
 from fencepost.gateway.writes.idempotency import IdempotentRequest
-from fencepost.gateway.writes.operation import Operation, perform
-from fencepost.gateway.writes.scoped import InScopes
+from fencepost.gateway.writes.operation import HOW_TO_ASK, Operation
+from fencepost.gateway.writes.perform import perform
+from fencepost.gateway.writes.scoped import scope_of
 from fencepost.gateway.writes.write import Write
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
@@ -39,22 +40,20 @@ async def write(
     if request.verb == "delete" and (refused := require_reach(table, (token, binding))) is not None:
         return refused
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-    change = Change(request.body.columns, target) if request.verb == "patch" else None
-    kind = RowsMatching if table.fence.scope is None else RowsMatchingInScopes
-    named = binding is not None and table.fence.scope is None
-    row = RowWrite((), token, request.body.text)
-    matching = MatchingRows(request, filters, change, target, _limit(request, gateway.max_rows), named)
-    query = Query(request.select, filters)
-    operation = kind(
+    rows = RowsMatching(
         table=table,
-        row=row,
+        row=RowWrite((), token, request.body.text),
         body=request.body,
         once=once,
         binding=binding,
-        query=query,
-        matching=matching,
+        query=Query(request.select, filters),
+        request=request,
+        change=Change(request.body.columns, target) if request.verb == "patch" else None,
+        target=target,
+        limit=_limit(request, gateway.max_rows),
+        named=binding is not None and table.fence.scope is None,
     )
-    return await perform(gateway, operation)
+    return await perform(gateway, rows)
 
 
 def _limit(request: Write, max_rows: int) -> int:
@@ -78,44 +77,49 @@ def _ready(
     return ready_to_write(table, request.token, columns, once, gateway.seals)
 
 
-@dataclass(frozen=True, slots=True)
-class MatchingRows:
-    """Which rows, and what becomes of them. `change` None: they are deleted."""
-
-    request: Write
-    filters: Filters
-    change: Change | None
-    target: Shown
-    limit: int
-    named: bool = False
-    """Whether the names of the rows are wanted, too."""
-
-    async def write(self, connection: Connection, table: ProtectedTable, row: RowWrite) -> Outcome:
-        """Lock, judge and write them in one statement."""
-        with map_errors(writing=True):
-            outcome = await write_matching(
-                connection, table, self.filters, row, self.change, self.target, self.limit, named=self.named
-            )
-        return self.answer(table, row, outcome)
-
-    def answer(self, table: Table, row: RowWrite, outcome: ManyOutcome) -> Outcome:
-        """Give the answer."""
-        return answer_of_many(table, self.request, row.token, outcome)
-
-
 @dataclass(slots=True, kw_only=True)
 class RowsMatching(Operation):
-    """Rows that have marks of their own."""
+    """All rows that match. Of a table with a scope, rows that come to match meanwhile are written if their scope was
+    entered, and left alone if not.
+    """
 
-    matching: MatchingRows
+    request: Write
+    change: Change | None
+    """None: they are deleted."""
+    target: Shown
+    limit: int
+    named: bool
+    """Whether the names of the rows are wanted, too."""
 
-    async def attempt(self, connection: Connection) -> Outcome:
-        """Write all of them, or none."""
-        return await self.matching.write(connection, self.table, self.row)
+    async def write(self, connection: Connection) -> Outcome:
+        """Lock, judge and write them in one statement: all of them, or none."""
+        filters = self.query.filters
+        with map_errors(writing=True):
+            outcome = await write_matching(
+                connection, self.table, filters, self.row, self.change, self.target, self.limit, named=self.named
+            )
+        return self._answer(outcome)
+
+    async def scopes(self, connection: Connection) -> list[str] | Outcome:
+        """Read the scopes of the rows that match."""
+        scope, filters = scope_of(self.table), self.query.filters
+        names = await scope_names.scopes_matching(connection, self.table, scope, filters, self.limit)
+        if isinstance(names, TooManyRows):
+            return self._answer(names)
+        return names or self._answer(ManyWritten([]))
+
+    def _answer(self, outcome: ManyOutcome) -> Outcome:
+        return answer_of_many(self.table, self.request, self.row.token, outcome)
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """List the scopes that refused."""
+        return refused_by_scopes(self.table, self.row.token, by)
 
     @property
     def how_to_ask(self) -> str:
         """Name any of the rows, for they were written together."""
+        if self.table.fence.scope is not None:
+            return HOW_TO_ASK
         return (
             "Which rows matched is not known any more, and so no mark was asked. All of them were written, or none: ask"
             " GET /v1/fences?resource=… for one that should have been, or read it."
@@ -124,29 +128,3 @@ class RowsMatching(Operation):
     def written(self, done: Done) -> Sequence[str]:
         """Name the rows that matched."""
         return names_of(done)
-
-
-@dataclass(slots=True, kw_only=True)
-class RowsMatchingInScopes(InScopes):
-    """Rows of however many scopes. Rows that come to match meanwhile are written if their scope was entered, and left
-    alone if not.
-    """
-
-    matching: MatchingRows
-
-    async def find(self, connection: Connection) -> list[str] | Outcome:
-        """Read the scopes of the rows that match."""
-        each = self.matching
-        names = await scope_names.scopes_matching(connection, self.table, self.scope, each.filters, each.limit)
-        if isinstance(names, TooManyRows):
-            return each.answer(self.table, self.row, names)
-        return names or each.answer(self.table, self.row, ManyWritten([]))
-
-    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
-        """Write the rows of these scopes that match now."""
-        self.row.scopes = scopes
-        return await self.matching.write(connection, self.table, self.row)
-
-    def refused(self, by: Sequence[Entered]) -> Problem:
-        """List the scopes that refused."""
-        return refused_by_scopes(self.table, self.row.token, by)

@@ -1,51 +1,40 @@
-"""One write, from a connection to its outcome: transaction, retries, and what happens when it is not decided at once.
+"""What a write that is decided alone does on a connection, and which marks judge it.
 
-Every write of every verb that is decided alone comes through `perform`. `Operation.attempt` is what the verb does on a
-connection; it may be run several times, each time from the start:
+A row has a mark of its own, which the statement that writes it compares with the token (R1). Or it shares that of its
+scope, of which there is one for many rows (R8). Then an attempt is one transaction, in this order:
 
-- after a deadlock or a serialization failure, verdict and all (R4);
-- inside a transaction when it needs several statements, or has an Idempotency-Key (idempotency.py), or a sealed token.
-  A refusal rolls that back: an answer that is no success has no effect. A connection that breaks before COMMIT was sent
-  has none either. With a seal, the resources that were written are compared with what it is bound to, last: only then
-  is known which they are, of a filter, of an array, of a row to which a trigger gave its key;
-- when the connection broke before the answer, and so the outcome is unknown (R15). Then, on another connection to the
-  same system and timeline (another one may lack what was committed here),
-  1. the old backend is ended, and it is made sure that it is gone: until then it may still commit;
-  2. with a key, the attempt is run again: its look-up finds the record if the write landed;
-     without one, it is run again only if the marks show that it cannot have landed: a mark never falls, and the write
-     would have raised it. Else the answer is outcome-unknown, with what is known: no 409 or 404 is given that might be
-     the echo of the write itself.
+1. the scopes: read from the rows, without a lock (their columns never change), or rendered from key and body;
+2. enter them, in a statement of its own: their marks are judged and raised, sorted; who holds them is waited for;
+3. the write, in a later statement: it sees all that older holders have committed, and is bound to the scopes entered.
+
+No row at 3 that was there at 1: it was deleted, or made anew in another scope. Everything is rolled back, the marks
+too, and starts over as after a serialization failure. A refusal rolls back as well (perform.py).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-from fencepost.fencing.problem_types import OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.scope import Scope
 from fencepost.fencing.seal import Binding
-from fencepost.fencing.token import Token, shown_mark
-from fencepost.gateway.gateway import Gateway
+from fencepost.fencing.token import Token
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.refusals import RETRY_AFTER
-from fencepost.gateway.seals import elsewhere
-from fencepost.gateway.writes.culprit import with_column
-from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, attempt_keyed, landed_meanwhile
+from fencepost.gateway.writes.idempotency import IdempotentRequest
+from fencepost.gateway.writes.scoped import enter, refused_scope
 from fencepost.gateway.writes.write import NO_BODY, Body
-from fencepost.storage.batches.batch_queue import Broken
-from fencepost.storage.connections import backends
-from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
-from fencepost.storage.connections.roles import as_gateway
-from fencepost.storage.connections.transactions import retry_conflicts
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, map_errors
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.errors import RefusedError, map_errors
+from fencepost.storage.statements import scope_marks
 from fencepost.storage.statements.asking import KeyState, read_resource
 from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.statements.query import NO_QUERY, Query
+from fencepost.storage.statements.scope_marks import Entered
 from fencepost.storage.tables.catalog import ProtectedTable
 
-_NOT_ASKED: Final = "the outcome could not be asked for: {}"
+HOW_TO_ASK: Final = "Ask GET /v1/fences?resource=…, or read the row."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +48,7 @@ class Evidence:
 
 @dataclass(slots=True, kw_only=True)
 class Operation(ABC):
-    """What a request does to a table: a verb, with the request's own values."""
+    """What a request does to a table: a verb, with the request's own values. Its `marks` use what it says of itself."""
 
     table: ProtectedTable
     row: RowWrite
@@ -71,32 +60,121 @@ class Operation(ABC):
     """What the token's seal is bound to; None: it has none."""
     query: Query = NO_QUERY
     """What it selects, and by which filters."""
+    marks: "Marks" = field(init=False)
 
-    @property
-    def in_transaction(self) -> bool:
-        """Whether an attempt is several statements that must be one."""
-        return self.binding is not None
+    def __post_init__(self) -> None:
+        """Find whose marks judge it. A batch may have entered a scope before."""
+        scope = self.table.fence.scope
+        self.marks = OWN_MARKS if scope is None else ScopeMarks(scope, [self.row.scope] if self.row.scope else [])
 
     @abstractmethod
-    async def attempt(self, connection: Connection) -> Outcome:
-        """Do it, from the start."""
+    async def write(self, connection: Connection) -> Outcome:
+        """Write, to rows that have marks of their own, or whose scopes (`row.scopes`) were entered."""
+
+    async def scopes(self, connection: Connection) -> list[str] | Outcome:
+        """Find the scopes to enter, without locks; or what makes it needless."""
+        raise NotImplementedError(f"{self.table.name}: it was not expected to have a scope")
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """Give the answer when scopes were not entered."""
+        return refused_scope(self.table, by[0], self.row.token)
 
     async def explain(self, _connection: Connection, _error: RefusedError) -> Problem | None:
         """Explain a refusal of PostgreSQL's, after everything was undone; None: it is answered as it is."""
         return None
 
     async def evidence(self, _connection: Connection) -> Evidence:
-        """Ask the marks whether an attempt can have landed, when its backend is gone."""
+        """Ask rows' own marks whether an attempt can have landed, when its backend is gone."""
         return Evidence(None)
 
     @property
     def how_to_ask(self) -> str:
         """Say how a client finds out whether it landed, when the connection has broken and there was no key."""
-        return "Ask GET /v1/fences?resource=…, or read the row."
+        return HOW_TO_ASK
 
     def written(self, done: Done) -> Sequence[str]:
-        """Name the resources that were written, or claimed, by what an attempt came to."""
+        """Name the resources that have marks of their own and were written, or claimed, by what an attempt came to."""
         return (done.resource,)
+
+
+class Marks(Protocol):
+    """Whose marks judge an operation, and so how it is attempted."""
+
+    in_transaction: bool
+    """Whether an attempt is several statements that must be one."""
+
+    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
+        """Do it, from the start."""
+
+    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
+        """Ask the marks whether an attempt can have landed, when its backend is gone."""
+
+    def written(self, operation: Operation, done: Done) -> Sequence[str]:
+        """Name the resources whose marks let it pass, by what an attempt came to."""
+
+
+class OwnMarks:
+    """Each row has one."""
+
+    in_transaction = False
+
+    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
+        """Write."""
+        return await operation.write(connection)
+
+    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
+        """Ask the rows'."""
+        return await operation.evidence(connection)
+
+    def written(self, operation: Operation, done: Done) -> Sequence[str]:
+        """Name the rows."""
+        return operation.written(done)
+
+
+OWN_MARKS: Final = OwnMarks()
+
+
+@dataclass(slots=True)
+class ScopeMarks:
+    """Each scope has one, for all of its rows. `entered`: the scopes whose marks the last attempt raised."""
+
+    scope: Scope
+    entered: list[str]
+    in_transaction: bool = field(init=False, default=True)
+
+    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
+        """Find the scopes, enter them, write."""
+        self.entered, row = [], operation.row
+        with map_errors(writing=False):
+            scopes = await operation.scopes(connection)
+        if not isinstance(scopes, list):
+            return scopes
+        if scopes:
+            self.entered = sorted(scopes)
+            if refused_by := await enter(connection, operation.table, self.scope, scopes, row.token):
+                return operation.refused(refused_by)
+        row.scopes, row.scope = scopes, scopes[0] if scopes else ""
+        return await operation.write(connection)
+
+    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
+        """Find out by the scopes' marks whether the write can have landed: it would have raised all of them (R15).
+
+        A floor that equals the token is no operation's mark: it may have been pruned, or was another scope's.
+        """
+        if not self.entered:  # it broke before the marks were asked for: nothing was written yet
+            return Evidence(landed=False)
+        token = operation.row.token
+        found = await scope_marks.marks(connection, self.scope, self.entered)
+        lowest = min(found, key=lambda each: each.mark)
+        if lowest.mark < token:
+            return Evidence(landed=False, resource=lowest.scope, mark=lowest.mark)
+        own = next((each for each in found if each.mark == each.recorded == token), None)
+        shown = own or lowest
+        return Evidence(landed=True if own else None, resource=shown.scope, mark=shown.mark)
+
+    def written(self, _operation: Operation, _done: Done) -> Sequence[str]:
+        """Name the scopes: the write is bound to those that were entered."""
+        return self.entered
 
 
 async def row_evidence(
@@ -124,177 +202,3 @@ def rows_evidence(standings: Sequence[KeyState], token: Token) -> Evidence:
 
 def _evidence(resource: str, mark: int, token: Token) -> Evidence:
     return Evidence(landed=False if mark < token else (True if mark == token else None), resource=resource, mark=mark)
-
-
-class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
-
-
-async def perform(gateway: Gateway, operation: Operation, after: Broken | None = None) -> Outcome:
-    """Run an operation until it is decided, or it is certain that it cannot be known how it ended; or as a part of the
-    transaction that it belongs to (gateway/atomic.py).
-
-    `after`: it was tried in a batch already, which broke.
-    """
-    if gateway.together is None:
-        return await _until_decided(gateway, operation, after)
-    with gateway.together.part():
-        return await _decide(gateway.together.connection, operation)
-
-
-async def _until_decided(gateway: Gateway, operation: Operation, after: Broken | None) -> Outcome:
-    times, clock = gateway.times.requests, gateway.times.clock
-    unknown: OutcomeUnknownError | None = after.error if after is not None else None
-    broken: GatewayConnection | None = after.connection if after is not None else None
-    deadline = 0.0 if after is None else clock.monotonic() + times.resolve_within
-    while True:
-        try:
-            async with gateway.connection(writing=True) as connection:
-                if unknown is not None and broken is not None:
-                    async with as_gateway(connection, gateway.caller):  # whose backend it was
-                        ended = await _end(gateway, connection, unknown, broken)
-                    if (settled := await _settle(connection, operation, unknown, ended=ended)) is not None:
-                        return settled
-                    broken = None  # only now: whatever breaks before is asked again
-                mine = gateway_connection(connection)
-                try:
-                    return await _decide(connection, operation)
-                except OutcomeUnknownError:
-                    broken = mine
-                    raise
-        except OutcomeUnknownError as error:
-            pause = 0.0 if unknown is None else times.resolve_pause
-            deadline = deadline or clock.monotonic() + times.resolve_within
-            # With a key, what came before is settled only by a look-up that was answered.
-            if unknown is None or operation.once is None or not isinstance(error, UncommittedError):
-                unknown = error
-        except UnavailableError:
-            if unknown is None:
-                raise
-            pause = times.resolve_pause
-        if clock.monotonic() > deadline:
-            return _give_up(unknown, operation)
-        await clock.sleep(pause)
-
-
-async def _end(
-    gateway: Gateway, connection: Connection, unknown: OutcomeUnknownError, broken: GatewayConnection
-) -> bool:
-    """End the backend of the broken connection. False: it is one of another history, where nothing can be asked."""
-    uncommitted = isinstance(unknown, UncommittedError)
-    if not uncommitted and not gateway_connection(connection).origin.same_history(broken.origin):
-        return False
-    try:
-        await backends.end(connection, broken.backend, gateway.times.connections.end_backend_within)
-    except RefusedError as error:
-        raise UnavailableError(_NOT_ASKED.format(error)) from error
-    return True
-
-
-async def _settle(
-    connection: Connection, operation: Operation, unknown: OutcomeUnknownError, *, ended: bool
-) -> Problem | None:
-    """Find out what a backend did that was ended. None: it can be tried again."""
-    if not ended:
-        return _unknown(unknown, Evidence(None), operation)
-    if isinstance(unknown, UncommittedError) or operation.once is not None:
-        return None
-    try:
-        with map_errors(writing=False):
-            evidence = await operation.evidence(connection)
-    except RefusedError as error:  # a lock or time limit: our question was refused, and not the write
-        raise UnavailableError(_NOT_ASKED.format(error)) from error
-    return None if evidence.landed is False else _unknown(unknown, evidence, operation)
-
-
-def _give_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
-    if isinstance(unknown, UncommittedError):
-        raise UnavailableError(f"nothing was written: {unknown}") from unknown
-    return _unknown(unknown, Evidence(None), operation, may_still_land=True)
-
-
-async def _decide(connection: Connection, operation: Operation) -> Outcome:
-    async with with_column(connection, operation.table, operation.body, operation.row.key, operation.query):
-        try:
-            if connection.is_in_transaction():  # of several writes, which starts over as a whole
-                return await _once(connection, operation)
-            return await retry_conflicts(lambda: _once(connection, operation))
-        except RefusedError as error:
-            problem = await operation.explain(connection, error)
-            if problem is None:
-                raise
-            return problem
-
-
-async def _once(connection: Connection, operation: Operation) -> Outcome:
-    once = operation.once
-    if once is None and not operation.in_transaction and not connection.is_in_transaction():
-        outcome = await operation.attempt(connection)
-        gateway_connection(connection).require_replicated()
-        return outcome
-    while True:
-        committing = False
-        try:
-            with map_errors(writing=True):
-                async with connection.transaction():
-                    outcome = await (
-                        attempt_keyed(connection, once, operation.attempt) if once else operation.attempt(connection)
-                    )
-                    if (
-                        operation.binding is not None
-                        and isinstance(outcome, Done)
-                        and not isinstance(outcome, Replayed)
-                    ):
-                        written = operation.written(outcome)
-                        outcome = elsewhere(operation.binding, operation.row.token, written) or outcome
-                    if isinstance(outcome, Problem):
-                        raise _Refused(outcome)  # noqa: TRY301 - leaving the block is what undoes it
-                    committing = True
-                gateway_connection(connection).require_replicated()
-                return outcome
-        except _Refused as refused:
-            return refused.problem
-        except OutcomeUnknownError as error:
-            if committing:
-                raise
-            raise UncommittedError(str(error)) from error
-        except RefusedError as error:
-            if once is None or not landed_meanwhile(error):
-                raise
-
-
-def _unknown(
-    error: OutcomeUnknownError, evidence: Evidence, operation: Operation, *, may_still_land: bool = False
-) -> Problem:
-    known = None
-    # Its own token is the caller's; a newer one may be a living holder's.
-    mark = evidence.mark
-    shown = mark if evidence.landed or mark is None else shown_mark(operation.table.fence.rule, mark)
-    if evidence.resource is not None and evidence.mark is not None:
-        meaning = (
-            "A write with this token was accepted. If it was used for this request only, the request landed."
-            if evidence.landed
-            else "A newer token has written since; whether this request landed before that is not known."
-        )
-        known = {
-            "resource": evidence.resource,
-            "mark": None if shown is None else str(shown),
-            "meaning": meaning,
-        }
-    if operation.once is not None:
-        hint = "Repeat the request with the same Idempotency-Key: it is done once."
-    elif may_still_land:
-        hint = "It may land yet: claim the resource with a newer token, and read what the claim returns."
-    else:
-        hint = f"{operation.how_to_ask} With an Idempotency-Key such a request can be repeated."
-    return Problem(
-        OUTCOME_UNKNOWN,
-        f"It is not known whether the write landed{', or will' if may_still_land else ''}: {error}",
-        hint=hint,
-        resource=evidence.resource,
-        current_token=shown,
-        retry_after=RETRY_AFTER,
-        extra={"known": known},
-    )

@@ -26,9 +26,10 @@ from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, target_of
 from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes, refused_rows, unfit_count
 from fencepost.gateway.writes.idempotency import IdempotentRequest
-from fencepost.gateway.writes.operation import Evidence, Operation, perform, rows_evidence
+from fencepost.gateway.writes.operation import Evidence, Operation, rows_evidence
+from fencepost.gateway.writes.perform import perform
 from fencepost.gateway.writes.rounds import ROUNDS, Answer, Verdict, contended, decide_alone, judge, problem_of_verdict
-from fencepost.gateway.writes.scoped import InScopes
+from fencepost.gateway.writes.scoped import scope_of
 from fencepost.gateway.writes.write import Write
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE
 from fencepost.storage.connections.connection import Connection
@@ -59,10 +60,17 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
     row = RowWrite((), token, request.body.text)
     if not count:
         return await perform(gateway, NoRows(table=table, row=row, once=once, binding=binding))
-    kind = NamedRows if table.fence.scope is None else NamedRowsInScopes
-    query = Query(request.select)
-    operation = kind(table=table, row=row, body=request.body, once=once, binding=binding, query=query, change=change)
-    return await perform(gateway, operation)
+    rows = NamedRows(
+        table=table,
+        row=row,
+        body=request.body,
+        once=once,
+        binding=binding,
+        query=Query(request.select),
+        change=change,
+        rounds=_Rounds(table, row, change),
+    )
+    return await perform(gateway, rows)
 
 
 def _ready(
@@ -85,9 +93,13 @@ def _ready(
 class NoRows(Operation):
     """An empty array: a write that is recorded under its Idempotency-Key, and does nothing."""
 
-    async def attempt(self, _connection: Connection) -> Outcome:
+    async def write(self, _connection: Connection) -> Outcome:
         """Do nothing."""
         return Done([])
+
+    async def scopes(self, _connection: Connection) -> list[str]:
+        """Enter none."""
+        return []
 
     def written(self, _done: Done) -> Sequence[str]:
         """Name nothing."""
@@ -96,8 +108,60 @@ class NoRows(Operation):
 
 @dataclass(slots=True, kw_only=True)
 class NamedRows(Operation):
-    """Rows that have marks of their own. To R5's loop the array is one write."""
+    """Rows that are named by their keys."""
 
+    change: Change
+    rounds: "_Rounds"
+    places: Sequence[ElementScope] = ()
+    """Where the rows are, of a table with a scope."""
+
+    async def write(self, connection: Connection) -> Outcome:
+        """Write all rows, or none."""
+        if self.table.fence.scope is None:
+            return await decide_alone(connection, self.rounds, self.row)
+        if missing := [each.resource for each in self.places if each.scope is None]:
+            return _no_rows(missing)
+        with map_errors(writing=True):
+            outcome = await write_elements(connection, self.table, self.row, self.change)
+            if not isinstance(outcome, Unwritten):
+                return Done(outcome.rows)
+            if self.table.row_security:  # we may see the rows, and a policy keeps us from writing them
+                return _no_rows([each.resource for each in self.places if each.element not in outcome.met])
+            raise asyncpg.SerializationError(f"{self.table.name}: a row left its scope while its mark was waited for")
+
+    async def scopes(self, connection: Connection) -> list[str]:
+        """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
+        scope = scope_of(self.table)
+        self.places = await place_elements(connection, self.table, self.row.body)
+        _require_keys(self.table, [(each.element, each.resource) for each in self.places])
+        scopes = {each.scope for each in self.places}
+        given = {*self.table.key, *self.change.columns}
+        if None in scopes and given.issuperset(scope.columns):
+            scopes |= set(await scope_names.scopes_of_body(connection, self.table, scope, self.row.body))
+        return sorted(each for each in scopes if each is not None)
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """List the scopes that refused."""
+        return refused_by_scopes(self.table, self.row.token, by)
+
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the rows."""
+        return names_of(done)
+
+    async def evidence(self, connection: Connection) -> Evidence:
+        """Ask for the marks of all keys: the write would have raised all of them (R15)."""
+        if self.table.row_security:
+            return Evidence(None)
+        asked = await ask_elements(connection, self.table, self.row.body)
+        return rows_evidence([each.standing for each in asked], self.row.token)
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """What R5's loop runs for rows that have marks of their own: to it the array is one write."""
+
+    table: ProtectedTable
+    row: RowWrite
     change: Change
     creates: bool = False
     tried: int = 0
@@ -105,10 +169,6 @@ class NamedRows(Operation):
     met: frozenset[int] = frozenset()
     """Elements whose rows the last try met."""
     unmet: list[str] = field(default_factory=list)
-
-    async def attempt(self, connection: Connection) -> Outcome:
-        """Write, or find out why not, until it is decided."""
-        return await decide_alone(connection, self, self.row)
 
     async def write(self, connection: Connection, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
         """Write all rows, or none."""
@@ -144,10 +204,6 @@ class NamedRows(Operation):
         missing = [v.resource for v in verdicts if isinstance(v, MissingRow)]
         return _no_rows(missing) if missing else None
 
-    def written(self, done: Done) -> Sequence[str]:
-        """Name the rows."""
-        return names_of(done)
-
     async def create(self, *_: object) -> Sequence[Answer]:
         """Never called: `creates` is false."""
         raise RuntimeError("a PATCH creates no rows")
@@ -160,51 +216,6 @@ class NamedRows(Operation):
         if self.table.row_security and self.unmet:
             return _no_rows(self.unmet)  # we may see the rows, and a policy keeps us from writing them
         return contended(self.unmet[0] if self.unmet else self.table.name)
-
-    async def evidence(self, connection: Connection) -> Evidence:
-        """Ask for the marks of all keys: the write would have raised all of them (R15)."""
-        if self.table.row_security:
-            return Evidence(None)
-        asked = await ask_elements(connection, self.table, self.row.body)
-        return rows_evidence([each.standing for each in asked], self.row.token)
-
-
-@dataclass(slots=True, kw_only=True)
-class NamedRowsInScopes(InScopes):
-    """Rows of however many scopes."""
-
-    change: Change
-    places: Sequence[ElementScope] = ()
-
-    async def find(self, connection: Connection) -> list[str]:
-        """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
-        self.places = await place_elements(connection, self.table, self.row.body)
-        _require_keys(self.table, [(each.element, each.resource) for each in self.places])
-        scopes = {each.scope for each in self.places}
-        given = {*self.table.key, *self.change.columns}
-        if None in scopes and given.issuperset(self.scope.columns):
-            scopes |= set(await scope_names.scopes_of_body(connection, self.table, self.scope, self.row.body))
-        return sorted(scope for scope in scopes if scope is not None)
-
-    async def write(self, connection: Connection, scopes: list[str]) -> Outcome:
-        """Write all rows, or none."""
-        if missing := [each.resource for each in self.places if each.scope is None]:
-            return _no_rows(missing)
-        self.row.scopes = scopes
-        with map_errors(writing=True):
-            outcome = await write_elements(connection, self.table, self.row, self.change)
-            if not isinstance(outcome, Unwritten):
-                return Done(outcome.rows)
-            if self.table.row_security:  # we may see the rows, and a policy keeps us from writing them
-                return _no_rows([each.resource for each in self.places if each.element not in outcome.met])
-            raise asyncpg.SerializationError(f"{self.table.name}: a row left its scope while its mark was waited for")
-
-    def refused(self, by: Sequence[Entered]) -> Problem:
-        """List the scopes that refused."""
-        return refused_by_scopes(self.table, self.row.token, by)
-
-
-# What both answer
 
 
 def _require_keys(table: Table, named: Sequence[tuple[int, str]]) -> None:
