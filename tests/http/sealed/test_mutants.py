@@ -7,7 +7,7 @@ from tests.scenarios.sealed import WAYS, SealedShop, refused_elsewhere
 from tests.support.asking import Api
 
 from fencepost.fencing.seal import Binding
-from fencepost.gateway.writes import insert, keyed, matching, operation
+from fencepost.gateway.writes import insert, keyed, matching, perform
 from fencepost.gateway.writes.batched import in_a_batch
 
 
@@ -18,7 +18,7 @@ def nothing_is_compared_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nothing_is_compared_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit what was written, whatever the seal is for."""
-    monkeypatch.setattr(operation, "elsewhere", lambda *_: None)
+    monkeypatch.setattr(perform, "elsewhere", lambda *_: None)
 
 
 def the_path_names_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:

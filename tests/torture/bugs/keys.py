@@ -6,7 +6,7 @@ from typing import Any, Final
 from tests.torture.bugs.settings import KEYS, KEYS_AT_ONCE, LOST_ANSWERS
 from tests.torture.planted import Line, Planted, swap
 
-from fencepost.gateway.writes import batched, operation
+from fencepost.gateway.writes import batched, perform
 from fencepost.gateway.writes.batched import _Batches
 from fencepost.storage.connections.connection import Connection
 
@@ -37,7 +37,7 @@ def _unknown_outcomes_are_repeated() -> None:
     async def broken(*_: object, **__: object) -> None:
         return None
 
-    swap(operation, "_settle", broken)
+    swap(perform, "_settle", broken)
 
 
 BUGS: Final = [
