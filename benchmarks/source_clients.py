@@ -16,7 +16,7 @@ from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Grant, Source
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.leases.builtin import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest
 
 BUILTIN: Final = "builtin"
 
@@ -65,7 +65,7 @@ class BuiltinService:
     async def acquire(self, lock: str, ttl_ms: int, wait_ms: int) -> str:
         """Take a lock."""
         secret = secrets.token_hex(16)
-        wanted = LockRequest((lock,), secret.encode(), "benchmark", ttl_ms, 1, (), wait_ms, keep_place=False)
+        wanted = LockRequest((lock,), secret.encode(), "benchmark", ttl_ms, wait_ms=wait_ms)
         attempted = await self._locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
         if attempted.acquired.verdict != "granted":
             raise UnexpectedAnswerError(f"{lock}: {attempted.acquired}")

@@ -9,10 +9,10 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.use_cases import delete, gateway_pid, keyed, open_gateway, patch, put, result_of
 
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Acquire, Granted, acquire, hash_secret
+from fencepost.gateway.leases.acquire import Granted, acquire, hash_secret
 from fencepost.storage.demo import LEASES_BEGIN
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import Times
 
@@ -29,17 +29,16 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
 
 def asking(
     *locks: str, secret: str, claims: tuple[str, ...] = (), ttl_ms: int = MINUTE, wait_ms: int = 0, chosen: bool = True
-) -> Acquire:
-    claimed = tuple((text, parse_resource(text)) for text in claims)
-    return Acquire(locks, secret, chosen, secret, ttl_ms, wait_ms, 2, claimed, keep_place=False)
+) -> LockRequest:
+    return LockRequest(locks, hash_secret(secret), secret, ttl_ms, 2, claims, wait_ms, chosen=chosen)
 
 
-async def ask(gateway: Gateway, wanted: Acquire) -> Granted | Problem:
+async def ask(gateway: Gateway, wanted: LockRequest) -> Granted | Problem:
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     return await acquire(gateway, wanted, gone)
 
 
-async def lease(gateway: Gateway, wanted: Acquire) -> Granted:
+async def lease(gateway: Gateway, wanted: LockRequest) -> Granted:
     answer = await ask(gateway, wanted)
     assert isinstance(answer, Granted), answer
     return answer

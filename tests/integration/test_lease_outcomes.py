@@ -15,6 +15,7 @@ from tests.support.lease_racing import MINUTE
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.errors import OutcomeUnknownError
 from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
@@ -83,8 +84,8 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
     assert await observer.fetchval("SELECT count(*) FROM fencepost.leases") == 1
 
 
-def plainly(name: str, secret: str) -> leases.LockRequest:
-    return leases.LockRequest((name,), hash_secret(secret), secret, MINUTE, 1, (), 0, keep_place=False)
+def plainly(name: str, secret: str) -> LockRequest:
+    return LockRequest((name,), hash_secret(secret), secret, MINUTE)
 
 
 async def test_a_place_whose_answer_got_lost_is_one_place(

@@ -8,7 +8,7 @@ import pytest
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection, start
 from tests.support.lease_gateways import open_side
-from tests.support.lease_racing import MINUTE, wanted
+from tests.support.lease_racing import wanted
 
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin, source_leases, sources
@@ -29,8 +29,8 @@ async def granted_by_us(connection: Connection) -> LeaseId:
 
 async def granted_by_etcd(connection: Connection) -> LeaseId:
     before = replace(await sources.state(connection, "etcd", "x"), issued=0)
-    record = GrantRecord("etcd", "x", SECRET, "worker", (), "handle", (1,), before, MINUTE, 1)
-    _, lease = await source_leases.grant(connection, record)
+    record = GrantRecord("handle", (1,), before, 1)
+    _, lease = await source_leases.grant(connection, "etcd", wanted("x", secret=TEXT), record)
     assert lease is not None
     return LeaseId("etcd", lease.lease_id)
 

@@ -15,9 +15,10 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Acquire, Granted, acquire
+from fencepost.gateway.leases.acquire import Granted, acquire, hash_secret
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import claim, explain
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.protecting.protect import plan_protect, plan_unprotect, protect
 
 SCOPE = "account/{account_id}"
@@ -29,12 +30,11 @@ async def race(connect: Connect, database: str) -> Race:
     return await scoped_race(connect, database, "strict", "builtin")
 
 
-def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_ms: int = 0) -> Acquire:
-    named = tuple((name, Resource(name.partition("/")[0], tuple(name.partition("/")[2].split(",")))) for name in claims)
-    return Acquire((lock,), secret, True, "me", 10_000, wait_ms, 1, named, keep_place=False)
+def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_ms: int = 0) -> LockRequest:
+    return LockRequest((lock,), hash_secret(secret), "me", 10_000, claims=claims, wait_ms=wait_ms)
 
 
-async def granted(gateway: Gateway, request: Acquire) -> Granted:
+async def granted(gateway: Gateway, request: LockRequest) -> Granted:
     answer = await acquire(gateway, request, asyncio.get_running_loop().create_future())
     assert isinstance(answer, Granted), answer
     return answer

@@ -12,6 +12,7 @@ from tests.support.violations import judging
 from fencepost.fencing.token import Rule
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import source_leases, sources
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.source_leases import GrantRecord
 from fencepost.storage.protecting.protect import protect
 
@@ -88,8 +89,8 @@ async def db(connect: Connect) -> asyncpg.Connection:
 
 async def granted(db: asyncpg.Connection, lock: str, number: int, secret: bytes = SECRET) -> int:
     before = await sources.state(db, ZK, lock)
-    granting = GrantRecord(ZK, lock, secret, "worker", (), "handle", (number,), before, MINUTE, 1)
-    verdict, lease = await source_leases.grant(db, granting)
+    wanted = LockRequest((lock,), secret, "worker", MINUTE)
+    verdict, lease = await source_leases.grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 1))
     assert verdict == "granted"
     assert lease is not None
     return lease.lease_id

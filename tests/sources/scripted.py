@@ -16,7 +16,7 @@ from fencepost.locks.source import Capabilities, Grant, Holder, SourceUnavailabl
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.builtin import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest
 
 NAME = "scripted"
 _secrets = itertools.count(1)
@@ -111,7 +111,7 @@ class Stage:
         self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1, secret: bytes | None = None
     ) -> AcquireResult:
         self.secret = secret or str(next(_secrets)).encode()
-        wanted = LockRequest((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000, False)
+        wanted = LockRequest((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000)
         return await self.locks.acquire(wanted, claim, gone or asyncio.get_running_loop().create_future())
 
     async def raised(self) -> None:

@@ -13,7 +13,7 @@ from tests.support.interleave import Connect
 
 from fencepost.locks.source import Capabilities, SourceError, SourceQuarantinedError
 from fencepost.locks.source_leases.leases import SourceLocks
-from fencepost.storage.leases.builtin import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.times import SourceTimes, Times
 
@@ -125,7 +125,7 @@ async def test_a_source_that_could_not_be_registered_is_when_it_is_asked(make: C
         await locks.open()
         assert "not registered yet" in stage.troubles[-1]
         await stage.observer.execute("ALTER TABLE fencepost.away RENAME TO sources")
-        wanted = LockRequest(("a",), b"later", "me", 20_000, 1, (), 0, False)
+        wanted = LockRequest(("a",), b"later", "me", 20_000)
         attempted = await locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
         assert attempted.acquired.verdict == "granted"
         await locks.close()

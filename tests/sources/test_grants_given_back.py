@@ -9,7 +9,7 @@ import pytest
 from fencepost.locks.source import Capabilities
 from fencepost.storage.errors import UnavailableError
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.builtin import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import eventually
 
 
@@ -113,7 +113,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
     capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
     async with make(capabilities=capabilities, stuck={"a"}) as stage:
         for lock in "ab":
-            wanted = LockRequest((lock,), lock.encode(), "me", 300, 1, (), 0, False)
+            wanted = LockRequest((lock,), lock.encode(), "me", 300)
             await stage.locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
 
         async def ended() -> bool:
@@ -132,7 +132,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
 async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Callable[..., Any]) -> None:
     capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
     async with make(capabilities=capabilities) as stage:
-        wanted = LockRequest(("a",), b"mine", "me", 300, 1, (), 0, False)
+        wanted = LockRequest(("a",), b"mine", "me", 300)
         granted = await stage.locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
         assert granted.acquired.verdict == "granted"
 

@@ -15,7 +15,8 @@ from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.listen import Listener
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired, LockRequest
+from fencepost.storage.leases.builtin import Acquired
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import TIMES, Times
 

@@ -17,7 +17,8 @@ from tests.support.racing import owner, racer
 
 from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest
+from fencepost.storage.leases.builtin import Acquired, Lease
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import eventually
 
 T = TypeVar("T")

@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 
 from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
+from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease
+from fencepost.storage.leases.lock_request import LockRequest
 
 T = TypeVar("T")
 

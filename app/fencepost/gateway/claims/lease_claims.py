@@ -12,7 +12,7 @@ from fencepost.fencing.problem_types import (
     WRONG_TOKEN_SOURCE,
 )
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.fencing.resource import Resource
+from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Token, shown_mark
 from fencepost.gateway.claims.claim import claim_row
@@ -54,12 +54,11 @@ class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a gr
         self.problem = problem
 
 
-def resolve(
-    catalog: Catalog, claims: Sequence[tuple[str, Resource]], source: str = BUILTIN
-) -> list[ClaimTarget] | Problem:
+def resolve(catalog: Catalog, claims: Sequence[str], source: str = BUILTIN) -> list[ClaimTarget] | Problem:
     """Find the tables of all claims, which take tokens of this source, or of any."""
     claimed = []
-    for text, resource in claims:
+    for text in claims:
+        resource = parse_resource(text)
         found = catalog.find_or_scope(resource.table)
         if found is None:
             return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")

@@ -14,7 +14,6 @@ from fencepost.fencing.problem_types import (
     UNPROTECTED_TABLE,
 )
 from fencepost.fencing.problems import Problem, bad_request, out_of_scope
-from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import BUILTIN, Token
 from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims.lease_claims import RefusedClaim, claim_all, resolve
@@ -37,32 +36,13 @@ from fencepost.observe.events import LeaseAsked
 from fencepost.quota import UNKNOWN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, StorageError, UnavailableError
-from fencepost.storage.leases.builtin import Acquired, LeaseId, LockRequest, Withdrawn
+from fencepost.storage.leases.builtin import Acquired, LeaseId, Withdrawn
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.statements.query import QueryError
 
 _OVERTAKEN: Final = (
     "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Acquire:
-    """POST /v1/leases. `chosen`: the secret is the client's own, who can ask with it again."""
-
-    locks: tuple[str, ...]
-    secret: str
-    chosen: bool
-    owner: str
-    ttl_ms: int
-    wait_ms: int
-    tokens: int
-    claims: tuple[tuple[str, Resource], ...]
-    keep_place: bool
-    owner_given: bool = True
-    source: str = BUILTIN
-    writes: tuple[str, ...] = ()
-    """What the tokens may be used for, beside what locks and claims name, where they are sealed."""
-    caller: str = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,82 +75,86 @@ def hash_secret(secret: str, caller: Caller = EVERYBODY) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-async def acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
+async def acquire(
+    gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]", waits_as: str = UNKNOWN
+) -> Granted | Problem:
     """Acquire all locks and claim all claims, or nothing.
 
     `gone`: the client has hung up. It waits no longer, and what it is granted is given back, unless it chose the
     secret: with that it can ask again, on another connection, and may have done so already; or withdraw (held.py).
+    `waits_as`: whose place among those who wait it takes (quota.py).
     """
-    if request.claims and "write" not in gateway.caller.access:
+    if wanted.claims and "write" not in gateway.caller.access:
         return out_of_scope(gateway.caller, "write")
-    if not request.wait_ms:
-        return await _acquire(gateway, request, gone)
-    with gateway.waiters.place(request.caller) as full:
+    if not wanted.wait_ms:
+        return await _acquire(gateway, wanted, gone)
+    with gateway.waiters.place(waits_as) as full:
         if full is None:
-            return await _acquire(gateway, request, gone)
+            return await _acquire(gateway, wanted, gone)
     refused = unavailable(UnavailableError(f"no more requests may wait for locks at this gateway: there are {full}"))
-    gateway.emit(LeaseAsked("acquire", refused.name, request.locks, None, request.owner))
+    gateway.emit(LeaseAsked("acquire", refused.name, wanted.names, None, wanted.owner))
     return refused
 
 
-async def _acquire(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
+async def _acquire(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
     arrived = asyncio.get_running_loop().time()
     if gateway.caller.ends is not None:
-        request = replace(request, wait_ms=int(gateway.caller.within(request.wait_ms / 1000, arrived) * 1000))
-    forbidden = forbidden_lock(gateway.caller, request.locks)
-    outcome, doubtful = await _attempt(gateway, request, gone) if forbidden is None else (forbidden, False)
+        wanted = replace(wanted, wait_ms=int(gateway.caller.within(wanted.wait_ms / 1000, arrived) * 1000))
+    forbidden = forbidden_lock(gateway.caller, wanted.names)
+    outcome, doubtful = await _attempt(gateway, wanted, gone) if forbidden is None else (forbidden, False)
     if doubtful:
         try:
             await gateway.catalog.loaded_after(arrived)
         except UnavailableError as error:
-            outcome = problem_of(error, request.source, chosen=request.chosen)
+            outcome = problem_of(error, wanted.source, chosen=wanted.chosen)
         else:
             waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
-            again = replace(request, wait_ms=max(request.wait_ms - waited_ms, 0))
+            again = replace(wanted, wait_ms=max(wanted.wait_ms - waited_ms, 0))
             outcome, _ = await _attempt(gateway, again, gone)
     if isinstance(outcome, Problem):
         if outcome.type is LOCK_HELD and gone.done():  # it may be free: nobody was left to ask for
             outcome = nothing_held()
         outcome = await with_blocker(gateway, None, outcome)
-        gateway.emit(LeaseAsked("acquire", outcome.name, request.locks, None, request.owner))
+        gateway.emit(LeaseAsked("acquire", outcome.name, wanted.names, None, wanted.owner))
         gateway.report_if_forbidden(outcome)
         return outcome
     lease = outcome.lease
-    tokens = len(lease.tokens) + bool(request.claims) if lease.verdict == "granted" else 0
+    tokens = len(lease.tokens) + bool(wanted.claims) if lease.verdict == "granted" else 0
     gateway.emit(
         LeaseAsked(
             "acquire",
             lease.verdict,
-            request.locks,
+            wanted.names,
             str(outcome.lease_id),
-            request.owner,
+            wanted.owner,
             outcome.waited_ms / 1000,
             tokens,
         )
     )
-    return await _for_nobody(gateway, request, outcome) if gone.done() else outcome
+    return await _for_nobody(gateway, wanted, outcome) if gone.done() else outcome
 
 
-async def _for_nobody(gateway: Gateway, request: Acquire, granted: Granted) -> Granted | Problem:
+async def _for_nobody(gateway: Gateway, wanted: LockRequest, granted: Granted) -> Granted | Problem:
     """Release what no client will use: none has the secret, or the client that has it waits no more. It may have
     withdrawn while the claims waited for a row.
     """
-    hashed = hash_secret(request.secret, gateway.caller)
-    locks = gateway.locks_of(request.source)
+    locks = gateway.locks_of(wanted.source)
     try:
-        if request.chosen and not await gateway.locks.is_withdrawn(hashed):
+        if wanted.chosen and not await gateway.locks.is_withdrawn(wanted.secret_hash):
             return granted
         if locks is not None:
-            await locks.release(granted.lease_id.number, hashed)
+            await locks.release(granted.lease_id.number, wanted.secret_hash)
     except (StorageError, SourceError) as error:
-        return problem_of(error, request.source, chosen=request.chosen)  # the lease's time will run out
+        return problem_of(error, wanted.source, chosen=wanted.chosen)  # the lease's time will run out
     return nothing_held()
 
 
-async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> tuple[Granted | Problem, bool]:
+async def _attempt(
+    gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]"
+) -> tuple[Granted | Problem, bool]:
     """Try once; True: an outdated catalog may be why it failed."""
-    on_tables = bool(request.claims or request.writes)
-    trying = _try(gateway, request, gone)
+    on_tables = bool(wanted.claims or wanted.writes)
+    trying = _try(gateway, wanted, gone)
     try:
         outcome = await (acting(gateway, trying) if on_tables else trying)
     except RefusedClaim as refused:
@@ -181,71 +165,59 @@ async def _attempt(gateway: Gateway, request: Acquire, gone: "asyncio.Future[Non
         overtaken = Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER)
         return overtaken if isinstance(error, Overtaken) else withdrawn(), False
     except SourceError as error:
-        return problem_of(error, request.source, chosen=request.chosen), False
+        return problem_of(error, wanted.source, chosen=wanted.chosen), False
     except StorageError as error:
         outdated = isinstance(error, RefusedError) and error.may_be_outdated and on_tables
-        return problem_of(error, request.source, chosen=request.chosen), outdated
+        return problem_of(error, wanted.source, chosen=wanted.chosen), outdated
     return outcome, isinstance(outcome, Problem) and outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
 
 
-async def _try(gateway: Gateway, request: Acquire, gone: "asyncio.Future[None]") -> Granted | Problem:
+async def _try(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
     """Read what the tokens are for, acquire, and seal them. Nothing is read after the grant: it could fail then."""
-    locks = _locks_for(gateway, request)
+    locks = _locks_for(gateway, wanted)
     if isinstance(locks, Problem):
         return locks
-    writes = await names_of_writes(gateway, request.writes)
+    writes = await names_of_writes(gateway, wanted.writes)
     if isinstance(writes, Problem):
         return writes
-    claimed = resolve(gateway.catalog.current, request.claims, request.source)
+    claimed = resolve(gateway.catalog.current, wanted.claims, wanted.source)
     if isinstance(claimed, Problem):
         return claimed
-    texts = tuple(text for text, _ in request.claims)
     binding = None
     if gateway.seals.keys is not None:
-        binding = await binding_of(gateway, request.source, request.locks, texts, writes)
-    wanted = LockRequest(
-        request.locks,
-        hash_secret(request.secret, gateway.caller),
-        request.owner,
-        request.ttl_ms,
-        request.tokens,
-        texts,
-        request.wait_ms,
-        request.keep_place,
-        request.chosen,
-        writes,
-    )
+        binding = await binding_of(gateway, wanted.source, wanted.names, wanted.claims, writes)
+    wanted = replace(wanted, writes=writes)
 
     async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
-        return await claim_all(connection, gateway, claimed, token, repeated=repeated, source=request.source)
+        return await claim_all(connection, gateway, claimed, token, repeated=repeated, source=wanted.source)
 
     attempted = await locks.acquire(wanted, claim if claimed else None, gone)
-    granted = _grant_or_problem(attempted, request)
+    granted = _grant_or_problem(attempted, wanted)
     if isinstance(granted, Problem) or binding is None:
         return granted
     sealed = gateway.seals.seal(granted.lease.tokens, replace(binding, lease=str(granted.lease_id)))
     return replace(granted, sealed=sealed)
 
 
-def _locks_for(gateway: Gateway, request: Acquire) -> Leases | Problem:
-    locks = gateway.locks_of(request.source)
+def _locks_for(gateway: Gateway, wanted: LockRequest) -> Leases | Problem:
+    locks = gateway.locks_of(wanted.source)
     if locks is None:
-        return no_such_source(gateway, request.source, "body")
-    if request.source != BUILTIN and len(request.locks) > 1:
-        return bad_request(f"body: locks: {request.source} locks one name at a time; builtin takes several")
+        return no_such_source(gateway, wanted.source, "body")
+    if wanted.source != BUILTIN and len(wanted.names) > 1:
+        return bad_request(f"body: locks: {wanted.source} locks one name at a time; builtin takes several")
     return locks
 
 
-def _grant_or_problem(attempted: AcquireResult, request: Acquire) -> Granted | Problem:
+def _grant_or_problem(attempted: AcquireResult, wanted: LockRequest) -> Granted | Problem:
     acquired = attempted.acquired
     match acquired.verdict:
-        case "repeated" if request.owner_given and acquired.owner != request.owner:
+        case "repeated" if wanted.owner_given and acquired.owner != wanted.owner:
             return mismatch()  # two who use one secret are not one who asks twice
         case "granted" | "repeated":
             claims = attempted.claims if isinstance(attempted.claims, list) else []
-            names = tuple(sorted(request.locks, key=str.encode))
-            return Granted(request.source, acquired, names, claims, attempted.waited_ms)
+            names = tuple(sorted(wanted.names, key=str.encode))
+            return Granted(wanted.source, acquired, names, claims, attempted.waited_ms)
         case "held" | "queued":
-            return lock_held(acquired, request.source)
+            return lock_held(acquired, wanted.source)
         case "mismatch":
             return mismatch()

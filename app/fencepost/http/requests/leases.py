@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.problem_types import LEASE_LOST
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
+from fencepost.fencing.resource import MalformedResourceError, parse_resource
 from fencepost.fencing.token import BUILTIN, MAX_TOKEN
-from fencepost.gateway.leases.acquire import Acquire
-from fencepost.http.caller import caller_of
+from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import by_name
@@ -21,6 +21,7 @@ from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
 from fencepost.locks.leases import LeaseLimits
 from fencepost.storage.leases.builtin import LeaseId
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.statements.query import QueryError
 
 HEADER: Final = b"x-lease-secret"
@@ -85,29 +86,32 @@ def read_lease_id(text: str) -> LeaseId:
     return LeaseId(source, int(number))
 
 
-async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -> Acquire:
-    """Read POST /v1/leases."""
+async def read_acquire(
+    request: Request, body_limit: int, limits: LeaseLimits, caller: Caller
+) -> tuple[LockRequest, str]:
+    """Read POST /v1/leases. Gives the secret beside the request, which has only its hash."""
     read_headers(request, "lease", resources=True)
-    secret = read_secret(request.scope["headers"])
+    presented = read_secret(request.scope["headers"])
     body = await _object(request, body_limit)
     _only(body, _ACQUIRE)
     peer = request.scope.get("client")
-    return Acquire(
-        _locks(body),
-        secret if secret is not None else secrets.token_urlsafe(32),
-        secret is not None,
-        _owner(body.get("owner", peer[0] if peer else "unknown")),
-        _integer(body, "ttl_ms", DEFAULT_TTL_MS, 1, limits.ttl_ms, "FENCEPOST_MAX_TTL"),
+    secret = presented if presented is not None else secrets.token_urlsafe(32)
+    wanted = LockRequest(
+        names=_locks(body),
+        secret_hash=hash_secret(secret, caller),
+        chosen=presented is not None,
+        owner=_owner(body.get("owner", peer[0] if peer else "unknown")),
+        owner_given="owner" in body,
+        ttl_ms=_integer(body, "ttl_ms", DEFAULT_TTL_MS, 1, limits.ttl_ms, "FENCEPOST_MAX_TTL"),
         # A waiting client is answered sooner than it asked for, and may ask again.
-        min(_integer(body, "wait_ms", 0, 0, MOST_MS), limits.wait_ms),
-        _integer(body, "tokens", 1, 1, limits.tokens, "FENCEPOST_MAX_TOKENS"),
-        _claims(body.get("claim", [])),
-        _keep_place(body, chosen=secret is not None),
-        "owner" in body,
-        _source(body.get("source", BUILTIN)),
-        _writes(body.get("writes", [])),
-        caller_of(request.scope),
+        wait_ms=min(_integer(body, "wait_ms", 0, 0, MOST_MS), limits.wait_ms),
+        tokens=_integer(body, "tokens", 1, 1, limits.tokens, "FENCEPOST_MAX_TOKENS"),
+        claims=_claims(body.get("claim", [])),
+        keep_place=_keep_place(body, chosen=presented is not None),
+        source=_source(body.get("source", BUILTIN)),
+        writes=_writes(body.get("writes", [])),
     )
+    return wanted, secret
 
 
 async def read_renew(request: Request, body_limit: int, limits: LeaseLimits) -> int | None:
@@ -215,20 +219,19 @@ def is_plain(text: str) -> bool:
     return not any(unicodedata.category(character) in _NOT_PLAIN for character in text)
 
 
-def _claims(value: object) -> tuple[tuple[str, Resource], ...]:
+def _claims(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > MOST_CLAIMS:
         raise _bad(f"body: claim: an array of at most {MOST_CLAIMS} resources is expected")
-    claims: dict[str, Resource] = {}
     for text in value:
         if not isinstance(text, str):
             raise _bad("body: claim: resources are strings like orders/order-123")
         try:
-            claims[text] = parse_resource(text)
+            parse_resource(text)
         except MalformedResourceError as error:
             raise _bad(f"body: claim: {error}") from error
-    if len(claims) < len(value):
+    if len(set(value)) < len(value):
         raise _bad("body: claim: a resource stands there twice")
-    return tuple(claims.items())
+    return tuple(value)
 
 
 def _writes(value: object) -> tuple[str, ...]:

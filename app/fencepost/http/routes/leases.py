@@ -10,6 +10,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases import held as leases
 from fencepost.gateway.leases.acquire import acquire
+from fencepost.http.caller import caller_of
 from fencepost.http.hanging_up import hung_up
 from fencepost.http.openapi import leases as openapi
 from fencepost.http.problems.response import RequestError, problem_response
@@ -84,13 +85,13 @@ class LeaseRoutes:
         return await answer_or_problem(self._list(request))
 
     async def _acquire(self, request: Request) -> Response:
-        wanted = await read_acquire(request, self._max_body_bytes, self._gateway(request.scope).locks.limits)
-        outcome = await acquire(self._gateway(request.scope), wanted, hung_up(request.scope))
+        gateway = self._gateway(request.scope)
+        wanted, secret = await read_acquire(request, self._max_body_bytes, gateway.locks.limits, gateway.caller)
+        outcome = await acquire(gateway, wanted, hung_up(request.scope), caller_of(request.scope))
         if isinstance(outcome, Problem):
             return problem_response(outcome)
-        response = json_response(
-            grant_body(outcome, wanted.secret), [(b"location", f"/v1/leases/{outcome.lease_id}".encode())]
-        )
+        location = f"/v1/leases/{outcome.lease_id}".encode()
+        response = json_response(grant_body(outcome, secret), [(b"location", location)])
         response.status_code = 201 if outcome.lease.verdict == "granted" else 200
         return response
 

@@ -20,7 +20,8 @@ from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases import withdrawn
-from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest, LockState, LostLease
+from fencepost.storage.leases.builtin import Acquired, Lease, LockState, LostLease
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.withdrawn import Withdrawal
 
 T = TypeVar("T")

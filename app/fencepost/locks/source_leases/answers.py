@@ -8,7 +8,8 @@ from fencepost.fencing.token import Token
 from fencepost.locks.leases import AcquireResult
 from fencepost.locks.source import Holder
 from fencepost.locks.source_leases.grants import ms_since
-from fencepost.storage.leases.builtin import Acquired, Lease, LockRequest
+from fencepost.storage.leases.builtin import Acquired, Lease
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.source_leases import SourceLease
 
 

@@ -12,7 +12,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import retry_conflicts
 from fencepost.storage.errors import map_errors
 from fencepost.storage.leases import source_leases, sources
-from fencepost.storage.leases.builtin import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.source_leases import GrantRecord, SourceLease
 from fencepost.storage.leases.sources import SourceState
 from fencepost.times import TIMES, Times
@@ -115,23 +115,11 @@ class Grants:
     async def record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
         """Record a grant; None: it is void. Raises SourceQuarantinedError, Withdrawn."""
         lock = wanted.names[0]
-        granting = GrantRecord(
-            self.name,
-            lock,
-            wanted.secret_hash,
-            wanted.owner,
-            wanted.claims,
-            held.handle,
-            held.tokens,
-            held.before,
-            wanted.ttl_ms,
-            ms_since(held.since),
-            wanted.writes,
-        )
+        record = GrantRecord(held.handle, held.tokens, held.before, ms_since(held.since))
         verdict, lease = "void", None
         try:
-            if granting.elapsed_ms < wanted.ttl_ms:
-                verdict, lease = await self.ask(lambda c: source_leases.grant(c, granting))
+            if record.elapsed_ms < wanted.ttl_ms:
+                verdict, lease = await self.ask(lambda c: source_leases.grant(c, self.name, wanted, record))
         finally:
             if lease is None:
                 await self.give_back(lock, held.handle)

@@ -28,7 +28,8 @@ from fencepost.locks.source_leases.hold_keeper import HoldKeeper
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import source_leases, sources
-from fencepost.storage.leases.builtin import EndedBy, Lease, LockRequest, LockState, LostLease
+from fencepost.storage.leases.builtin import EndedBy, Lease, LockState, LostLease
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.source_leases import SourceLease
 from fencepost.times import TIMES, Times
 

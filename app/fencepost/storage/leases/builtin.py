@@ -13,6 +13,7 @@ import asyncpg
 from fencepost.fencing.lock_pattern import likes
 from fencepost.fencing.token import BUILTIN, Token
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.leases.lock_request import LockRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +122,6 @@ _LOCKS = (
     f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')},"
     " remaining_ms, waiters FROM fencepost.lock_states($1, $2, $3, $4)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LockRequest:
-    """A request for locks. The names are distinct; `secret_hash` is what a repeated request is known by."""
-
-    names: tuple[str, ...]
-    secret_hash: bytes
-    owner: str
-    ttl_ms: int
-    tokens: int
-    claims: tuple[str, ...]
-    wait_ms: int
-    keep_place: bool
-    chosen: bool = True
-    """Whether the secret is the client's own, who can come back with it."""
-    writes: tuple[str, ...] = ()
-    """As in Lease, distinct."""
 
 
 async def acquire(

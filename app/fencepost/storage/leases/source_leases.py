@@ -11,6 +11,7 @@ import asyncpg
 from fencepost.fencing.lock_pattern import likes
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.leases.builtin import EndedBy, LockState, LostLease, Withdrawn
+from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.sources import SourceState, state_of
 
 
@@ -45,19 +46,12 @@ class SourceLease:
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """What is to be recorded of a grant. `elapsed_ms`: since the service was asked for it; the TTL runs from there."""
+    """What a service has granted. `elapsed_ms`: since it was asked for it; the TTL runs from there."""
 
-    source: str
-    lock: str
-    secret_hash: bytes
-    owner: str
-    claims: tuple[str, ...]
     handle: str
     tokens: tuple[int, ...]
     before: SourceState
-    ttl_ms: int
     elapsed_ms: int
-    writes: tuple[str, ...] = ()
 
 
 async def find_by_secret(
@@ -94,24 +88,24 @@ async def find_held(
 
 
 async def grant(
-    connection: Connection, granting: GrantRecord
+    connection: Connection, source: str, wanted: LockRequest, record: GrantRecord
 ) -> tuple[Literal["granted", "void", "backwards", "quarantined"], SourceLease | None]:
     """Record a grant: its verdict, and where that is `granted` the lease. Raises Withdrawn."""
     row = await connection.fetchrow(
         f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
         "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
-        granting.source,
-        granting.lock,
-        granting.secret_hash,
-        granting.owner,
-        list(granting.claims),
-        granting.handle,
-        list(granting.tokens),
-        granting.before.generation,
-        granting.before.issued,
-        granting.ttl_ms,
-        granting.elapsed_ms,
-        list(granting.writes),
+        source,
+        wanted.names[0],
+        wanted.secret_hash,
+        wanted.owner,
+        list(wanted.claims),
+        record.handle,
+        list(record.tokens),
+        record.before.generation,
+        record.before.issued,
+        wanted.ttl_ms,
+        record.elapsed_ms,
+        list(wanted.writes),
     )
     if row is None:
         raise RuntimeError("fencepost.source_grant gave no row")
@@ -121,18 +115,18 @@ async def grant(
         return row["verdict"], None
     return row["verdict"], SourceLease(
         row["lease_id"],
-        granting.lock,
-        granting.owner,
-        granting.claims,
-        not granting.claims,
-        granting.handle,
-        granting.tokens,
-        granting.tokens[-1],
-        granting.ttl_ms,
+        wanted.names[0],
+        wanted.owner,
+        wanted.claims,
+        not wanted.claims,
+        record.handle,
+        record.tokens,
+        record.tokens[-1],
+        wanted.ttl_ms,
         row["granted_at"],
         row["expires_at"],
-        granting.ttl_ms - granting.elapsed_ms,
-        granting.writes,
+        wanted.ttl_ms - record.elapsed_ms,
+        wanted.writes,
     )
 
 

@@ -1,0 +1,31 @@
+"""A request for locks, as it passes from the route to the statement that grants them."""
+
+from dataclasses import dataclass
+
+from fencepost.fencing.token import BUILTIN
+
+
+@dataclass(frozen=True, slots=True)
+class LockRequest:
+    """What a client asks for with POST /v1/leases. Durations in milliseconds; no name stands anywhere twice."""
+
+    names: tuple[str, ...]
+    """The locks: all of them, or none."""
+    secret_hash: bytes
+    """What a repeated request is known by."""
+    owner: str
+    """Who holds the lock, for people."""
+    ttl_ms: int
+    tokens: int = 1
+    claims: tuple[str, ...] = ()
+    """Resources, `table/key`, as the client has written them."""
+    wait_ms: int = 0
+    keep_place: bool = False
+    """Whether the place in the queue stays for a moment when the wait is over."""
+    chosen: bool = True
+    """Whether the secret is the client's own, who can come back with it."""
+    owner_given: bool = True
+    """Whether the client has named the owner itself, and so must name the same one when it repeats the request."""
+    source: str = BUILTIN
+    writes: tuple[str, ...] = ()
+    """What sealed tokens may be used for beside what locks and claims name; for a source as the database spells it."""
