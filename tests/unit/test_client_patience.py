@@ -13,7 +13,8 @@ from tests.support.manual_clock import Hurried
 
 from fencepost.client import Client, OutcomeUnknown, Retry, Unavailable
 from fencepost.client.leases.acquire_request import make_acquire_request
-from fencepost.client.leases.acquiring import acquire, release_call
+from fencepost.client.leases.acquiring import acquire
+from fencepost.client.leases.pending_releases import release_call
 from fencepost.testing.servers.waiting import PATIENCE
 
 REFUSED = httpx.ConnectError("refused")

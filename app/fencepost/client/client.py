@@ -23,7 +23,8 @@ from fencepost.client.leases.acquire_request import (
     make_acquire_request,
 )
 from fencepost.client.leases.lease import Lease, claim_call
-from fencepost.client.leases.lock import Background, Lock
+from fencepost.client.leases.lock import Lock
+from fencepost.client.leases.pending_releases import PendingReleases
 from fencepost.client.queued.submit import Submit
 from fencepost.client.rows import calls
 from fencepost.client.rows.batches import Verdict, decided, landed
@@ -66,7 +67,7 @@ class Client(Elections, Rows):
         clock: Clock | None = None,
     ) -> None:
         self._owner = owner or default_owner()
-        self._background = Background()
+        self._pending = PendingReleases()
         self._exchange = Exchange(
             url,
             retry=retry,
@@ -90,7 +91,7 @@ class Client(Elections, Rows):
 
     async def aclose(self) -> None:
         """Wait for releases that are still under way (seconds), and close all connections."""
-        await self._background.drain()
+        await self._pending.drain()
         await self._exchange.aclose()
 
     # Locks
@@ -128,7 +129,7 @@ class Client(Elections, Rows):
         request = make_acquire_request(
             name, ttl=ttl, wait=wait, claim=claim, owner=owner, tokens=tokens, source=source, writes=writes
         )
-        return Lock(self._exchange, self._background, request, margin=margin, cancel_on_loss=cancel_on_loss)
+        return Lock(self._exchange, self._pending, request, margin=margin, cancel_on_loss=cancel_on_loss)
 
     async def locks(self, name: str | None = None, *, source: str | None = None) -> list[LockState]:
         """Return the locks of a source that are held or waited for, by name; or the one of this name, if it is."""

@@ -20,7 +20,8 @@ from fencepost.client.leases.acquire_request import (
 )
 from fencepost.client.leases.acquiring import AcquireRequest
 from fencepost.client.leases.lease import Lease
-from fencepost.client.leases.lock import Background, Lock
+from fencepost.client.leases.lock import Lock
+from fencepost.client.leases.pending_releases import PendingReleases
 from fencepost.client.leases.trust import Timings
 
 PREFIX: Final = "election/"
@@ -68,7 +69,7 @@ class Elections:
     """The methods of `Client` that are about elections."""
 
     _exchange: Exchange
-    _background: Background
+    _pending: PendingReleases
     _owner: str
 
     def elect(  # noqa: PLR0913 - all but the name have a default
@@ -105,7 +106,7 @@ class Elections:
             source=source,
             writes=writes,
         )
-        return Campaign(self._exchange, self._background, request, margin=margin, cancel_on_loss=cancel_on_loss)
+        return Campaign(self._exchange, self._pending, request, margin=margin, cancel_on_loss=cancel_on_loss)
 
     async def leader(self, name: str, *, source: str | None = None) -> Leader | None:
         """Return who leads, as of a moment ago; None: there is no leader."""

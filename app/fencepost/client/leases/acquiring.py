@@ -6,29 +6,24 @@ long wait is cut into slices for the same reason, and so that proxies do not cut
 to keep our place until the next.
 
 An acquire that was given up (cancelled, or no answer in time) may have been granted without the client's knowing, or
-may be granted yet: so the client withdraws it. If that request does not arrive, the TTL ends the lease.
+may be granted yet: so the client withdraws it (pending_releases.py).
 """
 
-import logging
 import math
 from dataclasses import dataclass, field
 from typing import Final
 
 from fencepost.client.answers import GrantAnswer
-from fencepost.client.clock import before
-from fencepost.client.errors import ApiError, LockHeld
+from fencepost.client.errors import LockHeld
 from fencepost.client.http.exchange import Call, Exchange
-from fencepost.client.http.retry import DEFAULT_RETRY, run_with_retry
+from fencepost.client.http.retry import run_with_retry
 
 WAIT_SLICE: Final = 25.0  # seconds
 ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take
 SECRET_HEADER: Final = "X-Lease-Secret"  # noqa: S105 - the header's name
 AGAIN_SLICE: Final = 2.0  # seconds
-ABANDON_SECONDS: Final = 2.0
 _TOO_SOON: Final = 0.5  # seconds: an answer before that did not wait at all
 _CREATED: Final = 201
-
-logger = logging.getLogger("fencepost.client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,21 +96,3 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
             if clock.now() - started < _TOO_SOON:
                 # The gateway does not let us wait so long, or has too many waiters: ask again, without haste.
                 await clock.sleep(min(held.retry_after or _TOO_SOON, 2 * _TOO_SOON, left()))
-
-
-async def abandon(exchange: Exchange, request: AcquireRequest) -> None:
-    """Withdraw an acquire: what it was granted is given back. Never raises an error of its own."""
-    call = Call(method="DELETE", path="/v1/leases", headers={SECRET_HEADER: request.secret}, upkeep=True)
-    withdrawn = run_with_retry(
-        DEFAULT_RETRY, exchange.clock, lambda most: exchange.once(call, most), seconds=ABANDON_SECONDS
-    )
-    try:
-        await before(exchange.clock, exchange.clock.now() + ABANDON_SECONDS, withdrawn)
-    except (ApiError, TimeoutError) as error:
-        names, why = ", ".join(request.locks), str(error) or f"it could not be withdrawn within {ABANDON_SECONDS:g} s"
-        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", names, why)
-
-
-def release_call(lease_id: str, secret: str) -> Call:
-    """Give the request that releases a lease; repeating it is harmless."""
-    return Call(method="DELETE", path=f"/v1/leases/{lease_id}", headers={SECRET_HEADER: secret}, upkeep=True)

@@ -1,20 +1,19 @@
 """A lease: one grant of one or more locks, with its tokens, for as long as it can be trusted."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from fencepost.client.answers import Claimed, GrantAnswer, Row
-from fencepost.client.clock import before
-from fencepost.client.errors import ApiError, Forbidden, LeaseLost, LossReason, SealRefused, Unauthenticated
+from fencepost.client.errors import Forbidden, LeaseLost, LossReason, SealRefused, Unauthenticated
 from fencepost.client.fence_token import FenceToken, read_tokens
 from fencepost.client.http.exchange import Answer, Call, Exchange
 from fencepost.client.http.idempotency import new_key
 from fencepost.client.http.retry import run_with_retry
 from fencepost.client.keys import canonical
-from fencepost.client.leases.acquiring import SECRET_HEADER, AcquireRequest, release_call
+from fencepost.client.leases import pending_releases
+from fencepost.client.leases.acquiring import SECRET_HEADER, AcquireRequest
 from fencepost.client.leases.tokens import TokenPool
 from fencepost.client.leases.trust import Timings, Trust
 from fencepost.client.leases.turns import OperationTurns
@@ -33,8 +32,6 @@ _HOW: Final[dict[LossReason, str]] = {
     "gone": "is no longer held",
     "released": "was released",
 }
-
-logger = logging.getLogger("fencepost.client")
 
 
 class Lease:
@@ -184,14 +181,8 @@ class Lease:
             return
         trusted = self._trust.holds()
         self.end("released" if trusted else "expired")
-        clock = self._exchange.clock
         patience = max(min(RELEASE_SECONDS, self.ttl), LOST_RELEASE_SECONDS) if trusted else LOST_RELEASE_SECONDS
-        call = release_call(self.id, self.secret)
-        try:
-            await before(clock, clock.now() + patience, self._exchange.repeat(call))
-        except (ApiError, TimeoutError) as error:
-            names, why = ", ".join(self.locks), str(error) or f"no answer within {patience:.3g} s"
-            logger.warning("lease %s of %s could not be released: %s", self.id, names, why)
+        await pending_releases.release(self._exchange, self.id, self.secret, ", ".join(self.locks), seconds=patience)
 
     # What the watchdog needs.
 

@@ -2,38 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
 
 from fencepost.client.answers import GrantAnswer
 from fencepost.client.errors import ApiError, LeaseLost, OutcomeUnknown, Unavailable
 from fencepost.client.http.exchange import Exchange
-from fencepost.client.leases.acquiring import AcquireRequest, abandon, acquire
+from fencepost.client.leases.acquiring import AcquireRequest, acquire
 from fencepost.client.leases.lease import Lease
+from fencepost.client.leases.pending_releases import PendingReleases, withdraw
 from fencepost.client.leases.trust import Timings
 from fencepost.client.leases.watchdog import keep, renew_in_time
 
 logger = logging.getLogger("fencepost.client")
-
-
-class Background:
-    """Tasks that go on when their caller has ended, such as the release of a lease whose holder was cancelled."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, and wait for its end. A caller that is cancelled leaves; the work goes on."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(task)
-
-    async def drain(self) -> None:
-        """Wait for the end of all of it. Each piece has its own time limit."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
 
 
 class Lock:
@@ -42,7 +23,7 @@ class Lock:
     def __init__(
         self,
         exchange: Exchange,
-        background: Background,
+        pending: PendingReleases,
         request: AcquireRequest,
         *,
         margin: float | None,
@@ -50,7 +31,7 @@ class Lock:
     ) -> None:
         Timings.of(request.ttl, margin)
         self._exchange = exchange
-        self._background = background
+        self._pending = pending
         self._request = request
         self._margin = margin
         self._cancel_on_loss = cancel_on_loss
@@ -88,7 +69,7 @@ class Lock:
         body, self._body = self._body, None
         ours = self._cancelled_body and body is not None and body.uncancel() <= self._cancelling
         watchdog.cancel()
-        await self._background.finish(_left(lease, watchdog))
+        await self._pending.to_end(_left(lease, watchdog))
         if ours and isinstance(error, asyncio.CancelledError):
             lost = await lease.lost
             raise LeaseLost(str(lost), lost.problem, reason=lost.reason) from error
@@ -99,12 +80,12 @@ class Lock:
             granted = await acquire(self._exchange, self._request)
         except BaseException as error:
             if not _is_certain(error):
-                await self._background.finish(abandon(self._exchange, self._request))
+                await self._pending.to_end(withdraw(self._exchange, self._request))
             raise
         try:
             return await self._ready(granted)
         except BaseException:
-            await self._background.finish(abandon(self._exchange, self._request))
+            await self._pending.to_end(withdraw(self._exchange, self._request))
             raise
 
     async def _ready(self, granted: GrantAnswer) -> Lease:

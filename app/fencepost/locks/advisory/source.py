@@ -17,13 +17,13 @@ A failover or a restart of PostgreSQL forgets all advisory locks at once. Tokens
 
 import asyncio
 import re
-from contextlib import suppress
 from typing import Final
 
 import asyncpg
 
 from fencepost.locks.advisory.session import AdvisorySession, QueryConnection, map_errors, owner_of
 from fencepost.locks.advisory.url import AdvisoryKey, AdvisoryUrl, parse
+from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import (
     REQUEST_TIMEOUT,
@@ -81,15 +81,14 @@ class AdvisorySource:
         self._asking = QueryConnection(settings)
         self._holds: dict[str, AdvisorySession] = {}
         self._beginning = 0
-        self._ending: set[asyncio.Task[None]] = set()
+        self._pending = PendingReleases()
 
     async def open(self) -> None:
         """Nothing: connections are made when they are needed."""
 
     async def close(self) -> None:
         """End all sessions of this process, and with them its holds."""
-        if self._ending:
-            await asyncio.wait(self._ending)
+        await self._pending.drain()
         for session in list(self._holds.values()):
             session.hang_up()
         self._asking.hang_up()
@@ -111,7 +110,7 @@ class AdvisorySource:
                 await session.free()
         except BaseException:
             # Whatever it was, the session may hold the lock by now, or wait for it.
-            await self._finish(session)
+            await self._pending.give_back(self._surely_end(session))
             raise
         finally:
             self._beginning -= 1
@@ -216,18 +215,12 @@ class AdvisorySource:
     def _forget(self, name: str) -> None:
         self._holds.pop(name, None)
 
-    async def _finish(self, session: AdvisorySession) -> None:
-        """End a session in doubt, also when the caller is cancelled once more."""
-        task = asyncio.create_task(self._surely_end(session))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        await asyncio.shield(task)
-
     async def _surely_end(self, session: AdvisorySession) -> None:
-        # Where the server cannot be asked, the closed socket or the TTL ends it; the caller gets its own failure.
-        with suppress(SourceError):
+        """End a session in doubt. Where the server cannot be asked, the closed socket or the TTL ends it."""
+        try:
             await self._end(session.pid, session.name)
-        session.hang_up()
+        finally:
+            session.hang_up()
 
     async def _end(self, pid: int, name: str) -> None:
         row = await self._asking.row(_END, pid, name, _END_WITHIN_MS)

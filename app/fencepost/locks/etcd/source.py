@@ -26,6 +26,7 @@ from typing import Final
 from fencepost.locks.etcd.api import EtcdApi
 from fencepost.locks.etcd.keys import EtcdKey, Hold, Keys, PlaceLostError, seconds
 from fencepost.locks.etcd.url import parse
+from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.registry import SourceContext
 from fencepost.locks.source import Capabilities, Grant, Holder, Source, SourceError, SourceUnavailableError
 
@@ -49,7 +50,7 @@ class EtcdSource:
 
     def __init__(self, api: EtcdApi) -> None:
         self._api, self._keys = api, Keys(api)
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._pending = PendingReleases()
 
     async def open(self) -> None:
         """Read the certificates. Raises SourceConfigError."""
@@ -57,7 +58,7 @@ class EtcdSource:
 
     async def close(self) -> None:
         """Close connections, once cancelled acquires have given back what they had."""
-        await asyncio.gather(*self._leaving)
+        await self._pending.drain()
         await self._api.close()
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:
@@ -222,14 +223,5 @@ class EtcdSource:
         return moved
 
     def _leave(self, lease: int) -> "asyncio.Future[None]":
-        """Revoke a lease, and with it delete its key, though the caller is cancelled. What fails expires by itself."""
-        task = asyncio.create_task(self._revoke_if_possible(lease))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-        return asyncio.shield(task)
-
-    async def _revoke_if_possible(self, lease: int) -> None:
-        try:
-            await self._keys.revoke(lease)
-        except SourceError:
-            return  # it ends within its TTL, and the acquire has its own answer or error to give
+        """Revoke a lease, and with it delete its key."""
+        return self._pending.give_back(self._keys.revoke(lease))

@@ -22,7 +22,7 @@ import asyncio
 import re
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ from fencepost.locks.kubernetes import lease as kubernetes_lease
 from fencepost.locks.kubernetes.api import VERBS, KubernetesApi
 from fencepost.locks.kubernetes.lease import LOCK_ANNOTATION, LeaseObject
 from fencepost.locks.kubernetes.url import Names, parse
+from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.source import (
     MOST_NATIVE,
     Capabilities,
@@ -66,15 +67,14 @@ class KubernetesLeases:
     def __init__(self, api: KubernetesApi, names: Names) -> None:
         self._api, self._names = api, names
         self._seen: OrderedDict[str, _Observed] = OrderedDict()
-        self._cleaning: set[asyncio.Task[None]] = set()
+        self._pending = PendingReleases()
 
     async def open(self) -> None:
         """Do nothing: credentials are read with the first request, and again when they are refused."""
 
     async def close(self) -> None:
         """Finish giving back what cancelled requests have got, and close connections."""
-        if self._cleaning:
-            await asyncio.wait(self._cleaning)
+        await self._pending.drain()
         await self._api.close()
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:
@@ -138,7 +138,7 @@ class KubernetesLeases:
         """Take a Lease that is free and draw tokens. None: another client was faster. Gives back what it leaves half
         done.
         """
-        take = asyncio.create_task(self._take(lock, lease, identity, ttl_ms))
+        take = self._pending.begin(self._take(lock, lease, identity, ttl_ms))
         try:
             taken = await asyncio.shield(take)
             if taken is None:
@@ -146,7 +146,7 @@ class KubernetesLeases:
             more = await self.mint(lock, identity, tokens - 1)
             return None if more is None else Grant(identity, (taken.number, *more))
         except BaseException:
-            await asyncio.shield(self._keep_task(self._give_back(lock, identity, take)))
+            await self._pending.give_back(self._release_if_taken(lock, identity, take))
             raise
 
     async def _take(self, lock: str, lease: LeaseObject | None, identity: str, ttl_ms: int) -> LeaseObject | None:
@@ -173,21 +173,12 @@ class KubernetesLeases:
             raise lost
         return None
 
-    async def _give_back(self, lock: str, identity: str, take: asyncio.Task[LeaseObject | None]) -> None:
+    async def _release_if_taken(self, lock: str, identity: str, take: asyncio.Task[LeaseObject | None]) -> None:
         """Release what will never be renewed, once it is known whether we have got it."""
         await asyncio.wait([take])
         if take.cancelled() or take.exception() is not None or take.result() is None:
             return  # not ours; or unknown, and then it expires
-        try:
-            await self.release(lock, identity)
-        except SourceError:
-            return  # the caller gets the first error, or is gone; the hold expires
-
-    def _keep_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._cleaning.add(task)
-        task.add_done_callback(self._cleaning.discard)
-        return task
+        await self.release(lock, identity)
 
     async def _update(
         self, lock: str, identity: str, change: Callable[[LeaseObject], dict[str, Any]]

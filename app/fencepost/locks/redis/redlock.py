@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.redis.advice import advice, server_info
 from fencepost.locks.redis.node import RedisNode, holder, unique_value
-from fencepost.locks.redis.pending_releases import PendingReleases
 from fencepost.locks.redis.scripts import EXTEND, LOOK, RELEASE, TAKE
 from fencepost.locks.redis.url import LEAST_NODES, NODE_TIMEOUT_MS, PREFIX, REDLOCK
 from fencepost.locks.registry import SourceContext
@@ -94,7 +94,7 @@ class RedlockSource:
 
     async def close(self) -> None:
         """Close connections, after what cancelled requests left behind is given back."""
-        await self._pending.finish()
+        await self._pending.drain()
         await asyncio.gather(*(node.close() for node in self._nodes))
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:  # noqa: ARG002 - it has none

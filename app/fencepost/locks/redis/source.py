@@ -13,10 +13,10 @@ import asyncio
 import random
 from typing import Any, Final
 
+from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.redis.advice import advice
 from fencepost.locks.redis.counter import last_drawn
 from fencepost.locks.redis.node import RedisNode, holder, unique_value
-from fencepost.locks.redis.pending_releases import PendingReleases
 from fencepost.locks.redis.scripts import EXTEND, GRANT, LOOK, MINT, RELEASE
 from fencepost.locks.redis.url import PREFIX, REDIS, REPLICAS, WAIT_MS
 from fencepost.locks.registry import SourceContext
@@ -61,7 +61,7 @@ class RedisSource:
 
     async def close(self) -> None:
         """Close connections, after what cancelled requests left behind is given back."""
-        await self._pending.finish()
+        await self._pending.drain()
         await self._node.close()
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:

@@ -62,11 +62,11 @@ class SourceClaims:
         except OutcomeUnknownError:
             raise  # repeated with the same secret, it finds the lease, and whether its claims were made
         except Exception:
-            if await self._grants.run_to_end(self._abandon(lease)):
+            if await self._grants.pending.to_end(self._abandon(lease)):
                 return None
             raise
         except BaseException:
-            await self._grants.run_to_end(self._abandon(lease))
+            await self._grants.pending.to_end(self._abandon(lease))
             raise
         if made is None:
             await self._abandon(lease)

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceQuarantinedError
 from fencepost.storage.connections.connection import Connection, gateway_connection
 from fencepost.storage.connections.engine import Database
@@ -45,6 +46,7 @@ class Grants:
         self.name, self.source = name, source
         self._database, self._failed, self._quarantined = database, failed, quarantined
         self.times = times.sources
+        self.pending = PendingReleases()
 
     async def grant(
         self, wanted: LockRequest, before: SourceState, wait_s: float, gone: "asyncio.Future[None]"
@@ -136,12 +138,7 @@ class Grants:
             except SourceError as error:
                 self._failed(f"a lock of {self.name} could not be given back, and has to expire: {error}")
 
-        await asyncio.shield(release())
-
-    @staticmethod
-    async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-        """Finish this, even if the caller is cancelled meanwhile."""
-        return await asyncio.shield(work)
+        await self.pending.to_end(release())
 
     async def state(self, lock: str) -> SourceState:
         """Look where the source's tokens are. Raises SourceQuarantinedError."""
