@@ -271,5 +271,6 @@ OUTSIDE: Final = {
     14: "direct SQL gives its token in other ways; the triggers judge it by the same functions, which are in the model",
     17: "not built yet",
     18: "it names who came after, and decides nothing",
+    20: "a circle of waits is ended by PostgreSQL with an error, and makes no answer wrong",
 }
 """Rules that are not in the model, and why."""

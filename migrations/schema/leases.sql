@@ -1,7 +1,7 @@
 -- Locks and leases (R9): the tables of the built-in token source, and how they stay small. The functions are in acquire.sql, those
 -- that wait in waiters.sql, the tokens in bounds.sql.
 --
--- Lock order, one for all:  lock rows (by name, COLLATE "C"), lease rows (by id), then protected rows and marks.
+-- Lock order, one for all (R20):  lock rows (by name, COLLATE "C"), lease rows (by id), then protected rows and marks.
 -- Order of a grant:  1 lock rows locked   2 lease rows locked   3 a NEW statement compares the clock   4 nextval
 -- Invariant: a transaction that draws a token holds the lease's row lock and has seen, in a later statement, that the lease
 --            lives. A lease that another one has superseded has ended_at, so that a clock that steps back revives nothing.

@@ -1,6 +1,6 @@
 -- Pruning of marks (R6): marks of keys without a row are forgotten, once a floor refuses whatever they would have refused.
 --
--- Lock order:  the sequence (by issued())  ->  floors  ->  marks that no transaction holds (SKIP LOCKED).
+-- Lock order (R20):  the sequence (by issued())  ->  floors  ->  marks that no transaction holds (SKIP LOCKED).
 
 -- Forget marks of deleted rows, safely: the floor rises with it and refuses what they would have refused. The operator who
 -- runs this vouches that no live holder has a token at or below the floor, and that tokens are ordered across all

@@ -5,7 +5,7 @@
 -- locks the key until its transaction ends, and only then draws. Offsets of different resources may be seen in any order: so a
 -- partition is read from its beginning each time, leaving out what was taken and is not decided yet.
 --
--- Lock order:  keys (advisory, in the order of their hashes)  ->  queue_members  ->  queue_owners (by number)  ->  queued.
+-- Lock order, its own (R20):  keys (advisory, in the order of their hashes)  ->  queue_members  ->  queue_owners (by number)  ->  queued.
 
 CREATE SEQUENCE fencepost.queue_0 AS bigint MINVALUE 0 NO CYCLE CACHE 1;
 CREATE SEQUENCE fencepost.queue_1 AS bigint MINVALUE 0 NO CYCLE CACHE 1;

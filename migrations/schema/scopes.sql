@@ -1,7 +1,7 @@
 -- Scopes (R8): one mark for all rows that render to the same name. A table with a scope has no column of its own: its rows' mark
 -- is the scope's, in fencepost.marks, and a write enters its scope before it writes.
 --
--- Lock order:  the prefix (shared; `protect` takes it alone, after its table)  ->  scope marks (sorted, COLLATE "C")
+-- Lock order (R20):  the prefix (shared; `protect` takes it alone, after its table)  ->  scope marks (sorted, COLLATE "C")
 --              ->  rows. Direct SQL has locked its row when the trigger enters: it may meet a 40P01, never a wrong answer.
 -- A scope's mark has row_absent = true: it is pruned, and replaced by its prefix's floor, like that of an absent key.
 

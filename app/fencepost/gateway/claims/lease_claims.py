@@ -96,7 +96,7 @@ async def claim_all(
     repeated: bool,
     source: str = BUILTIN,
 ) -> list[Done]:
-    """Claim by table and typed key, as everybody takes rows (R6), each resource once; answer in the order asked for.
+    """Claim by table and typed key, as everybody takes rows (R20), each resource once; answer in the order asked for.
     The token is one of `source`. What is read and raised on users' tables, is as the caller, in the grant's
     transaction, whose other statements are the gateway's.
     """
@@ -149,7 +149,7 @@ async def _claim_scopes(
     *,
     repeated: bool,
 ) -> dict[int, Done]:
-    """Claim what are scopes among the claims, before all rows and sorted (R6); by their place among the claims."""
+    """Claim what are scopes among the claims, before all rows and sorted (R20); by their place among the claims."""
     done: dict[int, Done] = {}
     named: list[tuple[str, int, Scope]] = []
     for number, each in enumerate(claimed):

@@ -1,7 +1,7 @@
 """Single-row writes as batches decide them (storage/batches/group_commit.py): one transaction for many requests.
 
 A batch without keys and scopes is one statement, which commits by itself; rows that it did not reach are asked about
-in the next one (R5). With them, and for PUT, it is a transaction, in the order that all transactions keep (R6):
+in the next one (R5). With them, and for PUT, it is a transaction, in the order that all transactions keep (R20):
 Idempotency-Keys, scopes, rows, records. The ids of a queue's messages are recorded like keys, and not looked up before
 (idempotency.py). What a batch cannot decide for certain, it leaves to `perform`, which decides a write alone.
 """

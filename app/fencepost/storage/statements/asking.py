@@ -115,7 +115,7 @@ async def place_elements(connection: Connection, table: ProtectedTable, body: st
 
 async def in_key_order(connection: Connection, table: ProtectedTable, asked: Sequence[Key]) -> list[tuple[int, str]]:
     """Order keys as everybody takes rows, by their typed values and in their columns' collations: (position among
-    `asked`, the resource's name). Another order than that of a multi-row write would invite deadlocks.
+    `asked`, the resource's name). Another order than that of a multi-row write would invite deadlocks (R20).
 
     Two spellings of one key have one name.
     """

@@ -1,4 +1,4 @@
-"""What comes before the writes of a batch (group_commit.py), in one statement and in the order of R6: Idempotency-Keys
+"""What comes before the writes of a batch (group_commit.py), in one statement and in the order of R20: Idempotency-Keys
 are looked up (R16), then the scopes of those that are new are found and entered (R8).
 
 It leaves alone what another transaction holds, but for what fencepost.enter_each waits for, a moment

@@ -26,7 +26,7 @@ async def tables_open(connection: Connection, scope: Scope, *, writing: bool) ->
 
 async def has_row(connection: Connection, table: Table, name: str, *, writing: bool) -> bool:
     """Whether the policies of a table show a row of the scope; writing: one that may be changed. It is locked then, so
-    that it stays; the scope's mark was taken before (R6).
+    that it stays; the scope's mark was taken before (R20).
     """
     if table.fence is None or table.fence.scope is None:
         return False
