@@ -66,7 +66,7 @@ class BuiltinService:
         """Take a lock."""
         secret = secrets.token_hex(16)
         wanted = LockRequest((lock,), secret.encode(), "benchmark", ttl_ms, wait_ms=wait_ms)
-        attempted = await self._locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
+        attempted = await self._locks.take(wanted, None, asyncio.get_running_loop().create_future())
         if attempted.acquired.verdict != "granted":
             raise UnexpectedAnswerError(f"{lock}: {attempted.acquired}")
         return f"{attempted.acquired.lease_id}:{secret}"

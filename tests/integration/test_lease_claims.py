@@ -10,7 +10,7 @@ from tests.support.use_cases import delete, gateway_pid, keyed, open_gateway, pa
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted, acquire, hash_secret
+from fencepost.gateway.leases.acquire import Granted, acquire_lease, hash_secret
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import PATIENCE, eventually
@@ -35,7 +35,7 @@ def asking(
 
 async def ask(gateway: Gateway, wanted: LockRequest) -> Granted | Problem:
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    return await acquire(gateway, wanted, gone)
+    return await acquire_lease(gateway, wanted, gone)
 
 
 async def lease(gateway: Gateway, wanted: LockRequest) -> Granted:
@@ -234,9 +234,9 @@ async def test_a_client_that_hangs_up_before_it_gets_its_secret_gives_the_lock_b
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     gone.set_result(None)
     async with open_gateway(race.dsn) as gateway:
-        await acquire(gateway, asking("x", secret="made up here", chosen=False), gone)
+        await acquire_lease(gateway, asking("x", secret="made up here", chosen=False), gone)
         assert (await lease(gateway, asking("x", secret="another"))).lease.verdict == "granted"
         gone = asyncio.get_running_loop().create_future()
         gone.set_result(None)
-        await acquire(gateway, asking("y", secret="its own", chosen=True), gone)
+        await acquire_lease(gateway, asking("y", secret="its own", chosen=True), gone)
         assert (await lease(gateway, asking("y", secret="its own"))).lease.verdict == "repeated"

@@ -49,7 +49,7 @@ def losing_answers(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> li
 
 
 async def test_a_grant_whose_answer_got_lost_is_found_again(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = losing_answers(monkeypatch, "acquire", 2)
+    lost = losing_answers(monkeypatch, "try_locks", 2)
     got = await side.acquire("x", secret="mine", tokens=2)
     assert [answer.verdict for answer in lost] == ["granted", "repeated"]
     assert (got.verdict, got.lease_id, got.tokens) == ("repeated", lost[0].lease_id, lost[0].tokens)
@@ -58,7 +58,7 @@ async def test_a_grant_whose_answer_got_lost_is_found_again(side: Side, monkeypa
 async def test_an_acquire_with_an_unknown_outcome_is_answered_so_and_its_repeat_finds_out(
     side: Side, observer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = losing_answers(monkeypatch, "acquire", 3)
+    lost = losing_answers(monkeypatch, "try_locks", 3)
     with pytest.raises(OutcomeUnknownError):
         await side.acquire("x", secret="mine")
     got = await side.acquire("x", secret="mine")
@@ -71,7 +71,7 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
 ) -> None:
     foreign = await connect()
     await foreign.execute("BEGIN")
-    await leases.acquire(foreign, plainly("x", "holder"), None, None, 0)
+    await leases.try_locks(foreign, plainly("x", "holder"), None, None, 0)
     waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=HOUR))
     pid = await eventually(lambda: observer.fetchval(f"{GATEWAYS} AND wait_event_type = 'Lock'"), what="a blocked try")
     assert await observer.fetchval("SELECT pg_terminate_backend($1, 5000)", pid)
@@ -92,7 +92,7 @@ async def test_a_place_whose_answer_got_lost_is_one_place(
     side: Side, observer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = await side.acquire("x", secret="holder")
-    lost = losing_answers(monkeypatch, "acquire", 1)
+    lost = losing_answers(monkeypatch, "try_locks", 1)
     waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=HOUR))
     await in_line(observer, "waiter")
     await side.locks.release(holder.lease_id or 0, hash_secret("holder"))

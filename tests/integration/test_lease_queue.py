@@ -78,7 +78,7 @@ async def test_twenty_waiters_are_served_first_come_first_served_and_each_releas
     still: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = Tries()
-    monkeypatch.setattr(leases, "acquire", tries)
+    monkeypatch.setattr(leases, "try_locks", tries)
     holder = granted(await still.one.acquire("x", secret="holder"))
     served: list[str] = []
     tokens: list[int] = []
@@ -107,7 +107,7 @@ async def test_twenty_waiters_are_served_first_come_first_served_and_each_releas
 
 async def test_no_waiter_is_woken_while_the_lock_is_held(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = Tries()
-    monkeypatch.setattr(leases, "acquire", tries)
+    monkeypatch.setattr(leases, "try_locks", tries)
     holder = granted(await still.one.acquire("x", secret="holder"))
     waiting = [
         await side.wait(still.observer, "x", secret=name, wait_ms=MINUTE)
@@ -163,7 +163,7 @@ async def test_a_waiter_that_hangs_up_leaves_at_once_and_the_next_is_served(gate
 
 async def test_who_has_hung_up_does_not_take_the_lock(gateways: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = Tries()
-    monkeypatch.setattr(leases, "acquire", tries)
+    monkeypatch.setattr(leases, "try_locks", tries)
     holder = granted(await gateways.one.acquire("x", secret="holder"))
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     first = await gateways.one.wait(gateways.observer, "x", secret="first", gone=gone)

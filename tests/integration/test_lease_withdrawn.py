@@ -22,7 +22,7 @@ Grant = Callable[[Connection], Coroutine[None, None, LeaseId]]
 
 
 async def granted_by_us(connection: Connection) -> LeaseId:
-    acquired = await builtin.acquire(connection, wanted("x", secret=TEXT), None, None, 0)
+    acquired = await builtin.try_locks(connection, wanted("x", secret=TEXT), None, None, 0)
     assert acquired.lease_id is not None
     return LeaseId("builtin", acquired.lease_id)
 
@@ -30,7 +30,7 @@ async def granted_by_us(connection: Connection) -> LeaseId:
 async def granted_by_etcd(connection: Connection) -> LeaseId:
     before = replace(await sources.state(connection, "etcd", "x"), issued=0)
     record = GrantRecord("handle", (1,), before, 1)
-    _, lease = await source_leases.grant(connection, "etcd", wanted("x", secret=TEXT), record)
+    _, lease = await source_leases.record_grant(connection, "etcd", wanted("x", secret=TEXT), record)
     assert lease is not None
     return LeaseId("etcd", lease.lease_id)
 

@@ -15,7 +15,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted, acquire, hash_secret
+from fencepost.gateway.leases.acquire import Granted, acquire_lease, hash_secret
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import claim, explain
 from fencepost.storage.leases.lock_request import LockRequest
@@ -35,7 +35,7 @@ def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_m
 
 
 async def granted(gateway: Gateway, request: LockRequest) -> Granted:
-    answer = await acquire(gateway, request, asyncio.get_running_loop().create_future())
+    answer = await acquire_lease(gateway, request, asyncio.get_running_loop().create_future())
     assert isinstance(answer, Granted), answer
     return answer
 
@@ -79,7 +79,9 @@ async def test_a_repeated_acquire_finds_its_claims_and_raises_nothing(race: Race
 
 
 async def test_a_refused_scope_gives_the_whole_grant_back(race: Race, gateway: Gateway) -> None:
-    answer = await acquire(gateway, asked("account/42", "account/1,2"), asyncio.get_running_loop().create_future())
+    answer = await acquire_lease(
+        gateway, asked("account/42", "account/1,2"), asyncio.get_running_loop().create_future()
+    )
     assert isinstance(answer, Problem)
     assert answer.name == "FP016"
     assert await mark(race) is None
@@ -184,7 +186,7 @@ async def claimed(gateway: Gateway, by: str, resource: str) -> Outcome | Granted
     if by == "claim":
         return await claim(gateway, Claim(parse_resource(resource), Token(50)))
     asking = asked(resource, lock=resource, secret=f"{resource:t<32}")
-    return await acquire(gateway, asking, asyncio.get_running_loop().create_future())
+    return await acquire_lease(gateway, asking, asyncio.get_running_loop().create_future())
 
 
 async def test_a_scope_that_no_row_can_have_is_not_claimed(race: Race, gateway: Gateway) -> None:

@@ -90,7 +90,7 @@ async def db(connect: Connect) -> asyncpg.Connection:
 async def granted(db: asyncpg.Connection, lock: str, number: int, secret: bytes = SECRET) -> int:
     before = await sources.state(db, ZK, lock)
     wanted = LockRequest((lock,), secret, "worker", MINUTE)
-    verdict, lease = await source_leases.grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 1))
+    verdict, lease = await source_leases.record_grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 1))
     assert verdict == "granted"
     assert lease is not None
     return lease.lease_id
@@ -122,7 +122,7 @@ async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> 
     assert await left(db, lease_id) > MINUTE / 1000
 
 
-async def test_the_keeper_of_holds_counts_its_leases_anew(db: asyncpg.Connection) -> None:
+async def test_the_watch_over_holds_counts_its_leases_anew(db: asyncpg.Connection) -> None:
     """Else the hold of a holder that is dead would stay for as long as the step was."""
     mine, other = await granted(db, "x", 7), await granted(db, "y", 8, hash_secret("another"))
     await step_back(db)

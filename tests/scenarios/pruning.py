@@ -17,7 +17,7 @@ MINUTE = 60_000
 
 async def granted(connection: Connection, name: str, tokens: int = 1) -> int:
     """Acquire a lock whose secret is its name; returns the first token."""
-    got = await leases.acquire(connection, wanted(name, secret=name, ttl_ms=MINUTE, tokens=tokens), None, None, 0)
+    got = await leases.try_locks(connection, wanted(name, secret=name, ttl_ms=MINUTE, tokens=tokens), None, None, 0)
     assert got.verdict == "granted"
     return int(got.tokens[0])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.interleave import Connection
 
-from fencepost.locks.leases import AcquireResult
+from fencepost.locks.leases import TakeResult
 from fencepost.locks.source import Capabilities, Grant, Holder, SourceUnavailableError
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.connections.engine import Database
@@ -109,10 +109,10 @@ class Stage:
 
     async def acquire(
         self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1, secret: bytes | None = None
-    ) -> AcquireResult:
+    ) -> TakeResult:
         self.secret = secret or str(next(_secrets)).encode()
         wanted = LockRequest((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000)
-        return await self.locks.acquire(wanted, claim, gone or asyncio.get_running_loop().create_future())
+        return await self.locks.take(wanted, claim, gone or asyncio.get_running_loop().create_future())
 
     async def raised(self) -> None:
         async with self.observer.transaction():

@@ -126,7 +126,7 @@ async def test_a_source_that_could_not_be_registered_is_when_it_is_asked(make: C
         assert "not registered yet" in stage.troubles[-1]
         await stage.observer.execute("ALTER TABLE fencepost.away RENAME TO sources")
         wanted = LockRequest(("a",), b"later", "me", 20_000)
-        attempted = await locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
+        attempted = await locks.take(wanted, None, asyncio.get_running_loop().create_future())
         assert attempted.acquired.verdict == "granted"
         await locks.close()
 

@@ -114,7 +114,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
     async with make(capabilities=capabilities, stuck={"a"}) as stage:
         for lock in "ab":
             wanted = LockRequest((lock,), lock.encode(), "me", 300)
-            await stage.locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
+            await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
 
         async def ended() -> bool:
             return "b" not in stage.service.held
@@ -133,7 +133,7 @@ async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Cal
     capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
     async with make(capabilities=capabilities) as stage:
         wanted = LockRequest(("a",), b"mine", "me", 300)
-        granted = await stage.locks.acquire(wanted, None, asyncio.get_running_loop().create_future())
+        granted = await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
         assert granted.acquired.verdict == "granted"
 
         async def given_back() -> bool:

@@ -21,7 +21,7 @@ from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import TIMES, Times
 
 if TYPE_CHECKING:
-    from fencepost.locks.leases import AcquireResult
+    from fencepost.locks.leases import TakeResult
 
 T = TypeVar("T")
 
@@ -36,14 +36,14 @@ class Side:
         self.queue = Queue(database, self.failures.append, times)
         self.locks = PostgresLocks(database, self.queue)
         self.listening = asyncio.Event()
-        self._asked: set[asyncio.Task[AcquireResult]] = set()
+        self._asked: set[asyncio.Task[TakeResult]] = set()
 
     async def acquire(
         self, *names: str, secret: str, gone: "asyncio.Future[None] | None" = None, **asked: Any
     ) -> Acquired:
         """Acquire without claims; answers queued as held, as the gateway does."""
         gone = gone or asyncio.get_running_loop().create_future()
-        attempted = await self.locks.acquire(wanted(*names, secret=secret, owner=secret, **asked), None, gone)
+        attempted = await self.locks.take(wanted(*names, secret=secret, owner=secret, **asked), None, gone)
         return attempted.acquired
 
     async def wait(
@@ -117,7 +117,7 @@ class Tries:
 
     def __init__(self) -> None:
         self.by_secret: dict[bytes, int] = {}
-        self._acquire = leases.acquire
+        self._try_locks = leases.try_locks
 
     @property
     def total(self) -> int:
@@ -125,7 +125,7 @@ class Tries:
 
     async def __call__(self, connection: Any, asked: LockRequest, *others: Any) -> Acquired:
         self.by_secret[asked.secret_hash] = self.by_secret.get(asked.secret_hash, 0) + 1
-        return await self._acquire(connection, asked, *others)
+        return await self._try_locks(connection, asked, *others)
 
 
 Sides = Callable[[], AbstractAsyncContextManager[Side]]

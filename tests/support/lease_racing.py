@@ -95,7 +95,7 @@ class LeaseRace:
         """Try once; with wait_ms and a visit, take a place in the queue."""
         asked = wanted(*names, secret=secret, **others)
         gateway = None if visit is None else self.gateway
-        return await leases.acquire(connection, asked, gateway, visit, asked.wait_ms)
+        return await leases.try_locks(connection, asked, gateway, visit, asked.wait_ms)
 
     async def queue(self, connection: Connection, *names: str, secret: str, visit: UUID | None = None) -> UUID:
         """Take a place in the queue."""

@@ -29,7 +29,7 @@ class Overtaken(Exception):  # noqa: N818 - it is no error; the grant is tried a
 
 
 @dataclass(frozen=True, slots=True)
-class AcquireResult:
+class TakeResult:
     """What the last try came to, what its claims gave, and how long the request had waited when it began (ms)."""
 
     acquired: Acquired
@@ -49,9 +49,7 @@ class LeaseLimits:
 class Leases(Protocol):
     """The leases of one token source."""
 
-    async def acquire(
-        self, wanted: LockRequest, claim: Claim[object] | None, gone: asyncio.Future[None]
-    ) -> AcquireResult:
+    async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: asyncio.Future[None]) -> TakeResult:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done; claim with the grant.
 
         Raises Overtaken, Withdrawn, and what `claim` raises; the lock is not held then.

@@ -76,7 +76,7 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
     def left() -> float:
         return float("inf") if deadline is None else max(deadline - clock.now(), 0.0)
 
-    async def attempt(most: float) -> GrantAnswer:
+    async def ask_for_slice(most: float) -> GrantAnswer:
         nonlocal asked_for_all
         wait = left()
         # After a failure not for long: an answer shows that the gateway is back, and the next failure is a first one.
@@ -89,7 +89,7 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
     while True:
         started, seconds = clock.now(), min(left(), WAIT_SLICE) + ANSWER_SECONDS
         try:
-            return await run_with_retry(exchange.retry, clock, attempt, seconds=seconds)
+            return await run_with_retry(exchange.retry, clock, ask_for_slice, seconds=seconds)
         except LockHeld as held:
             if asked_for_all or not left():
                 raise

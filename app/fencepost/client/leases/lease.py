@@ -164,12 +164,12 @@ class Lease:
         """Send a request under the lease: before each attempt, LeaseLost unless it can be trusted."""
         exchange = self._exchange
 
-        async def attempt(most: float) -> Answer:
+        async def send_trusted(most: float) -> Answer:
             self.check()
             return await exchange.once(call, most)
 
         seconds = exchange.seconds(call)
-        return await run_with_retry(exchange.retry, exchange.clock, attempt, seconds=seconds, once=call.once)
+        return await run_with_retry(exchange.retry, exchange.clock, send_trusted, seconds=seconds, once=call.once)
 
     async def release(self) -> None:
         """Give the lock back. Errors are logged, not raised: a release that is not delivered is left to the TTL.

@@ -51,7 +51,7 @@ class Lock:
         if self._used:
             raise RuntimeError("each lock() is entered once: call lock() again")
         self._used = True
-        self._lease = lease = await self._acquire()
+        self._lease = lease = await self._acquire_or_withdraw()
         if self._cancel_on_loss:
             self._body = asyncio.current_task()
             self._cancelling = self._body.cancelling() if self._body else 0
@@ -74,7 +74,7 @@ class Lock:
             lost = await lease.lost
             raise LeaseLost(str(lost), lost.problem, reason=lost.reason) from error
 
-    async def _acquire(self) -> Lease:
+    async def _acquire_or_withdraw(self) -> Lease:
         """Acquire. Whatever may have been granted when that fails is given back."""
         try:
             granted = await acquire(self._exchange, self._request)

@@ -30,7 +30,7 @@ from fencepost.gateway.leases.sealing import binding_of, names_of_writes
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, unavailable
 from fencepost.gateway.roles import acting
-from fencepost.locks.leases import AcquireResult, Leases, Overtaken
+from fencepost.locks.leases import Leases, Overtaken, TakeResult
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked
 from fencepost.quota import UNKNOWN
@@ -75,7 +75,7 @@ def hash_secret(secret: str, caller: Caller = EVERYBODY) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-async def acquire(
+async def acquire_lease(
     gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]", waits_as: str = UNKNOWN
 ) -> Granted | Problem:
     """Acquire all locks and claim all claims, or nothing.
@@ -87,21 +87,22 @@ async def acquire(
     if wanted.claims and "write" not in gateway.caller.access:
         return out_of_scope(gateway.caller, "write")
     if not wanted.wait_ms:
-        return await _acquire(gateway, wanted, gone)
+        return await _acquire_in_time(gateway, wanted, gone)
     with gateway.waiters.place(waits_as) as full:
         if full is None:
-            return await _acquire(gateway, wanted, gone)
+            return await _acquire_in_time(gateway, wanted, gone)
     refused = unavailable(UnavailableError(f"no more requests may wait for locks at this gateway: there are {full}"))
     gateway.emit(LeaseAsked("acquire", refused.name, wanted.names, None, wanted.owner))
     return refused
 
 
-async def _acquire(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
+async def _acquire_in_time(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
+    """Acquire while the caller's credential lasts, again if the catalog was outdated; and report what came of it."""
     arrived = asyncio.get_running_loop().time()
     if gateway.caller.ends is not None:
         wanted = replace(wanted, wait_ms=int(gateway.caller.within(wanted.wait_ms / 1000, arrived) * 1000))
     forbidden = forbidden_lock(gateway.caller, wanted.names)
-    outcome, doubtful = await _attempt(gateway, wanted, gone) if forbidden is None else (forbidden, False)
+    outcome, doubtful = await _acquire_by_catalog(gateway, wanted, gone) if forbidden is None else (forbidden, False)
     if doubtful:
         try:
             await gateway.catalog.loaded_after(arrived)
@@ -110,7 +111,7 @@ async def _acquire(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[
         else:
             waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
             again = replace(wanted, wait_ms=max(wanted.wait_ms - waited_ms, 0))
-            outcome, _ = await _attempt(gateway, again, gone)
+            outcome, _ = await _acquire_by_catalog(gateway, again, gone)
     if isinstance(outcome, Problem):
         if outcome.type is LOCK_HELD and gone.done():  # it may be free: nobody was left to ask for
             outcome = nothing_held()
@@ -149,14 +150,14 @@ async def _for_nobody(gateway: Gateway, wanted: LockRequest, granted: Granted) -
     return nothing_held()
 
 
-async def _attempt(
+async def _acquire_by_catalog(
     gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]"
 ) -> tuple[Granted | Problem, bool]:
-    """Try once; True: an outdated catalog may be why it failed."""
+    """Acquire with the catalog as it is loaded; True: that it is outdated may be why it failed."""
     on_tables = bool(wanted.claims or wanted.writes)
-    trying = _try(gateway, wanted, gone)
+    sealing = _acquire_and_seal(gateway, wanted, gone)
     try:
-        outcome = await (acting(gateway, trying) if on_tables else trying)
+        outcome = await (acting(gateway, sealing) if on_tables else sealing)
     except RefusedClaim as refused:
         return refused.problem, False
     except QueryError as error:
@@ -172,7 +173,7 @@ async def _attempt(
     return outcome, isinstance(outcome, Problem) and outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
 
 
-async def _try(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
+async def _acquire_and_seal(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
     """Read what the tokens are for, acquire, and seal them. Nothing is read after the grant: it could fail then."""
     locks = _locks_for(gateway, wanted)
     if isinstance(locks, Problem):
@@ -191,8 +192,7 @@ async def _try(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None
     async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
         return await claim_all(connection, gateway, claimed, token, repeated=repeated, source=wanted.source)
 
-    attempted = await locks.acquire(wanted, claim if claimed else None, gone)
-    granted = _grant_or_problem(attempted, wanted)
+    granted = _grant_or_problem(await locks.take(wanted, claim if claimed else None, gone), wanted)
     if isinstance(granted, Problem) or binding is None:
         return granted
     sealed = gateway.seals.seal(granted.lease.tokens, replace(binding, lease=str(granted.lease_id)))
@@ -208,15 +208,15 @@ def _locks_for(gateway: Gateway, wanted: LockRequest) -> Leases | Problem:
     return locks
 
 
-def _grant_or_problem(attempted: AcquireResult, wanted: LockRequest) -> Granted | Problem:
-    acquired = attempted.acquired
+def _grant_or_problem(taken: TakeResult, wanted: LockRequest) -> Granted | Problem:
+    acquired = taken.acquired
     match acquired.verdict:
         case "repeated" if wanted.owner_given and acquired.owner != wanted.owner:
             return mismatch()  # two who use one secret are not one who asks twice
         case "granted" | "repeated":
-            claims = attempted.claims if isinstance(attempted.claims, list) else []
+            claims = taken.claims if isinstance(taken.claims, list) else []
             names = tuple(sorted(wanted.names, key=str.encode))
-            return Granted(wanted.source, acquired, names, claims, attempted.waited_ms)
+            return Granted(wanted.source, acquired, names, claims, taken.waited_ms)
         case "held" | "queued":
             return lock_held(acquired, wanted.source)
         case "mismatch":

@@ -9,7 +9,7 @@ from starlette.types import Scope
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases import held as leases
-from fencepost.gateway.leases.acquire import acquire
+from fencepost.gateway.leases.acquire import acquire_lease
 from fencepost.http.caller import caller_of
 from fencepost.http.hanging_up import hung_up
 from fencepost.http.openapi import leases as openapi
@@ -56,7 +56,7 @@ class LeaseRoutes:
         `claim` raises the marks of resources in the same transaction: the holder before is fenced from the moment
         of the grant, and `claims` has the rows, which no older holder can change any more.
         """
-        return await answer_or_problem(self._acquire(request))
+        return await answer_or_problem(self._ask_for_lease(request))
 
     async def delete_acquire(self, request: Request) -> Response:
         """Withdraw an acquire with a secret of one's own, whatever has become of it: its lease is released, its place
@@ -84,10 +84,10 @@ class LeaseRoutes:
         """List locks that are held or waited for, by name. Idle locks do not appear: nothing is kept of them."""
         return await answer_or_problem(self._list(request))
 
-    async def _acquire(self, request: Request) -> Response:
+    async def _ask_for_lease(self, request: Request) -> Response:
         gateway = self._gateway(request.scope)
         wanted, secret = await read_acquire(request, self._max_body_bytes, gateway.locks.limits, gateway.caller)
-        outcome = await acquire(gateway, wanted, hung_up(request.scope), caller_of(request.scope))
+        outcome = await acquire_lease(gateway, wanted, hung_up(request.scope), caller_of(request.scope))
         if isinstance(outcome, Problem):
             return problem_response(outcome)
         location = f"/v1/leases/{outcome.lease_id}".encode()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
 from fencepost.locks.builtin.queue import Queue, Visit
-from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases, Overtaken
+from fencepost.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
 from fencepost.storage.connections.connection import Connection, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import retry_conflicts
@@ -53,9 +53,7 @@ class PostgresLocks(Leases):
         self.queue = queue
         self.limits = limits or LeaseLimits()
 
-    async def acquire(
-        self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]"
-    ) -> AcquireResult:
+    async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> TakeResult:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
 
         `queued` at the end means that the time is up, and the place in the queue kept for a moment. Raises
@@ -63,21 +61,21 @@ class PostgresLocks(Leases):
         same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
         if wanted.wait_ms == 0:
-            acquired, claims = await self._try(wanted, claim, None, 0)
-            return AcquireResult(acquired, claims, 0)
+            acquired, claims = await self._take_or_queue(wanted, claim, None, 0)
+            return TakeResult(acquired, claims, 0)
         visit = await self.queue.arrive()
         queued = True  # as long as an answer may have got lost, we may be
         try:
-            attempted = await self._wait(wanted, claim, visit, gone)
-            queued = attempted.acquired.verdict != "granted"
-            return attempted
+            taken = await self._wait_in_queue(wanted, claim, visit, gone)
+            queued = taken.acquired.verdict != "granted"
+            return taken
         finally:
             keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
 
-    async def _wait(
+    async def _wait_in_queue(
         self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit, gone: "asyncio.Future[None]"
-    ) -> AcquireResult:
+    ) -> TakeResult:
         clock, pause = self.queue.times.clock, self.queue.times.queue.pause
         arrived = clock.monotonic()
         deadline = arrived + wanted.wait_ms / 1000
@@ -87,7 +85,8 @@ class PostgresLocks(Leases):
             left_ms = max(math.ceil((deadline - began) * 1000), 0)
             try:
                 # Who keeps its place stays queued at the end; for others the last try also leaves.
-                acquired, claims = await self._try(wanted, claim, visit, left_ms or int(wanted.keep_place))
+                wait_ms = left_ms or int(wanted.keep_place)
+                acquired, claims = await self._take_or_queue(wanted, claim, visit, wait_ms)
             except StorageError as error:
                 if isinstance(error, RefusedError) and error.sqlstate not in BUSY:
                     raise
@@ -98,29 +97,29 @@ class PostgresLocks(Leases):
                     raise
                 continue
             if acquired.verdict != "queued" or left_ms == 0 or gone.done():
-                return AcquireResult(acquired, claims, int((began - arrived) * 1000))
+                return TakeResult(acquired, claims, int((began - arrived) * 1000))
             if self.queue.stopping:
                 raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
             if acquired.first and acquired.due_ms is not None:
                 visit.wake_in(acquired.due_ms / 1000)
             await visit.wait(deadline - clock.monotonic(), gone)
             if gone.done():  # no more tries: no client would get the grant, and a repeat may have taken the place over
-                return AcquireResult(acquired, claims, int((began - arrived) * 1000))
+                return TakeResult(acquired, claims, int((began - arrived) * 1000))
 
-    async def _try(
+    async def _take_or_queue(
         self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
     ) -> tuple[Acquired, object]:
-        async def attempt() -> tuple[Acquired, object]:
+        async def connected() -> tuple[Acquired, object]:
             async with self._slot(), self._database.connection(writing=True) as connection:
-                attempted = await self._attempt(connection, wanted, claim, visit, wait_ms)
+                taken = await self._take_and_claim(connection, wanted, claim, visit, wait_ms)
                 # A repeated grant has locked rows, which is logged: its commit waits for a standby, too.
                 gateway_connection(connection).require_replicated()
-                return attempted
+                return taken
 
         unknown = overtaken = 0
         while True:
             try:
-                return await retry_conflicts(attempt)
+                return await retry_conflicts(connected)
             except _Busy:
                 verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
                 return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None
@@ -150,7 +149,7 @@ class PostgresLocks(Leases):
         finally:
             self._slots.release()
 
-    async def _attempt(
+    async def _take_and_claim(
         self,
         connection: Connection,
         wanted: LockRequest,
@@ -158,21 +157,21 @@ class PostgresLocks(Leases):
         visit: Visit | None,
         wait_ms: int,
     ) -> tuple[Acquired, object]:
-        async def acquire() -> Acquired:
+        async def ask() -> Acquired:
             gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
             try:
                 with map_errors(writing=True):
-                    return await leases.acquire(connection, wanted, gateway, visit_id, wait_ms)
+                    return await leases.try_locks(connection, wanted, gateway, visit_id, wait_ms)
             except RefusedError as error:
                 if error.sqlstate == LOCK_NOT_AVAILABLE:
                     raise _Busy from error
                 raise
 
         if claim is None:
-            return await acquire(), None
+            return await ask(), None
         with map_errors(writing=True):
             async with connection.transaction():
-                acquired = await acquire()
+                acquired = await ask()
                 if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
                     return acquired, None
                 read = self.queue.times.clock.monotonic()
@@ -247,7 +246,7 @@ class PostgresLocks(Leases):
     async def _ask(
         self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False, upkeep: bool = True
     ) -> T:
-        async def attempt() -> T:
+        async def connected() -> T:
             # What others read, a list of all locks say, or withdraw is no reason for renewals to wait.
             lend = self._database.lease_connection if writing and upkeep else self._database.connection
             async with lend(writing=writing) as connection:
@@ -257,7 +256,7 @@ class PostgresLocks(Leases):
                     gateway_connection(connection).require_replicated()
                 return answer
 
-        return await retry_conflicts(attempt)
+        return await retry_conflicts(connected)
 
 
 async def _forget(keep_seconds: float, after: int, connection: Connection) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fencepost.fencing.token import Token
-from fencepost.locks.leases import AcquireResult
+from fencepost.locks.leases import TakeResult
 from fencepost.locks.source import Holder
 from fencepost.locks.source_leases.grants import ms_since
 from fencepost.storage.leases.builtin import Acquired, Lease
@@ -15,7 +15,7 @@ from fencepost.storage.leases.source_leases import SourceLease
 
 def granted(
     lease: SourceLease, wanted: LockRequest, claims: object, waited_ms: int, *, repeated: bool, asked: float
-) -> AcquireResult:
+) -> TakeResult:
     """Answer with a lease. `asked`: the moment (time.monotonic) at which its remaining time was read."""
     acquired = Acquired(
         "repeated" if repeated else "granted",
@@ -31,12 +31,10 @@ def granted(
         first=False,
         waiting=0,
     )
-    return AcquireResult(acquired, claims, waited_ms)
+    return TakeResult(acquired, claims, waited_ms)
 
 
-def not_granted(
-    verdict: Literal["held", "mismatch"], wanted: LockRequest, holder: Holder, began: float
-) -> AcquireResult:
+def not_granted(verdict: Literal["held", "mismatch"], wanted: LockRequest, holder: Holder, began: float) -> TakeResult:
     """Answer that the lock is another client's, or the secret another request's; it was waited for since `began`."""
     acquired = Acquired(
         verdict,
@@ -52,7 +50,7 @@ def not_granted(
         first=False,
         waiting=0,
     )
-    return AcquireResult(acquired, None, int((time.monotonic() - began) * 1000))
+    return TakeResult(acquired, None, int((time.monotonic() - began) * 1000))
 
 
 def public(lease: SourceLease, minted: Sequence[int]) -> Lease:

@@ -96,7 +96,7 @@ class SourceClaims:
     async def _claim_once(
         self, lease: SourceLease, claim: Claim[object], tokens: tuple[int, ...]
     ) -> tuple[object, SourceLease] | None:
-        async def attempt() -> tuple[object, SourceLease] | None:
+        async def in_transaction() -> tuple[object, SourceLease] | None:
             async with self._database.connection(writing=True) as connection:
                 with map_errors(writing=True):
                     async with connection.transaction():
@@ -110,7 +110,7 @@ class SourceClaims:
                 gateway_connection(connection).require_replicated()
                 return claims, replace(lease, tokens=used, claimed=True)
 
-        return await retry_conflicts(attempt)
+        return await retry_conflicts(in_transaction)
 
 
 def _later(lease: SourceLease, renewed: Lease, asked: float) -> SourceLease:

@@ -121,7 +121,7 @@ class Grants:
         verdict, lease = "void", None
         try:
             if record.elapsed_ms < wanted.ttl_ms:
-                verdict, lease = await self.ask(lambda c: source_leases.grant(c, self.name, wanted, record))
+                verdict, lease = await self.ask(lambda c: source_leases.record_grant(c, self.name, wanted, record))
         finally:
             if lease is None:
                 await self.give_back(lock, held.handle)
@@ -168,14 +168,14 @@ class Grants:
     async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
 
-        async def attempt() -> T:
+        async def connected() -> T:
             async with self._database.lease_connection(writing=True) as connection:
                 with map_errors(writing=True):
                     answer = await statement(connection)
                 gateway_connection(connection).require_replicated()
                 return answer
 
-        return await retry_conflicts(attempt)
+        return await retry_conflicts(connected)
 
 
 def ms_since(moment: float) -> int:

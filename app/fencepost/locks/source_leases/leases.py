@@ -19,12 +19,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fencepost.fencing.token import GENERATION_BITS
-from fencepost.locks.leases import AcquireResult, Claim, LeaseLimits, Leases
+from fencepost.locks.leases import Claim, LeaseLimits, Leases, TakeResult
 from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
 from fencepost.locks.source_leases.answers import granted, not_granted, public
 from fencepost.locks.source_leases.claims import SourceClaims
 from fencepost.locks.source_leases.grants import Grants, Held, ms_since
-from fencepost.locks.source_leases.hold_keeper import HoldKeeper
+from fencepost.locks.source_leases.hold_watch import HoldWatch
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import source_leases, sources
@@ -66,7 +66,7 @@ class SourceLocks(Leases):
         self.limits = limits or LeaseLimits()
         self._database = database
         self._grants = Grants(name, source, database, failed, quarantined, times)
-        self._keeper = HoldKeeper(source, self._grants.ask, failed, times)
+        self._watch = HoldWatch(source, self._grants.ask, failed, times)
 
     async def open(self) -> None:
         """Register the source, and get it ready. The service need not be there, nor need the database take writes: then
@@ -92,16 +92,14 @@ class SourceLocks(Leases):
         of them for the holds one by one, the rest for their session, with which they end as well.
         """
         deadline = asyncio.get_running_loop().time() + within
-        await self._keeper.close(within / 2)
+        await self._watch.close(within / 2)
         try:
             async with asyncio.timeout_at(deadline):
                 await self.source.close()
         except TimeoutError:
             self._failed(f"it did not answer, so its connections are left to end by themselves ({within:g} s are over)")
 
-    async def acquire(
-        self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]"
-    ) -> AcquireResult:
+    async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> TakeResult:
         """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.
 
         Raises StorageError, SourceError, Overtaken, Withdrawn, and what `claim` raises; no hold remains then.
@@ -110,14 +108,14 @@ class SourceLocks(Leases):
             await self._register()
         began = time.monotonic()
         for _ in range(VOID_TRIES):
-            attempted = await self._attempt(wanted, claim, gone, began)
-            if attempted is not None:
-                return attempted
+            taken = await self._take_once(wanted, claim, gone, began)
+            if taken is not None:
+                return taken
         return not_granted("held", wanted, Holder(), began)
 
-    async def _attempt(
+    async def _take_once(
         self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
-    ) -> AcquireResult | None:
+    ) -> TakeResult | None:
         """Try once; None: what was granted came to nothing, and another try may do."""
         before, found = await self._look_up(wanted)
         if found is None:
@@ -141,7 +139,7 @@ class SourceLocks(Leases):
             wanted.writes,
         ):
             return not_granted("mismatch", wanted, Holder(), began)
-        still = await self._holds(known, wanted.secret_hash)
+        still = await self._renew_hold(known, wanted.secret_hash)
         if still is None:
             return None
         return await self._claim_and_answer(still, wanted, claim, 0, repeated=True)
@@ -167,7 +165,7 @@ class SourceLocks(Leases):
         if renewed is None:  # over by our record meanwhile: the hold belongs to no lease
             await self._grants.give_back(lease.lock, lease.handle)
             return None
-        self._keeper.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
+        self._watch.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
         return public(renewed, ())
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
@@ -197,7 +195,7 @@ class SourceLocks(Leases):
             return await self.inspect(lease_id) is None
         # Also where it is over by our record: the service may hold it for longer.
         await self.source.release(*found)
-        self._keeper.forget(lease_id)
+        self._watch.forget(lease_id)
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, by="holder"))
         return True
 
@@ -240,12 +238,12 @@ class SourceLocks(Leases):
     async def _record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
         lease = await self._grants.record(wanted, held)
         if lease is not None and not self.source.capabilities.ttl_from_server:
-            self._keeper.keep(lease.lease_id, lease.lock, lease.handle, lease.remaining_ms)
+            self._watch.keep(lease.lease_id, lease.lock, lease.handle, lease.remaining_ms)
         return lease
 
     async def _claim_and_answer(
         self, lease: SourceLease, wanted: LockRequest, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
-    ) -> AcquireResult | None:
+    ) -> TakeResult | None:
         """Make the claims of a recorded grant, unless they are made, and answer. None: the lease was lost over that."""
         asked, claims = time.monotonic(), None
         if claim is not None:
@@ -255,7 +253,7 @@ class SourceLocks(Leases):
             claims, lease = claimed
         return granted(lease, wanted, claims, waited_ms, repeated=repeated, asked=asked)
 
-    async def _holds(self, lease: SourceLease, secret_hash: bytes) -> SourceLease | None:
+    async def _renew_hold(self, lease: SourceLease, secret_hash: bytes) -> SourceLease | None:
         """Renew the hold of a lease, and return the lease as it is then. None: it is lost, and ended in our record."""
         given, number = 0, lease.lease_id
         while lease.remaining_ms > given:  # it may be renewed for longer meanwhile
@@ -272,5 +270,5 @@ class SourceLocks(Leases):
 
     async def over(self, lease_id: int, by: EndedBy = "service") -> None:
         """Note that a lease was lost at the service, or was given back."""
-        self._keeper.forget(lease_id)
+        self._watch.forget(lease_id)
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, by=by))

@@ -124,7 +124,7 @@ _LOCKS = (
 )
 
 
-async def acquire(
+async def try_locks(
     connection: Connection, wanted: LockRequest, gateway: UUID | None, visit: UUID | None, wait_ms: int
 ) -> Acquired:
     """Try for all locks once: granted, or another one is in the way; wait_ms > 0 then takes a place in the queue.

@@ -87,7 +87,7 @@ async def find_held(
     return None if row is None else (state_of(row, name), _lease(row))
 
 
-async def grant(
+async def record_grant(
     connection: Connection, source: str, wanted: LockRequest, record: GrantRecord
 ) -> tuple[Literal["granted", "void", "backwards", "quarantined"], SourceLease | None]:
     """Record a grant: its verdict, and where that is `granted` the lease. Raises Withdrawn."""

@@ -20,7 +20,7 @@ Ask = Callable[[Callable[[Connection], Awaitable[Any]]], Awaitable[Any]]
 """Runs a statement on a connection to PostgreSQL."""
 
 
-class HoldKeeper:
+class HoldWatch:
     """The holds of one source that this process acquired."""
 
     def __init__(

@@ -8,7 +8,7 @@ import pytest
 from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.locks.source import SourceUnavailableError
-from fencepost.locks.source_leases.hold_keeper import HoldKeeper
+from fencepost.locks.source_leases.hold_watch import HoldWatch
 from fencepost.storage.leases import source_leases
 from fencepost.times import TIMES, Times
 
@@ -26,7 +26,7 @@ class Stage:
         self.hanging: set[str] = set()
         monkeypatch.setattr(source_leases, "due_in", self._over)
         monkeypatch.setattr(source_leases, "end", self._end)
-        self.keeper = HoldKeeper(
+        self.keeper = HoldWatch(
             self,  # type: ignore[arg-type]
             self._ask,
             self.troubles.append,
