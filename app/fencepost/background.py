@@ -10,18 +10,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from fencepost.election.watching import Watches
-from fencepost.gateway.batches import Batches
-from fencepost.gateway.results import Results
+from fencepost.gateway.gateway import Gateway
 from fencepost.identity.api_keys import Announcements, ApiKeys
-from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.observe.caller_refusals import CallerRefusals
 from fencepost.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
 from fencepost.stopping import Stopping
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.listen import Listener
 from fencepost.storage.errors import StorageError
-from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.upkeep.pruning import Pruner, prune_records
 from fencepost.storage.upkeep.refusals import add
 from fencepost.times import TIMES, Times
@@ -58,74 +54,71 @@ class Keys:
 class Upkeep:
     """What is done now and then, whether or not a request asks for it."""
 
-    database: Database
-    catalog: CatalogCache
-    locks: PostgresLocks
+    gateway: Gateway
     retention: Retention
-    emit: Emit
-    watches: Watches
-    results: Results
-    batches: Batches
     stopping: Stopping
     keys: Keys | None = None
     """None: the gateway takes no API keys."""
     seal_keys: SealKeys | None = None
-    times: Times = TIMES
 
     async def reload(self) -> None:
         """Read the keys of seals and the catalog anew, and see whether this is still the database to write to."""
         if self.seal_keys is not None:
             self.seal_keys.read()
         try:
-            await self.catalog.reload()
+            await self.gateway.catalog.reload()
         except StorageError as error:
-            self.emit(ListenerLost(f"the catalog could not be read: {error}"))
+            self.gateway.emit(ListenerLost(f"the catalog could not be read: {error}"))
         with suppress(StorageError):  # requests report it; here it only has to be noticed soon (R19)
-            await self.database.origin_status()
+            await self.gateway.database.origin_status()
 
     async def reload_now_and_then(self) -> None:
         """Reload for ever."""
         while True:
-            await self.times.clock.sleep(self.times.upkeep.reload_every)
+            await self.gateway.times.clock.sleep(self.gateway.times.upkeep.reload_every)
             await self.reload()
 
     async def look_now_and_then(self) -> None:
         """See whether this is still the database to write to, and whether keys of seals have changed, for ever."""
         while True:
-            await self.times.clock.sleep(self.times.upkeep.look_every)
+            await self.gateway.times.clock.sleep(self.gateway.times.upkeep.look_every)
             if self.seal_keys is not None:
                 self.seal_keys.look()
             with suppress(StorageError):
-                await self.database.origin_status()
+                await self.gateway.database.origin_status()
 
     async def note_uses_now_and_then(self, keys: ApiKeys) -> None:
         """Note which API keys are used, for ever. Where that fails (the database may be a standby), a note is lost."""
         while True:
-            await self.times.clock.sleep(_about(self.times.upkeep.note_keys_about_every))
+            await self._sleep_about(self.gateway.times.upkeep.note_keys_about_every)
             with suppress(StorageError):
                 await keys.note_uses()
 
     async def sweep_now_and_then(self) -> None:
         """Remove what ended leases left, for ever."""
         while True:
-            await self.times.clock.sleep(_about(self.times.upkeep.sweep_about_every))
+            await self._sleep_about(self.gateway.times.upkeep.sweep_about_every)
             try:
-                await self.locks.sweep(self.retention.leases)
+                await self.gateway.locks.sweep(self.retention.leases)
             except StorageError as error:
-                self.emit(QueueFailed(f"ended leases could not be swept: {error}"))
+                self.gateway.emit(QueueFailed(f"ended leases could not be swept: {error}"))
 
     async def prune_now_and_then(self) -> None:
         """Forget old marks and idempotency records, for ever."""
-        pruner = Pruner(self.database)
+        pruner = Pruner(self.gateway.database)
         while True:
-            await self.times.clock.sleep(_about(self.times.upkeep.prune_about_every))
+            await self._sleep_about(self.gateway.times.upkeep.prune_about_every)
             try:
                 if pruned := await pruner.run(self.retention.marks):
-                    self.emit(Pruned("marks", pruned))
-                if pruned := await prune_records(self.database, self.retention.idempotency):
-                    self.emit(Pruned("idempotency", pruned))
+                    self.gateway.emit(Pruned("marks", pruned))
+                if pruned := await prune_records(self.gateway.database, self.retention.idempotency):
+                    self.gateway.emit(Pruned("idempotency", pruned))
             except StorageError as error:
-                self.emit(PruningFailed(f"marks or idempotency records could not be pruned: {error}"))
+                self.gateway.emit(PruningFailed(f"marks or idempotency records could not be pruned: {error}"))
+
+    async def _sleep_about(self, seconds: float) -> None:
+        """Sleep more or less so long, so that gateways take turns."""
+        await self.gateway.times.clock.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
 
 
 @asynccontextmanager
@@ -157,23 +150,19 @@ async def recording(
         await record()
 
 
-def _about(seconds: float) -> float:
-    return seconds * random.uniform(0.5, 1.5)  # noqa: S311 - so that gateways take turns
-
-
 @asynccontextmanager
 async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
     """Run all of it until the block ends."""
-    queue = upkeep.locks.queue
+    gateway, queue = upkeep.gateway, upkeep.gateway.locks.queue
     listener = Listener(
         dsn=dsn,
         reload=upkeep.reload,
-        lost=lambda reason: upkeep.emit(ListenerLost(reason)),
+        lost=lambda reason: gateway.emit(ListenerLost(reason)),
         channel=queue.channel,
         woken=queue.on_notify,
         connected=queue.on_listening,
         keys=upkeep.keys.announcements if upkeep.keys else None,
-        times=upkeep.times,
+        times=gateway.times,
     )
     of_keys = (
         (upkeep.note_uses_now_and_then(upkeep.keys.verifier), upkeep.keys.announcements.forget_while_unheard())
@@ -193,7 +182,7 @@ async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
         with (
             _reload_on_hangup(upkeep.reload),
             _stop_at_once(
-                upkeep.stopping.ask, queue.stop, upkeep.watches.stop, upkeep.results.stop, upkeep.batches.stop
+                upkeep.stopping.ask, queue.stop, gateway.watches.stop, gateway.results.stop, gateway.batches.stop
             ),
         ):
             yield

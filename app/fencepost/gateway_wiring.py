@@ -86,10 +86,33 @@ async def open_gateway(
     StartupError.
     """
     await check_database(dsn)
+    gateway = await _connect(settings, dsn, emit, Seals(seal_keys, settings.seal_lifetime), times)
+    file = None if settings.seal_keys_file is None else SealKeysFile(settings.seal_keys_file, gateway.seals, emit)
+    stopping = Stopping(settings.shutdown_timeout)
+    retention = background.Retention(settings.lease_history, settings.mark_retention, settings.idempotency_retention)
+    try:
+        await _look_first(gateway)
+        async with (
+            background.run_upkeep(dsn, background.Upkeep(gateway, retention, stopping, keys, file)),
+            sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
+            queues_opened(configured_queues, gateway.database, dsn, emit) as queues,
+        ):
+            yield replace(gateway, sources=opened, queues=queues, default_queue=settings.default_queue)
+    finally:
+        gateway.database.end_after(stopping.left())
+        await gateway.locks.queue.close()
+        await gateway.catalog.close()
+        await gateway.group.close()
+        await gateway.gathered.close()
+        await gateway.database.close()
+
+
+async def _connect(settings: Settings, dsn: str, emit: Emit, seals: Seals, times: Times) -> Gateway:
+    """Open the database, and put the parts together."""
     database = await Database.open(
         dsn,
         _limits(settings),
-        lambda standing: emit(OriginJudged(standing.accepted, standing.generation, standing.reason)),
+        lambda judged: emit(OriginJudged(judged.accepted, judged.generation, judged.reason)),
         lambda trouble: emit(ConnectionTrouble(trouble)),
         times,
     )
@@ -100,50 +123,17 @@ async def open_gateway(
         emit(_loaded(catalog))
 
     catalog = CatalogCache(database, on_load, _served(settings))
-    queue = Queue(database, lambda reason: emit(QueueFailed(reason)), times)
-    seals = Seals(seal_keys, settings.seal_lifetime)
-    file = None if settings.seal_keys_file is None else SealKeysFile(settings.seal_keys_file, seals, emit)
-    gateway = replace(_assemble(settings, database, catalog, queue, emit, times), roles=roles, seals=seals)
-    stopping = Stopping(settings.shutdown_timeout)
+    return replace(_assemble(settings, database, catalog, emit, times), roles=roles, seals=seals)
+
+
+async def _look_first(gateway: Gateway) -> None:
+    """Read the catalog, and see whether this is the database to write to. Raises StartupError."""
     try:
-        try:
-            await catalog.reload()
-        except StorageError as error:
-            raise StartupError(f"the catalog cannot be read: {error}") from error
-        with suppress(StorageError):
-            await database.origin_status()
-        retention = background.Retention(
-            settings.lease_history, settings.mark_retention, settings.idempotency_retention
-        )
-        async with (
-            background.run_upkeep(
-                dsn,
-                background.Upkeep(
-                    database,
-                    catalog,
-                    gateway.locks,
-                    retention,
-                    emit,
-                    gateway.watches,
-                    gateway.results,
-                    gateway.batches,
-                    stopping,
-                    keys,
-                    file,
-                    times,
-                ),
-            ),
-            sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
-            queues_opened(configured_queues, database, dsn, emit) as queues,
-        ):
-            yield replace(gateway, sources=opened, queues=queues, default_queue=settings.default_queue)
-    finally:
-        database.end_after(stopping.left())
-        await queue.close()
-        await catalog.close()
-        await gateway.group.close()
-        await gateway.gathered.close()
-        await database.close()
+        await gateway.catalog.reload()
+    except StorageError as error:
+        raise StartupError(f"the catalog cannot be read: {error}") from error
+    with suppress(StorageError):
+        await gateway.database.origin_status()
 
 
 def _served(settings: Settings) -> Served:
@@ -172,11 +162,10 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _assemble(
-    settings: Settings, database: Database, catalog: CatalogCache, queue: Queue, emit: Emit, times: Times
-) -> Gateway:
+def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emit: Emit, times: Times) -> Gateway:
     at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
     leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
+    queue = Queue(database, lambda reason: emit(QueueFailed(reason)), times)
     locks = PostgresLocks(database, queue, leases, at_once=at_once)
     group = GroupCommit(
         database,

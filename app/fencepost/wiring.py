@@ -25,6 +25,7 @@ from fencepost.identity_wiring import read_authentication
 from fencepost.observe import logs
 from fencepost.observe.caller_refusals import CallerRefusals
 from fencepost.observe.events import (
+    Emit,
     Event,
 )
 from fencepost.observe.metrics import Metrics
@@ -90,21 +91,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
     keys = None
     if authentication is not None and authentication.api_keys is not None:
         keys = background.Keys(authentication.api_keys, Announcements(authentication.authenticator.forget, times))
-
-    bounds = Bounds(
-        settings.max_connections,
-        settings.max_connections_per_address,
-        settings.max_head_bytes,
-        settings.head_timeout,
-        settings.body_timeout,
-        settings.least_rate,
-    )
-    guards: dict[str, object] = {GUARD: Guard(bounds, emit, times.edge)}
-    admin = None
-    if settings.admin_port is not None:
-        sites = read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True)
-        admin = Admin(settings.admin_port, sites)
-        guards[ADMIN_GUARD] = settings.admin_port, Guard(bounds.of_admin_port, emit, times.edge)
+    guards = _guards(settings, emit, times)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[Mapping[str, object]]:
@@ -138,10 +125,32 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
             emit,
             authentication.authenticator if authentication else None,
             _rate_limits(settings, authenticated=authentication is not None),
-            admin,
+            _admin(settings),
             settings.demo,
         )
     )
+
+
+def _guards(settings: Settings, emit: Emit, times: Times) -> dict[str, object]:
+    """Give what the server finds in the lifespan's state: the bounds within which requests arrive, for each port."""
+    bounds = Bounds(
+        settings.max_connections,
+        settings.max_connections_per_address,
+        settings.max_head_bytes,
+        settings.head_timeout,
+        settings.body_timeout,
+        settings.least_rate,
+    )
+    guards: dict[str, object] = {GUARD: Guard(bounds, emit, times.edge)}
+    if settings.admin_port is not None:
+        guards[ADMIN_GUARD] = settings.admin_port, Guard(bounds.of_admin_port, emit, times.edge)
+    return guards
+
+
+def _admin(settings: Settings) -> Admin | None:
+    if settings.admin_port is None:
+        return None
+    return Admin(settings.admin_port, read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True))
 
 
 async def _require_roles(gateway: Gateway) -> None:

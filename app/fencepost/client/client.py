@@ -110,7 +110,8 @@ class Client(Elections, Rows):
         source: str | None = None,
         writes: Writes = (),
     ) -> Lock:
-        """Give a lock, or several that are taken together, for an `async with`. Times in seconds.
+        """Give a lock, or several that are taken together, for an `async with`. Times in seconds; ValueError if
+        they make no sense.
 
         ttl: how long the lease outlives us; it is renewed at a third of it.
         wait: how long to queue for it before LockHeld; None: for ever.
@@ -122,8 +123,6 @@ class Client(Elections, Rows):
         source: the lock service to take it from, by the name that the gateway has for it; default its own, builtin.
         writes: what the tokens may be used for where the gateway seals them, beside what the locks are named after and
             what is claimed: resources, or `orders/*`.
-
-        ValueError for timings that make no sense.
         """
         owner = owner or self._owner
         request = make_acquire_request(

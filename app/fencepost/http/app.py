@@ -52,6 +52,14 @@ ANSWERED_HEADERS: Final = (
     "Retry-After", "WWW-Authenticate", "X-Request-Id",
 )  # fmt: skip
 """What they may read."""
+TAGS: Final = [
+    {"name": "fences", "description": "Claims, and what is known of a resource."},
+    {"name": "leases", "description": "Locks with tokens, from the protected database itself."},
+    {"name": "elections", "description": "Who leads. To campaign is to acquire the lock `election/NAME`."},
+    {"name": "writes", "description": "What became of writes that were queued."},
+    {"name": "service", "description": "Health and metrics."},
+]
+"""The sections of OpenAPI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +91,7 @@ class Application(FastAPI):
             title="Fencepost",
             version=__version__,
             lifespan=parts.lifespan,
-            openapi_tags=[
-                {"name": "fences", "description": "Claims, and what is known of a resource."},
-                {"name": "leases", "description": "Locks with tokens, from the protected database itself."},
-                {"name": "elections", "description": "Who leads. To campaign is to acquire the lock `election/NAME`."},
-                {"name": "writes", "description": "What became of writes that were queued."},
-                {"name": "service", "description": "Health and metrics."},
-            ],
+            openapi_tags=TAGS,
             docs_url=None,
             redoc_url=None,
             # One would turn the DELETE of a row with an empty key into one of many rows.
@@ -98,14 +100,29 @@ class Application(FastAPI):
         self._parts = parts
         self.gateway = parts.gateway
         self._documented: tuple[int, dict[str, Any]] | None = None
+        self._add_routes(parts)
+        layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
+        admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
+        edge = functools.partial(layer, sites=parts.sites, admission=admission)
+        self.add_middleware(edge)
+        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
+        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, admission))
+        self._outermost = _with_cors(self._split, parts.sites)
+        if parts.admin is not None:
+            app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))
+            self._outermost = by_port(parts.admin, app, self._outermost)
+        self.add_exception_handler(HTTPException, http_problem)
+        self.add_exception_handler(RequestValidationError, _validation_problem)
+
+    def _add_routes(self, parts: Parts) -> None:
+        """Add all routes but those of data and batches."""
         self.include_router(claim_routes(self._gateway_of, parts.max_body_bytes))
         leases = lease_routes(self._gateway_of, parts.max_body_bytes)
         self.include_router(leases)
         self.include_router(election_routes(self._gateway_of))
         self.include_router(write_routes(self._gateway_of))
-        admin = parts.admin
-        details: Callable[[Scope], bool] = is_named if admin is None else lambda _scope: False
-        self.include_router(health_routes(parts.health, figures=admin is None, details=details))
+        details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
+        self.include_router(health_routes(parts.health, figures=parts.admin is None, details=details))
         # Clients that work under locks ask these often: FastAPI documents them, and plain routes to the same functions
         # answer them, which take the bare request.
         plain = [Route(r.path, r.endpoint, methods=r.methods) for r in leases.routes if isinstance(r, APIRoute)]
@@ -114,26 +131,6 @@ class Application(FastAPI):
         pages = docs_routes(self._catalog, version=__version__, demo=parts.demo, authenticated=authenticated)
         self.router.routes.extend(pages)
         self.router.routes.extend(problem_routes())
-        layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
-        admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
-        edge = functools.partial(layer, sites=parts.sites, admission=admission)
-        self.add_middleware(edge)
-        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
-        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, admission))
-        self._outermost: ASGIApp = self._split
-        if parts.sites.origins:
-            self._outermost = CORSMiddleware(
-                self._split,
-                allow_origins=sorted(parts.sites.origins),
-                allow_methods=METHODS,
-                allow_headers=ASKED_HEADERS,
-                expose_headers=ANSWERED_HEADERS,
-            )
-        if admin is not None:
-            app = admin_app(parts.health, functools.partial(layer, sites=admin.sites))
-            self._outermost = by_port(admin, app, self._outermost)
-        self.add_exception_handler(HTTPException, http_problem)
-        self.add_exception_handler(RequestValidationError, _validation_problem)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
@@ -172,3 +169,16 @@ async def _validation_problem(_request: Request, error: Exception) -> Response:
         raise error
     found = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
     return problem_response(bad_request(found))
+
+
+def _with_cors(app: ASGIApp, sites: Sites) -> ASGIApp:
+    """Let pages of the sites that the operator allows use it."""
+    if not sites.origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=sorted(sites.origins),
+        allow_methods=METHODS,
+        allow_headers=ASKED_HEADERS,
+        expose_headers=ANSWERED_HEADERS,
+    )

@@ -71,7 +71,8 @@ class SyncClientCalls:
         source: str | None = None,
         writes: Writes = (),
     ) -> SyncLock:
-        """Give a lock, or several that are taken together, for a `with`. Times in seconds.
+        """Give a lock, or several that are taken together, for a `with`. Times in seconds; ValueError if
+        they make no sense.
 
         ttl: how long the lease outlives us; it is renewed at a third of it.
         wait: how long to queue for it before LockHeld; None: for ever.
@@ -82,8 +83,6 @@ class SyncClientCalls:
         source: the lock service to take it from, by the name that the gateway has for it; default its own, builtin.
         writes: what the tokens may be used for where the gateway seals them, beside what the locks are named after and
             what is claimed: resources, or `orders/*`.
-
-        ValueError for timings that make no sense.
         """
         return SyncLock(
             self._client.lock(

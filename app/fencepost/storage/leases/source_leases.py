@@ -23,6 +23,10 @@ _LEASE: Final = (
     f"lease_id, lock, owner, claims, claimed, handle, tokens, last_token, ttl_ms,"
     f" {_time('granted_at')}, {_time('expires_at')}, writes"
 )
+_GRANT: Final = (
+    f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
+    "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,7 @@ async def record_grant(
 ) -> tuple[Literal["granted", "void", "backwards", "quarantined"], SourceLease | None]:
     """Record a grant: its verdict, and where that is `granted` the lease. Raises Withdrawn."""
     row = await connection.fetchrow(
-        f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
-        "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+        _GRANT,
         source,
         wanted.names[0],
         wanted.secret_hash,
