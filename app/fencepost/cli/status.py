@@ -7,9 +7,9 @@ import asyncpg
 import click
 
 from fencepost.cli.database import database_url, on_database
-from fencepost.cli.doctor_queues import examine_queues, read_configured_queues
-from fencepost.cli.doctor_seals import examine_seals
-from fencepost.cli.doctor_sources import examine_sources, read_configured_sources, read_names_of_queues
+from fencepost.cli.doctor.queues import examine_queues, read_configured_queues
+from fencepost.cli.doctor.seals import examine_seals
+from fencepost.cli.doctor.sources import examine_sources, read_configured_sources, read_names_of_queues
 from fencepost.cli.options import settings_options
 from fencepost.cli.tables import print_table
 from fencepost.fencing.ceiling import HIGHEST_TOKEN

@@ -1,1 +1,1 @@
-"""Running a command under a lock: `fencepost lock`, `elect` and `mint` share it."""
+"""The commands about leases: `fencepost lock` and `elect`, which run a command under one, `mint` and `release`."""

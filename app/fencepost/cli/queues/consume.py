@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from fencepost.cli.database import database_url
 from fencepost.cli.options import settings_options, to_environment
-from fencepost.cli.queue_names import chosen_queues
+from fencepost.cli.queues.names import chosen_queues
 from fencepost.embedded.process import die_with_parent
 from fencepost.settings import Settings
 

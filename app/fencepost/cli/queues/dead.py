@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from fencepost.cli.database import database_url, run_command
 from fencepost.cli.options import settings_options
-from fencepost.cli.queue_names import chosen_queues
+from fencepost.cli.queues.names import chosen_queues
 from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS
 from fencepost.observe.events import Event, SourceTrouble
 from fencepost.queues.log import DeadLetter, Log, LogError, Message

@@ -6,7 +6,7 @@ import asyncpg
 import click
 
 from fencepost.cli.database import on_database
-from fencepost.cli.doctor_sources import read_configured_sources
+from fencepost.cli.doctor.sources import read_configured_sources
 from fencepost.cli.options import settings_options
 from fencepost.fencing.token import BUILTIN
 from fencepost.locks.source import SourceError

@@ -1,0 +1,1 @@
+"""What `fencepost doctor` looks at beside the database: lock services, queues, the keys of seals."""

@@ -1,0 +1,1 @@
+"""The commands about queues: `fencepost queue`, `consume` and `dead`."""
