@@ -103,23 +103,24 @@ class LockState:
     """A JSON array of {"owner", "since", "until"}."""
 
 
-def _time(expression: str) -> str:
+def iso(expression: str) -> str:
+    """Write a time as a text, under its own name."""
     return f"pg_catalog.to_json({expression}) OPERATOR(pg_catalog.#>>) '{{}}' AS {expression}"
 
 
 _ACQUIRE = (
-    f"SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, {_time('granted_at')}, {_time('expires_at')},"
+    f"SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')},"
     " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 )
 _LEASE = (
-    f"lease_id, names, owner, claims, ttl_ms, last_token, {_time('granted_at')}, {_time('expires_at')}, remaining_ms,"
+    f"lease_id, names, owner, claims, ttl_ms, last_token, {iso('granted_at')}, {iso('expires_at')}, remaining_ms,"
     " writes"
 )
 _EXTEND = f"SELECT {_LEASE}, tokens FROM fencepost.extend($1, $2, $3, $4)"
 _INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
-_LOST = f"SELECT names, owner, {_time('ended_at')}, ended_by, superseded_by FROM fencepost.lost($1)"
+_LOST = f"SELECT names, owner, {iso('ended_at')}, ended_by, superseded_by FROM fencepost.lost($1)"
 _LOCKS = (
-    f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')},"
+    f"SELECT name, lease_id, owner, last_token, {iso('granted_at')}, {iso('expires_at')},"
     " remaining_ms, waiters FROM fencepost.lock_states($1, $2, $3, $4)"
 )
 
@@ -238,7 +239,7 @@ async def retire(connection: Connection, gateway: UUID) -> None:
 async def begin_now(connection: Connection, lease_id: int) -> tuple[str, str]:
     """Let a lease that this very transaction was granted begin now; returns (granted_at, expires_at)."""
     row = await connection.fetchrow(
-        f"SELECT {_time('granted_at')}, {_time('expires_at')} FROM fencepost.begin_now($1)", lease_id
+        f"SELECT {iso('granted_at')}, {iso('expires_at')} FROM fencepost.begin_now($1)", lease_id
     )
     if row is None or row["granted_at"] is None:
         raise RuntimeError("the lease was not granted by this transaction")

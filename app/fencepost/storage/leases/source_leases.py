@@ -10,21 +10,16 @@ import asyncpg
 
 from fencepost.fencing.lock_pattern import likes
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.leases.builtin import EndedBy, LockState, LostLease, Withdrawn
+from fencepost.storage.leases.builtin import EndedBy, LockState, LostLease, Withdrawn, iso
 from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.sources import SourceState, state_of
 
-
-def _time(expression: str) -> str:
-    return f"pg_catalog.to_json({expression}) OPERATOR(pg_catalog.#>>) '{{}}' AS {expression}"
-
-
 _LEASE: Final = (
     f"lease_id, lock, owner, claims, claimed, handle, tokens, last_token, ttl_ms,"
-    f" {_time('granted_at')}, {_time('expires_at')}, writes"
+    f" {iso('granted_at')}, {iso('expires_at')}, writes"
 )
 _GRANT: Final = (
-    f"SELECT verdict, lease_id, {_time('granted_at')}, {_time('expires_at')} FROM fencepost.source_grant("
+    f"SELECT verdict, lease_id, {iso('granted_at')}, {iso('expires_at')} FROM fencepost.source_grant("
     "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 )
 
@@ -213,7 +208,7 @@ async def due_in(connection: Connection, leases: Sequence[int]) -> dict[int, int
 async def find_ended(connection: Connection, source: str, lease_id: int) -> LostLease | None:
     """Look at a lease that is over, as long as it is remembered."""
     row = await connection.fetchrow(
-        f"SELECT names, owner, {_time('ended_at')}, ended_by, superseded_by FROM fencepost.source_lost($1, $2)",
+        f"SELECT names, owner, {iso('ended_at')}, ended_by, superseded_by FROM fencepost.source_lost($1, $2)",
         source,
         lease_id,
     )
@@ -234,7 +229,7 @@ async def lock_states(
     none. Who waits is known to the service alone.
     """
     rows = await connection.fetch(
-        f"SELECT name, lease_id, owner, last_token, {_time('granted_at')}, {_time('expires_at')},"
+        f"SELECT name, lease_id, owner, last_token, {iso('granted_at')}, {iso('expires_at')},"
         " remaining_ms, waiters FROM fencepost.source_lock_states($1, $2, $3, $4, $5)",
         source,
         names,
