@@ -16,7 +16,7 @@ from fencepost.locks.registry import SourceContext, make
 from fencepost.locks.source import Grant, Source
 from fencepost.storage.connections.connection import Limits
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest, hash_secret
 
 BUILTIN: Final = "builtin"
 
@@ -65,7 +65,7 @@ class BuiltinService:
     async def acquire(self, lock: str, ttl_ms: int, wait_ms: int) -> str:
         """Take a lock."""
         secret = secrets.token_hex(16)
-        wanted = LockRequest((lock,), secret.encode(), "benchmark", ttl_ms, wait_ms=wait_ms)
+        wanted = LockRequest((lock,), secret, "benchmark", ttl_ms, wait_ms=wait_ms)
         attempted = await self._locks.take(wanted, None, asyncio.get_running_loop().create_future())
         if attempted.acquired.verdict != "granted":
             raise UnexpectedAnswerError(f"{lock}: {attempted.acquired}")
@@ -74,12 +74,12 @@ class BuiltinService:
     async def renew(self, lock: str, hold: str, ttl_ms: int) -> bool:  # noqa: ARG002 - the lease knows its lock
         """Prolong a hold."""
         lease_id, _, secret = hold.partition(":")
-        return await self._locks.renew(int(lease_id), secret.encode(), ttl_ms) is not None
+        return await self._locks.renew(int(lease_id), hash_secret(secret), ttl_ms) is not None
 
     async def release(self, lock: str, hold: str) -> None:
         """End a hold."""
         lease_id, _, secret = hold.partition(":")
-        if not await self._locks.release(int(lease_id), secret.encode()):
+        if not await self._locks.release(int(lease_id), hash_secret(secret)):
             raise UnexpectedAnswerError(f"{lock}: the release was refused")
 
 

@@ -10,9 +10,9 @@ from tests.support.use_cases import delete, gateway_pid, keyed, open_gateway, pa
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted, acquire_lease, hash_secret
+from fencepost.gateway.leases.acquire import Granted, acquire_lease
 from fencepost.storage.demo import LEASES_BEGIN
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest, hash_secret
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import Times
 
@@ -30,7 +30,7 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
 def asking(
     *locks: str, secret: str, claims: tuple[str, ...] = (), ttl_ms: int = MINUTE, wait_ms: int = 0, chosen: bool = True
 ) -> LockRequest:
-    return LockRequest(locks, hash_secret(secret), secret, ttl_ms, 2, claims, wait_ms, chosen=chosen)
+    return LockRequest(locks, secret, secret, ttl_ms, 2, claims, wait_ms, chosen=chosen)
 
 
 async def ask(gateway: Gateway, wanted: LockRequest) -> Granted | Problem:

@@ -12,10 +12,9 @@ from tests.support.interleave import Connect, Connection, blocked
 from tests.support.lease_gateways import HOUR, Side, in_line, open_side
 from tests.support.lease_racing import MINUTE
 
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.errors import OutcomeUnknownError
 from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest, hash_secret
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
@@ -85,7 +84,7 @@ async def test_a_waiter_whose_backend_is_terminated_goes_on_waiting(
 
 
 def plainly(name: str, secret: str) -> LockRequest:
-    return LockRequest((name,), hash_secret(secret), secret, MINUTE)
+    return LockRequest((name,), secret, secret, MINUTE)
 
 
 async def test_a_place_whose_answer_got_lost_is_one_place(

@@ -11,11 +11,11 @@ from tests.support.lease_gateways import HOUR, Side, Tries, in_line, let_gateway
 from tests.support.lease_racing import EXPIRED, MINUTE
 from tests.support.manual_clock import ManualClock
 
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.errors import UnavailableError
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired
+from fencepost.storage.leases.lock_request import hash_secret
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import TIMES, Times
 

@@ -13,10 +13,11 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
-from fencepost.gateway.leases.acquire import Granted, hash_secret
+from fencepost.gateway.leases.acquire import Granted
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.lock_request import hash_secret
 from fencepost.storage.statements.asking import in_key_order
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

@@ -10,9 +10,9 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.lease_gateways import open_side
 from tests.support.lease_racing import wanted
 
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin, source_leases, sources
 from fencepost.storage.leases.builtin import LeaseId, Withdrawn
+from fencepost.storage.leases.lock_request import hash_secret
 from fencepost.storage.leases.source_leases import GrantRecord
 from fencepost.storage.leases.withdrawn import Withdrawal, withdraw
 

@@ -15,7 +15,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.explain import Explained
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted, acquire_lease, hash_secret
+from fencepost.gateway.leases.acquire import Granted, acquire_lease
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import claim, explain
 from fencepost.storage.leases.lock_request import LockRequest
@@ -31,7 +31,7 @@ async def race(connect: Connect, database: str) -> Race:
 
 
 def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_ms: int = 0) -> LockRequest:
-    return LockRequest((lock,), hash_secret(secret), "me", 10_000, claims=claims, wait_ms=wait_ms)
+    return LockRequest((lock,), secret, "me", 10_000, claims=claims, wait_ms=wait_ms)
 
 
 async def granted(gateway: Gateway, request: LockRequest) -> Granted:

@@ -10,9 +10,8 @@ from tests.support.racing import outcome
 from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import source_leases, sources
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest, hash_secret
 from fencepost.storage.leases.source_leases import GrantRecord
 from fencepost.storage.protecting.protect import protect
 
@@ -87,7 +86,7 @@ async def db(connect: Connect) -> asyncpg.Connection:
     return connection
 
 
-async def granted(db: asyncpg.Connection, lock: str, number: int, secret: bytes = SECRET) -> int:
+async def granted(db: asyncpg.Connection, lock: str, number: int, secret: str = "secret") -> int:
     before = await sources.state(db, ZK, lock)
     wanted = LockRequest((lock,), secret, "worker", MINUTE)
     verdict, lease = await source_leases.record_grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 1))
@@ -124,7 +123,7 @@ async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> 
 
 async def test_the_watch_over_holds_counts_its_leases_anew(db: asyncpg.Connection) -> None:
     """Else the hold of a holder that is dead would stay for as long as the step was."""
-    mine, other = await granted(db, "x", 7), await granted(db, "y", 8, hash_secret("another"))
+    mine, other = await granted(db, "x", 7), await granted(db, "y", 8, "another")
     await step_back(db)
     due = await source_leases.due_in(db, [mine])
     assert 50_000 < due[mine] <= MINUTE
@@ -133,7 +132,7 @@ async def test_the_watch_over_holds_counts_its_leases_anew(db: asyncpg.Connectio
 
 
 async def test_sweeping_counts_all_leases_anew_and_waits_for_none(db: asyncpg.Connection, connect: Connect) -> None:
-    free, busy = await granted(db, "x", 7), await granted(db, "y", 8, hash_secret("another"))
+    free, busy = await granted(db, "x", 7), await granted(db, "y", 8, "another")
     await step_back(db)
     writer = await connect()
     transaction = writer.transaction()

@@ -20,8 +20,8 @@ from tests.support.processes import all_gone
 from tests.support.violations import judging, promised
 
 from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.lock_request import hash_secret
 from fencepost.storage.schema.migrate import upgrade
 from fencepost.testing.servers.databases import clone, in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory

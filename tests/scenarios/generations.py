@@ -3,8 +3,8 @@
 from tests.scenarios.pruning import absent, granted
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, Race, outcome
 
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.lock_request import hash_secret
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.upkeep import generations
 

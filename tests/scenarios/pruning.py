@@ -5,8 +5,8 @@ from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 from tests.support.racing import ISSUED, Race, outcome
 
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
+from fencepost.storage.leases.lock_request import hash_secret
 from fencepost.storage.upkeep import generations, pruning
 from fencepost.storage.upkeep.pruning import Horizon, PruneStep
 

@@ -16,7 +16,7 @@ from fencepost.locks.source import Capabilities, Grant, Holder, SourceUnavailabl
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.leases import sources
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest, hash_secret
 
 NAME = "scripted"
 _secrets = itertools.count(1)
@@ -105,14 +105,18 @@ class Stage:
     database: Database
     troubles: list[str]
     quarantined: list[str]
-    secret: bytes = b""
+    secret: str = ""
 
     async def acquire(
-        self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1, secret: bytes | None = None
+        self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1, secret: str | None = None
     ) -> TakeResult:
-        self.secret = secret or str(next(_secrets)).encode()
+        self.secret = secret or str(next(_secrets))
         wanted = LockRequest((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000)
         return await self.locks.take(wanted, claim, gone or asyncio.get_running_loop().create_future())
+
+    @property
+    def secret_hash(self) -> bytes:
+        return hash_secret(self.secret)
 
     async def raised(self) -> None:
         async with self.observer.transaction():

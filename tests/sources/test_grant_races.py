@@ -51,14 +51,14 @@ async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_as
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with make() as stage:
-        await stage.acquire("a", secret=b"mine")
+        await stage.acquire("a", secret="mine")
 
         async def renew(*_: object) -> bool:
             shorter = "UPDATE fencepost.source_leases SET expires_at = expires_at - interval '10 s'"
             return bool(await stage.observer.execute(shorter))
 
         monkeypatch.setattr(stage.service, "renew", renew)
-        again = (await stage.acquire("a", secret=b"mine")).acquired
+        again = (await stage.acquire("a", secret="mine")).acquired
         assert (again.verdict, again.due_ms <= 10_000) == ("repeated", True), again
 
 
@@ -96,10 +96,10 @@ async def test_a_mint_that_repeats_its_grant_or_an_earlier_mint_quarantines_the_
     async with make(numbers=itertools.count(5)) as stage:
         granted = (await stage.acquire("a", tokens=3)).acquired
         if minted:
-            await stage.locks.mint(granted.lease_id, stage.secret, minted)
+            await stage.locks.mint(granted.lease_id, stage.secret_hash, minted)
         stage.service.numbers = itertools.count(number)
         with pytest.raises(SourceQuarantinedError):
-            await stage.locks.mint(granted.lease_id, stage.secret, 1)
+            await stage.locks.mint(granted.lease_id, stage.secret_hash, 1)
         assert len(stage.quarantined) == 1
 
 
@@ -125,7 +125,7 @@ async def test_a_source_that_could_not_be_registered_is_when_it_is_asked(make: C
         await locks.open()
         assert "not registered yet" in stage.troubles[-1]
         await stage.observer.execute("ALTER TABLE fencepost.away RENAME TO sources")
-        wanted = LockRequest(("a",), b"later", "me", 20_000)
+        wanted = LockRequest(("a",), "later", "me", 20_000)
         attempted = await locks.take(wanted, None, asyncio.get_running_loop().create_future())
         assert attempted.acquired.verdict == "granted"
         await locks.close()

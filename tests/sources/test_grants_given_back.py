@@ -21,7 +21,7 @@ async def test_a_hold_that_is_lost_while_its_tokens_are_drawn_is_no_grant(make: 
         stage.service.lost = False
         granted = (await stage.acquire("b")).acquired
         assert granted.verdict == "granted"
-        secret = stage.secret
+        secret = stage.secret_hash
         stage.service.lost = True
         assert await stage.locks.mint(granted.lease_id, secret, 1) is None
         stage.service.lost = False
@@ -57,7 +57,7 @@ async def test_a_hold_whose_lease_ends_under_way_is_given_back(make: Callable[..
                 if granted is None:
                     assert (await stage.acquire("a")).acquired.verdict == "granted", "at the second try"
                 else:
-                    assert await stage.locks.mint(granted.lease_id, stage.secret, 1) is None
+                    assert await stage.locks.mint(granted.lease_id, stage.secret_hash, 1) is None
         assert len(service.released) == released + 1
 
 
@@ -90,7 +90,7 @@ async def test_a_holder_may_release_what_is_over_by_our_record(make: Callable[..
         assert stage.service.held == {"a": "a#1"}, "the service knows nothing of generations"
         assert await stage.locks.release(granted.lease_id, b"not mine")
         assert stage.service.held
-        assert await stage.locks.release(granted.lease_id, stage.secret)
+        assert await stage.locks.release(granted.lease_id, stage.secret_hash)
         assert not stage.service.held
 
 
@@ -113,7 +113,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
     capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
     async with make(capabilities=capabilities, stuck={"a"}) as stage:
         for lock in "ab":
-            wanted = LockRequest((lock,), lock.encode(), "me", 300)
+            wanted = LockRequest((lock,), lock, "me", 300)
             await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
 
         async def ended() -> bool:
@@ -132,7 +132,7 @@ async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., 
 async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Callable[..., Any]) -> None:
     capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
     async with make(capabilities=capabilities) as stage:
-        wanted = LockRequest(("a",), b"mine", "me", 300)
+        wanted = LockRequest(("a",), "mine", "me", 300)
         granted = await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
         assert granted.acquired.verdict == "granted"
 

@@ -15,10 +15,9 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import owner, racer
 
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.builtin import Acquired, Lease
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.storage.leases.lock_request import LockRequest, hash_secret
 from fencepost.testing.servers.waiting import eventually
 
 T = TypeVar("T")
@@ -63,7 +62,7 @@ def wanted(
     wait_ms: int = 0,
     keep_place: bool = False,
 ) -> LockRequest:
-    return LockRequest(names, hash_secret(secret), owner, ttl_ms, tokens, claims, wait_ms, keep_place)
+    return LockRequest(names, secret, owner, ttl_ms, tokens, claims, wait_ms, keep_place)
 
 
 @dataclass

@@ -1,12 +1,10 @@
 """Acquiring locks, with claims in the same transaction: once granted, the holder before is fenced (R7, R9)."""
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     LOCK_HELD,
@@ -65,16 +63,6 @@ class Granted:
         return LeaseId(self.source, self.lease.lease_id)
 
 
-def hash_secret(secret: str, caller: Caller = EVERYBODY) -> bytes:
-    """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching.
-
-    The caller's name is a part of it: for another caller the same secret is another one, which no lease has. Neither
-    text has a NUL byte.
-    """
-    text = f"{caller.name}\0{secret}" if caller.name else secret
-    return hashlib.sha256(text.encode()).digest()
-
-
 async def acquire_lease(
     gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]", waits_as: str = UNKNOWN
 ) -> Granted | Problem:
@@ -84,6 +72,7 @@ async def acquire_lease(
     secret: with that it can ask again, on another connection, and may have done so already; or withdraw (held.py).
     `waits_as`: whose place among those who wait it takes (quota.py).
     """
+    wanted = replace(wanted, caller=gateway.caller)
     if wanted.claims and "write" not in gateway.caller.access:
         return out_of_scope(gateway.caller, "write")
     if not wanted.wait_ms:
@@ -132,10 +121,10 @@ async def _acquire_in_time(gateway: Gateway, wanted: LockRequest, gone: "asyncio
             tokens,
         )
     )
-    return await _for_nobody(gateway, wanted, outcome) if gone.done() else outcome
+    return await _release_for_nobody(gateway, wanted, outcome) if gone.done() else outcome
 
 
-async def _for_nobody(gateway: Gateway, wanted: LockRequest, granted: Granted) -> Granted | Problem:
+async def _release_for_nobody(gateway: Gateway, wanted: LockRequest, granted: Granted) -> Granted | Problem:
     """Release what no client will use: none has the secret, or the client that has it waits no more. It may have
     withdrawn while the claims waited for a row.
     """

@@ -13,7 +13,6 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.seal import Binding
 from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.gateway.leases.acquire_problems import forbidden_lock
 from fencepost.gateway.leases.sealing import binding_of
 from fencepost.gateway.refusals import RETRY_AFTER, no_such_source, problem_of_refused, source_problem, unavailable
@@ -23,6 +22,7 @@ from fencepost.locks.source import SourceError
 from fencepost.observe.events import LeaseAsked, LeaseVerb
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.storage.leases.builtin import EndedBy, Lease, LeaseId, LockState
+from fencepost.storage.leases.lock_request import hash_secret
 
 T = TypeVar("T")
 

@@ -8,12 +8,10 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from fencepost.fencing.caller import Caller
 from fencepost.fencing.problem_types import LEASE_LOST
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, parse_resource
 from fencepost.fencing.token import BUILTIN, MAX_TOKEN
-from fencepost.gateway.leases.acquire import hash_secret
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import by_name
@@ -86,20 +84,17 @@ def read_lease_id(text: str) -> LeaseId:
     return LeaseId(source, int(number))
 
 
-async def read_acquire(
-    request: Request, body_limit: int, limits: LeaseLimits, caller: Caller
-) -> tuple[LockRequest, str]:
-    """Read POST /v1/leases. Gives the secret beside the request, which has only its hash."""
+async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -> LockRequest:
+    """Read POST /v1/leases."""
     read_headers(request, "lease", resources=True)
-    presented = read_secret(request.scope["headers"])
+    secret = read_secret(request.scope["headers"])
     body = await _object(request, body_limit)
     _only(body, _ACQUIRE)
     peer = request.scope.get("client")
-    secret = presented if presented is not None else secrets.token_urlsafe(32)
-    wanted = LockRequest(
+    return LockRequest(
         names=_locks(body),
-        secret_hash=hash_secret(secret, caller),
-        chosen=presented is not None,
+        secret=secret if secret is not None else secrets.token_urlsafe(32),
+        chosen=secret is not None,
         owner=_owner(body.get("owner", peer[0] if peer else "unknown")),
         owner_given="owner" in body,
         ttl_ms=_integer(body, "ttl_ms", DEFAULT_TTL_MS, 1, limits.ttl_ms, "FENCEPOST_MAX_TTL"),
@@ -107,11 +102,10 @@ async def read_acquire(
         wait_ms=min(_integer(body, "wait_ms", 0, 0, MOST_MS), limits.wait_ms),
         tokens=_integer(body, "tokens", 1, 1, limits.tokens, "FENCEPOST_MAX_TOKENS"),
         claims=_claims(body.get("claim", [])),
-        keep_place=_keep_place(body, chosen=presented is not None),
+        keep_place=_keep_place(body, chosen=secret is not None),
         source=_source(body.get("source", BUILTIN)),
         writes=_writes(body.get("writes", [])),
     )
-    return wanted, secret
 
 
 async def read_renew(request: Request, body_limit: int, limits: LeaseLimits) -> int | None:

@@ -86,12 +86,12 @@ class LeaseRoutes:
 
     async def _ask_for_lease(self, request: Request) -> Response:
         gateway = self._gateway(request.scope)
-        wanted, secret = await read_acquire(request, self._max_body_bytes, gateway.locks.limits, gateway.caller)
+        wanted = await read_acquire(request, self._max_body_bytes, gateway.locks.limits)
         outcome = await acquire_lease(gateway, wanted, hung_up(request.scope), caller_of(request.scope))
         if isinstance(outcome, Problem):
             return problem_response(outcome)
         location = f"/v1/leases/{outcome.lease_id}".encode()
-        response = json_response(grant_body(outcome, secret), [(b"location", location)])
+        response = json_response(grant_body(outcome, wanted.secret), [(b"location", location)])
         response.status_code = 201 if outcome.lease.verdict == "granted" else 200
         return response
 

@@ -1,8 +1,20 @@
 """A request for locks, as it passes from the route to the statement that grants them."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 
+from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.token import BUILTIN
+
+
+def hash_secret(secret: str, caller: Caller = EVERYBODY) -> bytes:
+    """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching.
+
+    The caller's name is a part of it: for another caller the same secret is another one, which no lease has. Neither
+    text has a NUL byte.
+    """
+    text = f"{caller.name}\0{secret}" if caller.name else secret
+    return hashlib.sha256(text.encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,8 +23,7 @@ class LockRequest:
 
     names: tuple[str, ...]
     """The locks: all of them, or none."""
-    secret_hash: bytes
-    """What a repeated request is known by."""
+    secret: str = field(repr=False)
     owner: str
     """Who holds the lock, for people."""
     ttl_ms: int
@@ -29,3 +40,10 @@ class LockRequest:
     source: str = BUILTIN
     writes: tuple[str, ...] = ()
     """What sealed tokens may be used for beside what locks and claims name; for a source as the database spells it."""
+    caller: Caller = EVERYBODY
+    """Whose request it is: the gateway sets it."""
+
+    @property
+    def secret_hash(self) -> bytes:
+        """What a repeated request is known by."""
+        return hash_secret(self.secret, self.caller)
