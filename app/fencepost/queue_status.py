@@ -1,7 +1,7 @@
 """How queues stand, for /readyz and /metrics: what their consumers noted in the database, what their logs say now."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,18 +17,28 @@ from fencepost.storage.queues.progress import KnownQueue
 
 LOG_ANSWERS_WITHIN: Final = 0.75
 """Seconds that a log is waited for; after that what was recorded has to do."""
+_FRESH: Final = 5.0
+"""Seconds for which what a consumer noted is good enough: those that take messages note it once a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """How one queue stands. `lags`: by partition, how many messages are not decided; empty: it is not known. `dead`:
-    None if that is not known.
+    """How one queue stands. `lags`: by partition, how many messages are not decided; empty: it is not known. `ages`: by
+    partition, for how many seconds the first of them has waited; 0: there is none, None: it is not known. `dead`: None
+    if that is not known.
     """
 
     known: KnownQueue
     lags: tuple[int, ...]
+    ages: tuple[float | None, ...]
     dead: int | None
     trouble: str | None
+
+    @property
+    def oldest_s(self) -> float | None:
+        """For how long the message has waited that waits longest; 0: none does, None: it is not known."""
+        known = [age for age in self.ages if age is not None]
+        return max(known, default=None) if any(known) or len(known) == len(self.ages) else None
 
     def describe(self, paused: str | None, *, configured: bool) -> str:
         """Say it in a line. `paused`: why the consumer of this process does not go on."""
@@ -66,22 +76,53 @@ async def look_at(database: Database, logs: Mapping[str, Log]) -> list[QueueStat
     async with database.spare() as connection:
         with map_errors(writing=False):
             known = await progress.known(connection)
-    return list(await asyncio.gather(*(_look(each, logs.get(each.name)) for each in known)))
+            now = await progress.now(connection)
+    return list(await asyncio.gather(*(_look(each, logs.get(each.name), now) for each in known)))
 
 
-async def _look(known: KnownQueue, log: Log | None) -> QueueStatus:
-    recorded = tuple(each.lag for each in known.partitions if each.lag is not None)
-    if log is None:
-        return QueueStatus(known, recorded, None, None)
+async def _look(known: KnownQueue, log: Log | None, now: float) -> QueueStatus:
+    lags = tuple(each.lag for each in known.partitions if each.lag is not None)
+    dead, trouble, until = None, None, asyncio.get_running_loop().time() + LOG_ANSWERS_WITHIN
+    oldest: Sequence[float | None] = ()
+    if log is not None:
+        try:
+            async with asyncio.timeout_at(until):
+                state, decided, dead = await asyncio.gather(log.state(), log.decided(), log.dead.count())
+            lags = tuple(max(end - below, 0) for end, below in zip(state.ends, decided, strict=False))
+            oldest = await _oldest(known, lags, log, until)
+        except TimeoutError:
+            trouble = f"no answer within {LOG_ANSWERS_WITHIN:g} s"
+        except LogError as error:
+            trouble = str(error)
+    return QueueStatus(known, lags, _ages(known, lags, oldest, now), dead, trouble)
+
+
+async def _oldest(known: KnownQueue, lags: Sequence[int], log: Log, until: float) -> Sequence[float | None]:
+    """Ask the log when the first messages were appended, unless consumers have just noted it: where none runs, or what
+    waits has not been taken, only the log knows.
+    """
+    noted = {each.partition for each in known.partitions if each.oldest_s is not None and (each.noted_s or 0) < _FRESH}
+    if all(lag == 0 or partition in noted for partition, lag in enumerate(lags)):
+        return ()
     try:
-        async with asyncio.timeout(LOG_ANSWERS_WITHIN):
-            state, decided, dead = await asyncio.gather(log.state(), log.decided(), log.dead.count())
-    except TimeoutError:
-        return QueueStatus(known, recorded, None, f"no answer within {LOG_ANSWERS_WITHIN:g} s")
-    except LogError as error:
-        return QueueStatus(known, recorded, None, str(error))
-    lags = tuple(max(end - below, 0) for end, below in zip(state.ends, decided, strict=False))
-    return QueueStatus(known, lags, dead, None)
+        async with asyncio.timeout_at(until):
+            return await log.oldest()
+    except (TimeoutError, LogError):  # all else is known of it
+        return ()
+
+
+def _ages(
+    known: KnownQueue, lags: Sequence[int], oldest: Sequence[float | None], now: float
+) -> tuple[float | None, ...]:
+    noted = {each.partition: each.oldest_s for each in known.partitions}
+    ages: list[float | None] = []
+    for partition in range(max(len(lags), max(noted, default=-1) + 1)):
+        at = oldest[partition] if partition < len(oldest) else None
+        if partition < len(lags) and lags[partition] == 0:
+            ages.append(0.0)
+        else:
+            ages.append(noted.get(partition) if at is None else max(now - at, 0.0))
+    return tuple(ages)
 
 
 async def describe_queues(gateway: Gateway, consumers: Mapping[str, QueueConsumer]) -> dict[str, str]:
@@ -99,16 +140,14 @@ async def measure_queues(gateway: Gateway, metrics: Metrics) -> None:
     for each in await look_at_queues(gateway):
         name = each.known.name
         noted = {one.partition: one for one in each.known.partitions}
-        for partition in sorted({*noted, *range(len(each.lags))}):
-            one = noted.get(partition)
+        for partition, age in enumerate(each.ages):
             lag = each.lags[partition] if partition < len(each.lags) else None
-            metrics.queue(name, partition, _figures(lag, one))
+            metrics.queue(name, partition, _figures(lag, age, noted.get(partition)))
         if each.dead is not None:
             metrics.dead_letters(name, each.dead)
 
 
-def _figures(lag: int | None, noted: progress.KnownPartition | None) -> QueueFigures:
+def _figures(lag: int | None, age: float | None, noted: progress.KnownPartition | None) -> QueueFigures:
     if noted is None:
-        return QueueFigures(lag, None if lag else 0.0, 0, 0, 0, 0)
-    oldest = 0.0 if lag == 0 or noted.oldest_s is None else noted.oldest_s
-    return QueueFigures(lag, oldest, noted.applied, noted.refused, noted.failed, noted.redelivered)
+        return QueueFigures(lag, age, 0, 0, 0, 0)
+    return QueueFigures(lag, age, noted.applied, noted.refused, noted.failed, noted.redelivered)

@@ -50,7 +50,7 @@ REVOKE EXECUTE ON FUNCTION
   -- queued.sql
   fencepost.queue_append, fencepost.queue_state, fencepost.queue_decided, fencepost.queue_own, fencepost.queue_take, fencepost.queue_at,
   fencepost.queue_done, fencepost.queue_leave, fencepost.queue_bury, fencepost.queue_buried, fencepost.queue_exhume,
-  fencepost.queue_dead_count, fencepost.queue_join,
+  fencepost.queue_dead_count, fencepost.queue_join, fencepost.queue_oldest,
   -- api_keys.sql
   fencepost.api_keys_of, fencepost.api_keys_used, fencepost.announce_keys,
   -- refusals.sql

@@ -107,6 +107,13 @@ BEGIN
                  FROM generate_series(0, cardinality(ends) - 1) n);
 END $$;
 
+-- By partition, when the first message that is not decided was appended, in seconds since the epoch; null: there is none.
+CREATE FUNCTION fencepost.queue_oldest() RETURNS double precision[]
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT ARRAY(SELECT (SELECT extract(epoch FROM q.appended_at)::double precision FROM fencepost.queued q
+                        WHERE q.partition = o.partition ORDER BY q.position LIMIT 1)
+                 FROM fencepost.queue_owners o ORDER BY o.partition) $$;
+
 -- Whether a member is this process. A process that comes takes the name over, as one does that was started again; the one before
 -- is refused then, until the other has left or was not seen for its TTL.
 CREATE FUNCTION fencepost.queue_join(p_member text, p_process text, p_ttl_ms integer, p_comes boolean) RETURNS boolean

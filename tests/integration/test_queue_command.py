@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import asyncpg
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 from tests.support.consuming import consumed, make_tables, opened, write
 from tests.support.interleave import Connect
 
 from fencepost.cli.main import main
 from fencepost.gateway.writes.write import Write
-from fencepost.queue_status import describe_queues
+from fencepost.observe.metrics import Metrics
+from fencepost.queue_status import describe_queues, measure_queues
 from fencepost.queues.registry import DEFAULT
 from fencepost.storage.queues import progress, table_log
 from fencepost.storage.queues.progress import PartitionProgress
@@ -52,6 +54,28 @@ async def test_the_log_of_the_database_is_asked(owner: asyncpg.Connection, datab
     shown = {each["name"]: each for each in map(json.loads, run_command(database, "queue", "--json").splitlines())}
     assert shown["postgres:default"]["lags"] == [0, 0, 0, 2, 0, 0, 0, 0]
     assert shown[KAFKA]["partitions"][0]["end"] == 9
+
+
+async def test_where_no_consumer_runs_the_log_says_how_old_the_oldest_message_is(
+    owner: asyncpg.Connection, database: str
+) -> None:
+    rows = [MessageRow(3, b"orders/1", (), None), MessageRow(3, b"orders/2", (), None)]
+    await table_log.append(owner, rows)
+    await owner.execute("UPDATE fencepost.queued SET appended_at = appended_at - interval '1 h' WHERE position = 0")
+    await progress.note(owner, KAFKA, 0, [PartitionProgress(0, 8, None)])
+    metrics, shown = Metrics(), {}
+    async with opened(database, owner) as queue:
+        await measure_queues(queue.gateway, metrics)
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for each in family.samples:
+            shown[each.name, each.labels.get("queue"), each.labels.get("partition")] = each.value
+    assert shown["fencepost_queue_lag", DEFAULT, "3"] == 2
+    assert 3600 <= shown["fencepost_queue_oldest_seconds", DEFAULT, "3"] < 7200
+    assert shown["fencepost_queue_oldest_seconds", DEFAULT, "0"] == 0
+    assert shown["fencepost_queue_lag", KAFKA, "0"] == 1
+    assert ("fencepost_queue_oldest_seconds", KAFKA, "0") not in shown, "not configured, not noted: not known"
+    of_postgres = run_command(database, "queue").splitlines()[2].split()
+    assert 3600 <= float(of_postgres[3]) < 7200
 
 
 async def test_what_an_earlier_generation_knew_is_forgotten_and_its_counts_stay(owner: asyncpg.Connection) -> None:

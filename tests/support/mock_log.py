@@ -49,6 +49,9 @@ class MockLog:
         self._fail()
         return self.decided_below
 
+    async def oldest(self) -> Sequence[float | None]:
+        return [None] * PARTITIONS
+
     async def waiting(self, position: Position) -> Sequence[Received] | None:
         self._fail()
         if not self.reads_positions:

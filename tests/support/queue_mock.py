@@ -79,6 +79,9 @@ class MockLog:
         self.raise_for("decided")
         return [0] * PARTITIONS
 
+    async def oldest(self) -> Sequence[float | None]:
+        return [None] * PARTITIONS
+
     async def waiting(self, position: Position) -> Sequence[Received] | None:
         return [each for each in self.messages if each.position == position and each not in self.done]
 

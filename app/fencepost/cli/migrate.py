@@ -56,7 +56,7 @@ GRANTS = (
     " fencepost.queue_record(text, bytea, integer, text[], bytea) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.queue_append(integer[], bytea[], text[], bytea[], integer[], bytea[]), fencepost.queue_state(),"
-    " fencepost.queue_decided(), fencepost.queue_at(integer, bigint),"
+    " fencepost.queue_decided(), fencepost.queue_oldest(), fencepost.queue_at(integer, bigint),"
     " fencepost.queue_join(text, text, integer, boolean),"
     " fencepost.queue_own(text, integer, integer[]),"
     " fencepost.queue_take(text, integer[], integer[], bigint[], integer, bigint),"

@@ -162,7 +162,9 @@ class QueueInstruments:
             )
 
         self.lag = of_partition("lag", "Messages of a queue that are not decided.")
-        self.oldest = of_partition("oldest_seconds", "Age of the oldest message that is not decided; 0 without one.")
+        self.oldest = of_partition(
+            "oldest_seconds", "Age of the oldest message that is not decided; 0: none is, no sample: not known."
+        )
         self.applied = of_partition("applied_total", "Messages that were applied.")
         self.refused = of_partition("refused_total", "Messages whose token the fence refused.")
         self.failed = of_partition("failed_total", "Messages that became dead letters.")

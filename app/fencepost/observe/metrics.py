@@ -2,10 +2,13 @@
 others have accepted in the last second may be missing (`count`).
 """
 
+import math
 import os
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar, assert_never
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from fencepost.observe.events import (
@@ -184,7 +187,7 @@ class Metrics:
         self._sources.generation.labels(name).set(generation)
 
     def queue(self, name: str, partition: int, figures: QueueFigures) -> None:
-        """Publish how far a partition of a queue is decided, by all consumers. What is not known stays as it was."""
+        """Publish how far a partition of a queue is decided, by all consumers. What is not known has no sample."""
         of = (name, str(partition))
         queues = self._queues
         for gauge, value in (
@@ -195,8 +198,7 @@ class Metrics:
             (queues.failed, figures.failed),
             (queues.redelivered, figures.redelivered),
         ):
-            if value is not None:
-                gauge.labels(*of).set(value)
+            gauge.labels(*of).set(math.nan if value is None else value)
 
     def dead_letters(self, name: str, count: int) -> None:
         """Publish how many dead letters a queue has."""
@@ -220,4 +222,17 @@ class Metrics:
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
-        return generate_latest(registry)
+        return generate_latest(_Known(registry))
+
+
+class _Known(CollectorRegistry):
+    """The samples of a registry that have a value: where several processes write, none can be taken back."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._all = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._all.collect():
+            family.samples = [each for each in family.samples if not math.isnan(each.value)]
+            yield family

@@ -202,6 +202,12 @@ class Log(Protocol):
         """Ask, by partition, for the offset below which all is decided. Raises LogUnavailableError."""
         ...
 
+    async def oldest(self) -> Sequence[float | None]:
+        """Ask, by partition, when the first message that is not decided was appended, in seconds since the epoch. None:
+        there is none, or it is not known. Raises LogUnavailableError.
+        """
+        ...
+
     async def waiting(self, position: Position) -> Sequence[Received] | None:
         """Read the message at one position, if it is not decided: it, or none. None: this log cannot read a single
         position. Raises LogUnavailableError.

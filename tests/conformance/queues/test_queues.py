@@ -184,6 +184,23 @@ async def test_below_what_is_decided_all_is_decided(log: Log, join: Join) -> Non
     await eventually(everything, what="everything decided")
 
 
+async def test_the_oldest_is_the_first_that_is_not_decided(log: Log, join: Join) -> None:
+    assert list(await log.oldest()) == [None] * PARTITIONS
+    places = await filled(log, 2)
+    member = join("a")
+    received = sorted(await member.take_until(len(places)), key=lambda each: each.position.offset, reverse=True)
+    for count in range(len(received), -1, -6):
+        left = received[:count]
+        await member.consumer.done(received[count : count + 6])
+        first = {each.position.partition: each.at for each in left}  # the last one put has the lowest offset
+
+        async def as_appended(first: dict[int, float] = first) -> bool:
+            await member.take()
+            return list(await log.oldest()) == [first.get(each) for each in range(PARTITIONS)]
+
+        await eventually(as_appended, what=f"{first}")
+
+
 async def test_a_message_is_read_at_its_position_until_it_is_decided_where_the_log_can(log: Log, join: Join) -> None:
     first, second = [await log.append(message("orders/1", text)) for text in ("1", "2")]
     found = await log.waiting(first)

@@ -79,14 +79,13 @@ def _look(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
 
 def _line(status: "QueueStatus") -> tuple[str, ...]:
     known = status.known
-    oldest = [each.oldest_s for each in known.partitions if each.oldest_s is not None]
     lag = sum(status.lags) if status.lags else None
     counts = [str(sum(getattr(each, name) for each in known.partitions)) for name in _COUNTS]
     return (
         known.name,
         _or_dash(max(len(known.partitions), len(status.lags)) or None),
         _or_dash(lag),
-        f"{max(oldest):.1f} s" if oldest and lag != 0 else "-",
+        f"{status.oldest_s:.1f} s" if status.oldest_s else "-",
         *counts,
         _or_dash(status.dead),
         _state(known, status.trouble),
@@ -110,4 +109,10 @@ def _state(known: KnownQueue, trouble: str | None) -> str:
 
 
 def _as_json(status: "QueueStatus") -> dict[str, object]:
-    return {**asdict(status.known), "lags": list(status.lags), "dead": status.dead, "trouble": status.trouble}
+    return {
+        **asdict(status.known),
+        "lags": list(status.lags),
+        "ages": list(status.ages),
+        "dead": status.dead,
+        "trouble": status.trouble,
+    }

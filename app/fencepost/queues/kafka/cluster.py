@@ -19,6 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from fencepost.queues.kafka.errors import NO_TOPIC, BrokerErrors, kafka_error, made, place, unavailable
 from fencepost.queues.kafka.letters import MORE_THAN_ITS_MESSAGE
+from fencepost.queues.kafka.oldest import OldestMessages
 from fencepost.queues.kafka.url import KafkaSettings
 from fencepost.queues.log import LogState, LogUnavailableError
 
@@ -51,6 +52,7 @@ class Cluster:
         self._settings, self._brokers = settings, brokers
         self._client: AdminClient | None = None
         self._reader: Consumer | None = None
+        self._oldest = OldestMessages(settings)
 
     def open(self) -> None:
         """Get ready, without a connection. Raises LogConfigError."""
@@ -58,6 +60,7 @@ class Cluster:
 
     async def close(self) -> None:
         """Let the clients go: their connections end with them."""
+        await self._oldest.close()
         self._client = None
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -95,6 +98,14 @@ class Cluster:
                 raise KafkaException(each.error)
         committed = {each.partition: each.offset for each in found}
         return [max(0, committed.get(each, 0)) for each in range(count)]
+
+    async def oldest(self) -> list[float | None]:
+        """Read, by partition, when the first message was appended that the group has not committed."""
+        decided, state = await asyncio.gather(self.decided(), self.state())
+        places = enumerate(zip(decided, state.ends, strict=False))
+        waiting = {each: below for each, (below, end) in places if below < end}
+        times = await self._oldest.times(state.incarnation, waiting)
+        return [times.get(each) for each in range(state.partitions)]
 
     async def described(self) -> TopicDescription:
         """Ask for the topic's id, partitions and replicas."""

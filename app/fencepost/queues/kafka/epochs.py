@@ -1,4 +1,4 @@
-"""Reads which leader wrote the messages at given offsets. Its calls of librdkafka wait: they are for a thread.
+"""Reads which leader wrote the messages at given offsets, and when. Its calls of librdkafka wait: for a thread.
 
 All messages of one leader epoch were written by one leader, and epochs never fall within a log. So a log that has a
 higher epoch before a committed position than the position has is another one from there on.
@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fencepost.queues.kafka.errors import made, place
 from fencepost.queues.kafka.url import KafkaSettings
@@ -22,6 +22,8 @@ class Written(NamedTuple):
 
     offset: int
     leader_epoch: int
+    at: float | None
+    """When it was appended, in seconds since the epoch; None: it does not say."""
 
 
 class Epochs:
@@ -59,8 +61,7 @@ class Epochs:
                 raise KafkaException(error)
             # A position beyond the end is none: the reader begins at the start then.
             beyond = error is not None or offset < offsets[partition]
-            epoch = record.leader_epoch() if error is None else None
-            found[partition] = None if beyond else Written(offset, -1 if epoch is None else epoch)
+            found[partition] = None if beyond else _written(record, offset)
         self._client.unassign()
         return found
 
@@ -74,3 +75,8 @@ class Epochs:
             else:
                 low = written.offset + 1
         return low
+
+
+def _written(record: Message, offset: int) -> Written:
+    epoch, (kind, at_ms) = record.leader_epoch(), record.timestamp()
+    return Written(offset, -1 if epoch is None else epoch, None if kind == TIMESTAMP_NOT_AVAILABLE else at_ms / 1000)

@@ -50,6 +50,10 @@ class KafkaLog:
         """Ask what the group has committed."""
         return await self._cluster.decided()
 
+    async def oldest(self) -> Sequence[float | None]:
+        """Read when the first messages were appended that the group has not committed."""
+        return await self._cluster.oldest()
+
     async def waiting(self, position: Position) -> None:
         """Nothing can be said: a topic is read by a consumer only, and what is decided stays in it."""
 

@@ -57,6 +57,10 @@ class PostgresLog:
         """Read what is left of each partition (Log.decided)."""
         return await self._ask(table_log.decided)
 
+    async def oldest(self) -> Sequence[float | None]:
+        """Read when the first row of each partition was appended (Log.oldest)."""
+        return await self._ask(table_log.oldest)
+
     async def waiting(self, position: Position) -> Sequence[Received]:
         """Read the row of a position (Log.waiting)."""
         rows = await self._ask(lambda connection: table_log.at(connection, position.partition, position.offset))

@@ -42,7 +42,7 @@ def read_entry(
         if name.startswith(_HEADER):
             headers.append((name[len(_HEADER) :].decode(errors="replace"), content))
         elif name == b"at":
-            at = _seconds(content)
+            at = seconds_of(content)
         elif name == b"key":
             key = content
         elif name == b"value":
@@ -51,7 +51,7 @@ def read_entry(
     return Received(position, Message(key, value, tuple(headers)), at, None, handle)
 
 
-def _seconds(content: bytes) -> float:
+def seconds_of(content: bytes) -> float:
     """When a message was appended; 0 where a program that adds entries itself gave something else than a number."""
     try:
         return float(content)

@@ -9,9 +9,9 @@ from fencepost.queues.partitioner import partition_of
 from fencepost.queues.redis.advice import advice
 from fencepost.queues.redis.consumer import RedisConsumer
 from fencepost.queues.redis.dead import RedisDeadLetters
-from fencepost.queues.redis.entry import fields_of, read_entry
+from fencepost.queues.redis.entry import fields_of, read_entry, seconds_of
 from fencepost.queues.redis.layout import Layouts, QueueLayout
-from fencepost.queues.redis.scripts import APPEND, DECIDED, STATE, Script
+from fencepost.queues.redis.scripts import APPEND, DECIDED, OLDEST, STATE, Script
 from fencepost.queues.redis.server import RedisServer
 from fencepost.queues.redis.url import PREFIX, QueueKeys, read_url
 
@@ -97,6 +97,11 @@ class RedisLog:
         _, firsts = await self._look(DECIDED, "what is decided")
         return [max(first - 1, 0) for first in firsts]
 
+    async def oldest(self) -> Sequence[float | None]:
+        """Ask, by partition, when the oldest message that is there was added."""
+        _, times = await self._look(OLDEST, "what waits")
+        return [seconds_of(each) or None for each in times]
+
     async def waiting(self, position: Position) -> Sequence[Received]:
         """Read the entry of a position, if it is there: what is decided is deleted."""
         layout = await self._layouts.get()
@@ -114,8 +119,8 @@ class RedisLog:
         """See redis/advice.py."""
         return await advice(self._server, self._where, await self._layouts.get(), self._keys)
 
-    async def _look(self, script: Script, about: str) -> tuple[QueueLayout, list[int]]:
-        """Run a script that gives a number for each partition, on the queue as it is now."""
+    async def _look(self, script: Script, about: str) -> tuple[QueueLayout, list[Any]]:
+        """Run a script that gives a value for each partition, on the queue as it is now."""
         for _ in range(_LOOKS):
             layout = await self._layouts.get()
             streams = [self._keys.stream(partition) for partition in range(layout.partitions)]

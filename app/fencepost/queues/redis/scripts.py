@@ -91,6 +91,22 @@ end
 return answer
 """)
 
+OLDEST: Final = Script("""
+-- KEYS queue, streams; ARGV layout. Gives the layout, then for each stream when its first message was added, or ''.
+local answer = {redis.call('GET', KEYS[1])}
+if answer[1] ~= ARGV[1] then return answer end
+for at = 2, #KEYS do
+  local first = redis.call('XRANGE', KEYS[at], '-', '+', 'COUNT', 1)[1]
+  answer[at] = ''
+  if first then
+    for field = 1, #first[2], 2 do
+      if first[2][field] == 'at' then answer[at] = first[2][field + 1] end
+    end
+  end
+end
+return answer
+""")
+
 CLAIM: Final = Script("""
 -- KEYS queue, members, owners of all partitions; ARGV layout, asker, TTL in ms, 1 if it asks for the first time.
 -- An asker is `<16 hex digits>:<member>`. Gives how many partitions it should have, then the numbers of those it has;

@@ -244,6 +244,12 @@ async def known(connection: Connection) -> list[KnownQueue]:
     ]
 
 
+async def now(connection: Connection) -> float:
+    """Read the database's clock, in seconds since the epoch."""
+    seconds: float = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::double precision")
+    return seconds
+
+
 def _blocked(row: asyncpg.Record) -> Blocked | None:
     if row["blocked_resource"] is None:
         return None

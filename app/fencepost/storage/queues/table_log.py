@@ -91,6 +91,12 @@ async def decided(connection: Connection) -> list[int]:
     return found
 
 
+async def oldest(connection: Connection) -> list[float | None]:
+    """Return, by partition, when the first message that is not decided was appended; None: there is none."""
+    found: list[float | None] = await connection.fetchval("SELECT fencepost.queue_oldest()")
+    return found
+
+
 async def join(connection: Connection, member: str, process: str, ttl_ms: int, *, comes: bool) -> bool:
     """Say which process the member is; whether it is. `comes`: the process says so for the first time, and takes the
     name from another one.
