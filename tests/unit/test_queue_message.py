@@ -151,6 +151,9 @@ def is_read(headers: dict[str, str]) -> bool:
 
 @given(MESSAGES)
 @example({"method": "PATCH", "fence-token": str(MAX_TOKEN), "write-nonce": "0123456789abcdef", "x-a": ""})
+@example({"method": "PATCH", "fence-token": f"34.2026-07.{'e' * 8100}.{'q' * 43}"})
+@example({"method": "PATCH", "fence-token": f"34.2026-07.{'e' * 8200}.{'q' * 43}"})
+@example({"method": "PATCH", "fence-token": f"34.2026-07.eyJz.{'q' * 42}"})
 @example({"method": "PATCH", "unknown": "1"})
 @example({"query": "select=order_id"})
 def test_headers_fit_the_schema_if_and_only_if_they_are_read(headers: dict[str, str]) -> None:
