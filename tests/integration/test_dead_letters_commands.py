@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.consuming import Queue, consumed, make_tables, opened, write
+from tests.support.consuming import Queue, consumed, make_tables, opened, token, write
 from tests.support.interleave import Connect
 from tests.support.queued import queueing
 
@@ -15,6 +15,8 @@ from fencepost.cli.main import main
 from fencepost.queues.log import LogUnavailableError
 from fencepost.queues.postgres.dead_letters import PostgresDeadLetters
 from fencepost.queues.registry import DEFAULT
+from fencepost.storage.leases import sources
+from fencepost.storage.protecting.protect import protect
 
 Run = Callable[..., Any]
 
@@ -165,3 +167,32 @@ async def test_the_page_of_a_write_says_what_became_of_its_letter(queue: Queue, 
             await queue.empty()
         shown = (await gateway.api.ask("GET", f"writes/{again}")).json()
         assert (shown["state"], shown["answer"]["body"]["colour"], shown["retried_as"]) == ("applied", "red", None)
+
+
+async def test_a_write_that_waits_while_its_table_changes_from_a_lock_to_a_queue_or_back_is_a_dead_letter(
+    database: str, connect: Connect, run: Run
+) -> None:
+    """So the page says to wait until the lag is 0; and which letters can be retried, and where."""
+    owner = await connect()
+    await make_tables(owner, source="external")
+    async with opened(database, owner) as queue:
+        await queue.append(write("orders/k1", body={"n": 1}, token=token(34)))
+        await protect(owner, "orders", queue=DEFAULT)
+        await queue.append(write("orders/k2", body={"n": 2}))
+        async with consumed(queue):
+            await queue.empty()
+            assert list(await queue.letters()) == ["orders/k1"]
+            await run("dead", "retry", DEFAULT, "--all")
+            await queue.empty()
+            assert "orders takes the positions of its queue" in (await queue.letters())["orders/k1"].reason
+        await queue.append(write("orders/k3", body={"n": 3}))
+        await protect(owner, "orders", source="external")
+        async with consumed(queue):
+            await queue.empty()
+            assert (await queue.letters())["orders/k3"].reason.startswith("FP003: ")
+            await sources.raise_source(owner, DEFAULT, "for a test", 34)
+            await protect(owner, "orders", queue=DEFAULT)
+            await run("dead", "retry", DEFAULT, "--resource", "orders/k3")
+            await queue.empty()
+        assert list(await queue.letters()) == ["orders/k1"]
+        assert [await queue.n(key) for key in ("k1", "k2", "k3")] == [0, 2, 3]
