@@ -1,4 +1,6 @@
-"""docker-compose.yml: each profile has a gateway that can read its source's URL, and servers that forget nothing."""
+"""docker-compose.yml: each profile has a gateway that can read its source's or queue's URL, and servers that forget
+nothing.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 from ruamel.yaml import YAML
 
+from fencepost.queue_wiring import read_queues
+from fencepost.settings import Settings
 from fencepost.source_wiring import read_source
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +26,26 @@ def of(profile: str) -> dict[str, dict[str, Any]]:
 
 def test_there_is_a_profile_for_each_service_that_compose_can_run() -> None:
     profiles = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
-    assert profiles == set(NODES), "a new profile gets a line in NODES and in PORTS"
+    assert profiles == {*NODES, "kafka"}, "a new profile of a lock service gets a line in NODES and in PORTS"
+
+
+def test_the_profile_of_a_queue_has_a_topic_a_gateway_that_submits_and_a_consumer() -> None:
+    services = of("kafka")
+    assert services.keys() == {"kafka", "kafka-topic", "gateway-kafka", "consumer-kafka"}
+    for name in ("gateway-kafka", "consumer-kafka"):
+        service = services[name]
+        (queue,) = read_queues(Settings(queues=service["environment"]["FENCEPOST_QUEUES"]))
+        assert queue.name == "kafka:orders"
+        assert {each: how["condition"] for each, how in service["depends_on"].items()} == {
+            "postgres": "service_healthy",
+            "migrate": "service_completed_successfully",
+            "kafka": "service_healthy",
+            "kafka-topic": "service_completed_successfully",
+        }
+    assert services["consumer-kafka"]["command"][:2] == ["consume", "kafka:orders"]
+    assert "--topic orders --partitions 8" in services["kafka-topic"]["command"]
+    broker = services["kafka"]["environment"]
+    assert (broker["KAFKA_PROCESS_ROLES"], broker["KAFKA_LOG_FLUSH_INTERVAL_MESSAGES"]) == ("broker,controller", "1")
 
 
 @pytest.mark.parametrize("profile", NODES)
@@ -42,7 +65,7 @@ def test_the_gateway_of_a_profile_names_all_nodes_and_waits_for_them(profile: st
 
 def test_gateways_know_their_callers_by_a_secret_that_is_the_users_own() -> None:
     gateways = {name: service for name, service in SERVICES.items() if "--allow-remote" in service.get("command", [])}
-    assert gateways.keys() == {"gateway", *(f"gateway-{profile}" for profile in NODES)}
+    assert gateways.keys() == {"gateway", "gateway-kafka", *(f"gateway-{profile}" for profile in NODES)}
     for service in gateways.values():
         assert service["environment"]["FENCEPOST_JWT_SECRET"].startswith("${FENCEPOST_JWT_SECRET:?"), "no default"
         assert service["environment"]["FENCEPOST_DATABASE_URL"]
