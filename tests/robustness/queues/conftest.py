@@ -1,5 +1,6 @@
 """The storms' launcher: consumers and gateways start in a tenth of a second."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,9 +16,9 @@ def launcher() -> Iterator[Launcher]:
         yield running
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, THREE] if os.environ.get("FENCEPOST_STORM_THREE") else KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Name each kind of log."""
+    """Name each kind of log; with FENCEPOST_STORM_THREE=1 in the environment Kafka with three brokers, too."""
     found: str = request.param
     return found
 
