@@ -1,0 +1,56 @@
+"""An Idempotency-Key brings nobody an answer that its own request would not get (decision 0040)."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+from tests.scenarios.idempotency import once
+from tests.support.acting import NOTHING, WEB, Acting
+from tests.support.racing import Race
+from tests.support.use_cases import keyed, posted, result_of, rows_patch
+
+from fencepost.fencing.resource import parse_resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.use_cases import claim, insert, patch, patch_many, patch_rows
+from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.gateway.writes.matching import FilteredWrite
+from fencepost.gateway.writes.requests import Body
+from fencepost.storage.statements.query import Condition, Field
+
+OF_ONE = (Condition(Field("order_id"), "eq", "k"),)
+WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
+    "keyed": lambda g: patch(g, replace(keyed("k", 40, n=1), once=once())),
+    "POST": lambda g: insert(g, replace(posted(40, {"order_id": "new"}), once=once())),
+    "array": lambda g: patch_rows(g, replace(rows_patch(40, {"order_id": "k", "n": 1}), once=once())),
+    "filter": lambda g: patch_many(
+        g, FilteredWrite("orders", OF_ONE, Token(40), Body('{"n": 1}', ("n",), {"n": 1}), once=once())
+    ),
+    "claim": lambda g: claim(g, Claim(parse_resource("orders/k"), Token(40), once=once())),
+}
+RULED = """
+ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON orders USING (current_setting('request.jwt.claims', true)::json ->> 'sub' = 'ann')"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_key_of_another_role_is_another_key(stage: Acting, race: Race, way: str) -> None:
+    await race.insert(race.a, "k", 30)
+    assert result_of(await WAYS[way](stage.of(WEB, "ann"))) in ("ok", "created")
+    assert isinstance(await WAYS[way](stage.of(WEB, "bob")), Replayed), "a role's callers share theirs"
+    assert result_of(await WAYS[way](stage.of(NOTHING, "ann"))) == "42501"
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_under_row_security_a_key_of_another_caller_is_another_key(stage: Acting, race: Race, way: str) -> None:
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute(RULED)
+    await stage.gateway.catalog.reload()
+    ann, bob = (stage.of(WEB, name, claims=f'{{"sub": "{name}"}}') for name in ("ann", "bob"))
+    assert result_of(await WAYS[way](ann)) in ("ok", "created")
+    assert isinstance(await WAYS[way](ann), Replayed)
+    theirs = await WAYS[way](bob)
+    assert not isinstance(theirs, Replayed)
+    assert not getattr(theirs, "rows", ()), "the policy hides it"
