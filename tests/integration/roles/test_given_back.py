@@ -9,21 +9,36 @@ import asyncpg
 import pytest
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
+from tests.scenarios.scopes import DDL
 from tests.support.acting import WEB, Acting
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, listed, patch, post, put, result_of
+from tests.support.use_cases import delete, keyed, listed, patch, post, put, result_of
 
 from fencepost.fencing.resource import parse_resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.atomic import atomically
+from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Granted
 from fencepost.gateway.read import ReadOne
-from fencepost.gateway.use_cases import explain, read_one
+from fencepost.gateway.use_cases import claim, explain, read_one
 from fencepost.storage.connections import roles
 from fencepost.storage.connections.connection import GatewayConnection
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.statements.query import Condition, Field
 from fencepost.times import QueueTimes, Times
 
 Moment = Literal["before", "in flight", "after"]
 STATEMENTS = ("execute", "fetch", "fetchval", "fetchrow", "fetchmany")
+OF_K = (Condition(Field("order_id"), "eq", "k"),)
+
+
+async def several(gateway: Gateway) -> None:
+    for key in ("k", "j"):
+        await patch(gateway, keyed(key, 40, n=1))
+    await claim(gateway, Claim(parse_resource("account/42"), Token(40)))
+
+
 WAYS: dict[str, Callable[[Gateway], Awaitable[object]]] = {
     "batched": lambda gateway: patch(gateway, keyed("k", 40, n=1)),
     "keyed": lambda gateway: patch(gateway, replace(keyed("k", 40, n=1), key=once())),
@@ -33,6 +48,11 @@ WAYS: dict[str, Callable[[Gateway], Awaitable[object]]] = {
     "read": lambda gateway: read_one(gateway, ReadOne("orders", ("k",))),
     "explain": lambda gateway: explain(gateway, parse_resource("orders/k")),
     "lease": lambda gateway: ask(gateway, asking("l", secret="s" * 32, claims=("orders/k",))),
+    "array": lambda gateway: patch(gateway, listed(40, {"order_id": "k", "n": 1}, {"order_id": "j", "n": 1})),
+    "PATCH by filter": lambda gateway: patch(gateway, matching(OF_K, 40, n=1)),
+    "DELETE by filter": lambda gateway: delete(gateway, matching(OF_K, 40)),
+    "scope": lambda gateway: claim(gateway, Claim(parse_resource("account/42"), Token(40))),
+    "atomic": lambda gateway: atomically(gateway, several),
 }
 
 
@@ -87,7 +107,11 @@ async def every_cancelled_request_gives_its_role_back(
 async def test_a_role_ends_with_its_request_whichever_statement_is_cancelled(
     stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    await race.insert(race.a, "k", 30)
+    for key in ("k", "j"):
+        await race.insert(race.a, key, 30)
+    await race.observer.execute(f"{DDL}; GRANT SELECT, UPDATE ON items TO {WEB}")
+    await protect(race.observer, "items", scope="account/{account_id}")
+    await stage.gateway.catalog.reload()
     moments: tuple[Moment, ...] = ("before", "in flight", "after")
     for moment in moments:
         await every_cancelled_request_gives_its_role_back(stage, monkeypatch, way, moment)

@@ -7,28 +7,19 @@ import pytest
 from tests.scenarios.idempotency import once
 from tests.support.acting import NOTHING, WEB, Acting
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, posted, result_of, rows_patch
+from tests.support.use_cases import keyed, patch, rendered, result_of
 
 from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.token import Token
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim, insert, patch, patch_many, patch_rows
+from fencepost.gateway.use_cases import claim
 from fencepost.gateway.writes.idempotency import Replayed
-from fencepost.gateway.writes.matching import FilteredWrite
-from fencepost.gateway.writes.requests import Body
-from fencepost.storage.statements.query import Condition, Field
 
-OF_ONE = (Condition(Field("order_id"), "eq", "k"),)
 WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
-    "keyed": lambda g: patch(g, replace(keyed("k", 40, n=1), once=once())),
-    "POST": lambda g: insert(g, replace(posted(40, {"order_id": "new"}), once=once())),
-    "array": lambda g: patch_rows(g, replace(rows_patch(40, {"order_id": "k", "n": 1}), once=once())),
-    "filter": lambda g: patch_many(
-        g, FilteredWrite("orders", OF_ONE, Token(40), Body('{"n": 1}', ("n",), {"n": 1}), once=once())
-    ),
-    "claim": lambda g: claim(g, Claim(parse_resource("orders/k"), Token(40), once=once())),
+    "write": lambda g: patch(g, replace(keyed("k", 40, n=1), key=once())),
+    "claim": lambda g: claim(g, Claim(parse_resource("orders/k"), Token(40), once()), rendered),
 }
 RULED = """
 ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
