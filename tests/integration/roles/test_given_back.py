@@ -12,7 +12,7 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import DDL
 from tests.support.acting import WEB, Acting
 from tests.support.racing import Race
-from tests.support.use_cases import delete, keyed, listed, patch, post, put, result_of
+from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put, result_of
 
 from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.token import Token

@@ -1,0 +1,144 @@
+"""What each route needs, by column, as docs/roles.md says it; the matrix compares it with what PostgreSQL says."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from tests.integration.test_lease_claims import ask, asking
+from tests.scenarios.idempotency import once
+from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put
+
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.resource import parse_resource
+from fencepost.fencing.token import Token
+from fencepost.gateway.atomic import Undone, atomically
+from fencepost.gateway.claims.claim import Claim
+from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.leases.acquire import Granted
+from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.read import ReadMany, ReadOne
+from fencepost.gateway.use_cases import claim, explain, read_many, read_one
+from fencepost.gateway.writes.write import Write
+from fencepost.storage.statements.query import Condition, Field, Query, Selected
+
+MARK = "last_fence_token"
+VISIBLE = ("id", "account_id", "n")
+COLUMNS = {"jobs": (*VISIBLE, MARK), "items": VISIBLE, "plain": VISIBLE, "seen": VISIBLE}
+
+Need = tuple[str, str]
+"""A privilege, and the column; `*`: of the table."""
+
+
+def need(privilege: str, *columns: str) -> set[Need]:
+    return {(privilege, column) for column in columns}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A request, as the role sends it. `key` is a row that is there; `fresh`, one that is not."""
+
+    needs: dict[str, set[Need]]
+    send: Callable[[Gateway, str, int, int, int], Awaitable[Outcome]]
+
+
+def of(rows: set[Need], scoped: set[Need], *unprotected: str) -> dict[str, set[Need]]:
+    """What it takes in a table whose rows have marks, and what where they share their scope's; `unprotected`: what has
+    no marks, and can be read all the same.
+    """
+    return {"jobs": rows, "items": scoped} | dict.fromkeys(unprotected, SHOWN)
+
+
+ROW = need("SELECT", "id", MARK)
+SHOWN = need("SELECT", *VISIBLE)
+RAISED = need("UPDATE", MARK)
+CHANGED = of(SHOWN | ROW | RAISED | need("UPDATE", "n"), SHOWN | need("UPDATE", "n"))
+REPLACED = of(SHOWN | ROW | RAISED | need("UPDATE", "account_id", "n"), SHOWN | need("UPDATE", "account_id", "n"))
+MADE = of(SHOWN | ROW | need("INSERT", "id", "account_id", MARK), SHOWN | need("INSERT", "id", "account_id"))
+MADE_BY_PUT = of(
+    REPLACED["jobs"] | need("INSERT", "id", "account_id", "n", MARK),
+    REPLACED["items"] | need("INSERT", "id", "account_id", "n"),
+)
+# A statement that locks rows to delete them needs UPDATE of any column.
+DELETED = of(SHOWN | ROW | need("DELETE", "*"), SHOWN | need("DELETE", "*") | need("UPDATE", "any"))
+DELETED_MANY = of(DELETED["jobs"] | need("UPDATE", "any"), DELETED["items"])
+
+
+def filtered(table: str, key: int, token: int, **values: int) -> Write:
+    return matching((Condition(Field("id"), "eq", str(key)),), token, table, **values)
+
+
+async def whole(gateway: Gateway, *parts: Callable[[Gateway], Awaitable[Outcome]]) -> Outcome:
+    """Send a batch that lands as a whole."""
+
+    async def use(part: Gateway) -> Outcome:
+        for each in parts:
+            if isinstance(answer := await each(part), Problem):
+                raise Undone(answer)
+        return answer
+
+    return await atomically(gateway, use)
+
+
+async def claimed_by_lease(gateway: Gateway, table: str, key: int) -> Outcome:
+    # a scope of its own: tokens of leases are above all others here
+    name = f"jobs/{key}" if table == "jobs" else f"account/{key}"
+    got = await ask(gateway, asking(name, secret=f"{key:032}", claims=(name,)))
+    return got.claims[0] if isinstance(got, Granted) else got
+
+
+ONLY_N = (Selected(Field("n")),)
+DELETED_N = of(need("SELECT", "n") | ROW | need("DELETE", "*"), DELETED["items"])
+WAYS: dict[str, Way] = {
+    "GET row": Way(of(SHOWN | ROW, SHOWN, "plain"), lambda g, t, k, _f, _n: read_one(g, ReadOne(t, (str(k),)))),
+    "GET list": Way(of(SHOWN, SHOWN, "plain", "seen"), lambda g, t, _k, _f, _n: read_many(g, ReadMany(t, Query()))),
+    "PATCH batched": Way(CHANGED, lambda g, t, k, _f, n: patch(g, keyed(str(k), n, table=t, n=1))),
+    "PATCH keyed": Way(
+        CHANGED, lambda g, t, k, _f, n: patch(g, replace(keyed(str(k), n, table=t, n=1), key=once(f"{n}")))
+    ),
+    "PATCH array": Way(CHANGED, lambda g, t, k, _f, n: patch(g, listed(n, {"id": k, "n": 1}, table=t))),
+    "PATCH filter": Way(CHANGED, lambda g, t, k, _f, n: patch(g, filtered(t, k, n, n=5))),
+    "PUT there": Way(REPLACED, lambda g, t, k, _f, n: put(g, keyed(str(k), n, table=t, account_id=42, n=1))),
+    "PUT new": Way(MADE_BY_PUT, lambda g, t, _k, f, n: put(g, keyed(str(f), n, table=t, account_id=42, n=1))),
+    "POST batched": Way(MADE, lambda g, t, _k, f, n: post(g, listed(n, {"id": f, "account_id": 42}, table=t))),
+    "POST keyed": Way(
+        MADE,
+        lambda g, t, _k, f, n: post(g, replace(listed(n, {"id": f, "account_id": 42}, table=t), key=once(f"{n}"))),
+    ),
+    "POST alone": Way(
+        MADE, lambda g, t, _k, f, n: post(g, listed(n, *({"id": e, "account_id": 42} for e in (f, -f)), table=t))
+    ),
+    "DELETE batched": Way(DELETED, lambda g, t, k, _f, n: delete(g, keyed(str(k), n, table=t))),
+    "DELETE keyed": Way(
+        DELETED, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), key=once(f"{n}")))
+    ),
+    "DELETE batched, n": Way(
+        DELETED_N, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), select=ONLY_N))
+    ),
+    "DELETE keyed, n": Way(
+        DELETED_N,
+        lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), key=once(f"{n}"), select=ONLY_N)),
+    ),
+    "DELETE filter": Way(DELETED_MANY, lambda g, t, k, _f, n: delete(g, filtered(t, k, n))),
+    "claim": Way(
+        of(SHOWN | ROW | RAISED, need("write", "*")),
+        lambda g, t, k, _f, n: claim(g, Claim(parse_resource(f"jobs/{k}" if t == "jobs" else "account/42"), Token(n))),
+    ),
+    "claim of a lease": Way(
+        of(SHOWN | ROW | RAISED, need("write", "*")), lambda g, t, k, _f, _n: claimed_by_lease(g, t, k)
+    ),
+    "line batched": Way(CHANGED, lambda g, t, k, _f, n: patch(g.for_batch(), keyed(str(k), n, table=t, n=1))),
+    "line alone": Way(CHANGED, lambda g, t, k, _f, n: patch(g.for_batch(), filtered(t, k, n, n=5))),
+    "whole": Way(
+        of(CHANGED["jobs"] | DELETED["jobs"], CHANGED["items"] | DELETED["items"]),
+        lambda g, t, k, _f, n: whole(
+            g,
+            lambda part: patch(part, keyed(str(k), n, table=t, n=1)),
+            lambda part: delete(part, keyed(str(k), n + 1, table=t)),
+        ),
+    ),
+    "fences": Way(
+        of(ROW, need("read", "*")),
+        lambda g, t, k, _f, _n: explain(g, parse_resource(f"jobs/{k}" if t == "jobs" else "account/42")),
+    ),
+}
+"""A scope is none of a table's columns: its claim needs some privilege to write to one of its tables, and a look at it
+some privilege to read one (`write`, `read`)."""
