@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,13 +44,13 @@ class JwksServer:
 
 
 @asynccontextmanager
-async def jwks_server(document: Mapping[str, Any]) -> AsyncIterator[JwksServer]:
-    """Run one on a free port of loopback."""
+async def jwks_server(document: Mapping[str, Any], tls: ssl.SSLContext | None = None) -> AsyncIterator[JwksServer]:
+    """Run one on a free port of loopback; with `tls` by https."""
     there = JwksServer(b"")
     there.give(document)
     there.gate.set()
-    server = await asyncio.start_server(there.serve, "127.0.0.1", 0)
-    there.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/jwks"
+    server = await asyncio.start_server(there.serve, "127.0.0.1", 0, ssl=tls)
+    there.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}/jwks"
     try:
         yield there
     finally:
