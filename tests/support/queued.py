@@ -12,6 +12,7 @@ from tests.support.mock_log import MockLog
 from fencepost.gateway.gateway import DEFAULT_QUEUE, Gateway
 from fencepost.queues.log import Log, Message
 from fencepost.settings import Settings
+from fencepost.times import TIMES, Times
 from fencepost.wiring import create_app
 
 if TYPE_CHECKING:
@@ -33,10 +34,10 @@ class Queued:
 
 
 @asynccontextmanager
-async def queueing(database: str, **settings: object) -> AsyncIterator[Queued]:
+async def queueing(database: str, times: Times = TIMES, /, **settings: object) -> AsyncIterator[Queued]:
     """Serve a database until the block ends."""
     given = {"database_url": database, "log_level": "error", "consume_here": False, **settings}
-    app = cast("Application", create_app(Settings.model_validate(given)))
+    app = cast("Application", create_app(Settings.model_validate(given), times))
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as client,

@@ -107,10 +107,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def known() -> bool:
-    return True
-
-
 def begun(
     client: Client, caller: Caller, catalog: object = None, *, expects: bool = False
 ) -> tuple[Batches, asyncio.Task[None], Arrival]:
@@ -118,7 +114,7 @@ def begun(
     catalog = catalog or SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
     gateway.for_batch = lambda: gateway
-    batch = Batch(gateway, 1000, client.receive, client.send, arrival, known)
+    batch = Batch(gateway, 1000, client.receive, client.send, arrival, None)
     return batches, asyncio.create_task(batch.run(expects=expects)), arrival
 
 

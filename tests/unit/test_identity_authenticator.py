@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from tests.support.manual_clock import ManualClock
+from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.fencing.caller import ANONYMOUS, Caller
-from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.identity import authenticator
 from fencepost.identity.authenticator import Authenticator
@@ -19,6 +19,7 @@ class Verifier:
 
     def __init__(self, prefix: str = "t", ends: float | None = None) -> None:
         self.prefix, self.ends, self.asked = prefix, ends, 0
+        self.says: Problem | None = None
         self.gate, self.waiting = asyncio.Event(), asyncio.Event()
         self.gate.set()
 
@@ -29,6 +30,8 @@ class Verifier:
         self.asked += 1
         self.waiting.set()
         await self.gate.wait()
+        if self.says is not None:
+            return self.says
         if "bad" in credential:
             return Problem(INVALID_CREDENTIAL, "It is bad.")
         return Caller(f"{self.prefix}:{credential}", ends=self.ends)
@@ -143,6 +146,23 @@ async def test_without_a_header_it_is_the_anonymous_caller_or_nobody() -> None:
     there = Authenticator((Verifier(),), anonymous)
     assert there.known(None) is anonymous
     assert await there.identify(None) is anonymous
+
+
+async def test_a_request_under_way_learns_that_its_credential_is_good_no_longer() -> None:
+    clock, verifier = ManualClock(), Verifier()
+    there = Authenticator((verifier,), times=Times(clock=clock))
+    found = await there.identify(b"Bearer t1")
+    assert isinstance(found, Caller)
+    over = asyncio.create_task(there.refuses(found, b"Bearer t1"))
+    await settled()
+    there.forget()
+    await settled()
+    verifier.says = Problem(VERIFICATION_UNAVAILABLE, "The database is away.")
+    await clock.advance(TIMES.identity.kept_for)  # although nothing has announced a change
+    assert (verifier.asked, over.done()) == (3, False), "what cannot be found out is no reason to end"
+    verifier.says = Problem(INVALID_CREDENTIAL, "It was revoked.")
+    await clock.advance(TIMES.identity.unheard_for)
+    assert over.done()
 
 
 def test_patterns_of_locks() -> None:

@@ -12,8 +12,9 @@ from fencepost.fencing.caller import ANONYMOUS, CALLER, EVERY_ACCESS, EVERYBODY,
 from fencepost.fencing.identity_problem_types import AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL
 from fencepost.fencing.problems import Problem, bad_request, out_of_scope
 from fencepost.http.caller import network_of
+from fencepost.http.hanging_up import STANDING
 from fencepost.http.rate_limits import HEADERS, Counter, RateLimits
-from fencepost.identity.authenticator import Authenticator
+from fencepost.identity.authenticator import Authenticator, Standing
 
 _OPEN: Final = frozenset({"/healthz", "/docs", "/problems"})
 _OPEN_UNDER: Final = ("/docs/assets/", "/problems/")
@@ -79,7 +80,7 @@ class Admission:
         credential = credentials[0] if credentials else None
         caller = self._authenticator.known(credential)
         if caller is not None:
-            return self.enter(scope, caller)
+            return self.enter(scope, caller, credential)
         if _is_open(scope, credential):
             scope[CALLER] = _NOBODY
             return None
@@ -98,18 +99,10 @@ class Admission:
             self._limits.failed(address)
         return found
 
-    async def is_good_still(self, caller: Caller, credential: bytes | None) -> bool:
-        """Say whether the credential of a request that is under way is good, and its caller may do what it might."""
-        found: Caller | Problem | None = self._authenticator.known(credential)
-        if found is caller:
-            return True
-        if found is None:
-            found = await self._authenticator.identify(credential)
-        return isinstance(found, Caller) and found.may_do_what(caller)
-
-    def enter(self, scope: Scope, caller: Caller) -> Problem | None:
+    def enter(self, scope: Scope, caller: Caller, credential: bytes | None) -> Problem | None:
         """Let this caller's request in, or say why not."""
         scope[CALLER] = caller
+        scope[STANDING] = Standing(self._authenticator, caller, credential)
         if is_for_all(scope["path"]) or needs(scope["method"], scope["path"]) == "nothing":
             return None  # probes of health count for no caller
         anonymous = caller is self._authenticator.anonymous
@@ -138,7 +131,7 @@ class Unverified:
     async def verify(self) -> Problem | None:
         """Find the caller, and let the request in, or say why not."""
         found = await self.admission.identify(self.scope, self.credential)
-        return found if isinstance(found, Problem) else self.admission.enter(self.scope, found)
+        return found if isinstance(found, Problem) else self.admission.enter(self.scope, found, self.credential)
 
 
 def _is_open(scope: Scope, credential: bytes | None) -> bool:

@@ -1,12 +1,25 @@
-"""Whether the client of a request is still there."""
+"""Whether the client of a request is still there, and is still to be answered: who waits for long asks this, and nobody
+else watches clients or credentials for it.
+"""
 
 import asyncio
-from typing import Final
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
 
 from starlette.types import Scope
 
+from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.fencing.problems import Problem
+from fencepost.http.problems.response import RequestError
+from fencepost.identity.authenticator import Standing
+
+T = TypeVar("T")
+
 WATCH: Final = "fencepost.watch"
 """A key of the scope. Its value is a function, set by the server's protocol (cli/serving/guarded.py)."""
+STANDING: Final = "fencepost.standing"
+"""A key of the scope, where there is authentication: the Standing of the caller's credential."""
 
 
 def hung_up(scope: Scope) -> "asyncio.Future[None]":
@@ -16,3 +29,45 @@ def hung_up(scope: Scope) -> "asyncio.Future[None]":
     watch = scope.get(WATCH)
     found: asyncio.Future[None] = asyncio.get_running_loop().create_future() if watch is None else watch()
     return found
+
+
+@asynccontextmanager
+async def leaving(scope: Scope) -> AsyncIterator["asyncio.Future[None]"]:
+    """Give what is done once nobody is to be answered any more: the client has hung up, or its credential is good no
+    longer, although its time is not over. It is not to be cancelled.
+    """
+    standing: Standing | None = scope.get(STANDING)
+    if standing is None:
+        yield hung_up(scope)
+        return
+    gone = asyncio.create_task(_gone(scope, standing))
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+
+
+async def unless(gone: "asyncio.Future[None]", waiting: Coroutine[Any, Any, T]) -> T | None:
+    """Wait for something, but not for longer than someone is to be answered; None: there is nobody."""
+    waits = asyncio.create_task(waiting)
+    try:
+        await asyncio.wait((waits, gone), return_when=asyncio.FIRST_COMPLETED)
+        return waits.result() if waits.done() else None
+    finally:
+        waits.cancel()
+
+
+def refuse_if_over(scope: Scope, gone: "asyncio.Future[None]") -> None:
+    """Raise RequestError where the client waits still, and its credential is good no longer."""
+    if gone.done() and not hung_up(scope).done():
+        raise RequestError(
+            Problem(INVALID_CREDENTIAL, "The token or key was revoked, or has other rights, while the request waited.")
+        )
+
+
+async def _gone(scope: Scope, standing: Standing) -> None:
+    over = asyncio.create_task(standing.over())
+    try:
+        await asyncio.wait((hung_up(scope), over), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        over.cancel()

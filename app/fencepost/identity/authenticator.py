@@ -4,12 +4,19 @@ Each kind of credential has a Verifier. Callers that were found are kept by the 
 look into a dict. What is not known is refused.
 """
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, Protocol
 
+from fencepost.clock import wait_until_set
 from fencepost.fencing.caller import Caller
-from fencepost.fencing.identity_problem_types import AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL
+from fencepost.fencing.identity_problem_types import (
+    AUTHENTICATION_REQUIRED,
+    INVALID_CREDENTIAL,
+    VERIFICATION_UNAVAILABLE,
+)
 from fencepost.fencing.problems import Problem
 from fencepost.times import TIMES, Times
 
@@ -45,10 +52,11 @@ class Authenticator:
     ) -> None:
         self.anonymous = anonymous
         self._verifiers = tuple(verifiers)
-        self._kept_for, self._clock = times.identity.kept_for, times.clock
+        self._times, self._clock = times.identity, times.clock
         self._kept: dict[bytes, tuple[float, Caller]] = {}
         self._accepted: dict[bytes, None] = {}
         self._forgotten = 0
+        self._forgetting = asyncio.Event()
 
     def known(self, authorization: bytes | None) -> Caller | None:
         """Give the caller of a header that was verified a moment ago."""
@@ -91,18 +99,59 @@ class Authenticator:
         """Verify each credential anew from now on: keys have changed."""
         self._forgotten += 1
         self._kept.clear()
+        self._forgetting.set()
+        self._forgetting = asyncio.Event()
+
+    async def still_knows(self, caller: Caller, authorization: bytes | None) -> bool | None:
+        """Say whether a credential is good still, and its caller may do what it might. None: that cannot be found out
+        now.
+        """
+        found: Caller | Problem | None = self.known(authorization)
+        if found is None:
+            found = await self.identify(authorization)
+        if isinstance(found, Problem):
+            return None if found.type is VERIFICATION_UNAVAILABLE else False
+        return found is caller or found.may_do_what(caller)
+
+    async def refuses(self, caller: Caller, authorization: bytes | None) -> None:
+        """Return once it does not know the caller any more. It looks when keys have changed, and now and then."""
+        while True:
+            change = self._forgetting
+            known = await self.still_knows(caller, authorization)
+            if known is False:
+                return
+            await wait_until_set(change, self._times.kept_for if known else self._times.unheard_for, self._clock)
 
     def _keep(self, authorization: bytes, caller: Caller) -> None:
         self._accepted[sha256(authorization).digest()] = None
         if len(self._accepted) > MOST_KEPT:
             del self._accepted[next(iter(self._accepted))]
-        until = self._clock.monotonic() + self._kept_for
+        until = self._clock.monotonic() + self._times.kept_for
         if caller.ends is not None:
             until = min(until, caller.ends)
         self._kept.pop(authorization, None)
         if len(self._kept) >= MOST_KEPT:
             del self._kept[next(iter(self._kept))]  # the one that was verified first
         self._kept[authorization] = until, caller
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the credential of a request stands, as long as the request is under way."""
+
+    authenticator: Authenticator
+    caller: Caller
+    authorization: bytes | None
+
+    async def is_good(self) -> bool:
+        """Whether it is known to be good still, and allows what it did."""
+        return await self.authenticator.still_knows(self.caller, self.authorization) is True
+
+    async def over(self) -> None:
+        """Return once it is good no more: it was revoked, its key is gone, or it allows something else. A JWT's or
+        stream's time is the caller's (`Caller.ends`), and not looked at here.
+        """
+        await self.authenticator.refuses(self.caller, self.authorization)
 
 
 def _credential(authorization: bytes) -> str | Problem:

@@ -11,7 +11,6 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -31,8 +30,7 @@ from fencepost.http.batches.window import Entry, Window
 from fencepost.http.guard import Arrival
 from fencepost.http.problems.response import problem_response
 from fencepost.http.writes.deciding import answer_or_problem
-
-IsKnown = Callable[[], Awaitable[bool]]
+from fencepost.identity.authenticator import Standing
 
 _STOPPING: Final = "The gateway is stopping."
 _OVER: Final = "The caller's token or key is to be shown again."
@@ -49,16 +47,22 @@ log = structlog.stdlib.get_logger("fencepost.http")
 
 
 class Batch:
-    """A batch. `gateway` is that of its caller, and `is_known` says whether that one's credential is good still;
-    `arrival`: how its body stands with the guard of connections.
+    """A batch. `gateway` is that of its caller; `arrival`: how its body stands with the guard of connections;
+    `standing`: how the caller's credential stands, where there is authentication.
     """
 
     def __init__(
-        self, gateway: Gateway, max_body_bytes: int, receive: Receive, send: Send, arrival: Arrival, is_known: IsKnown
+        self,
+        gateway: Gateway,
+        max_body_bytes: int,
+        receive: Receive,
+        send: Send,
+        arrival: Arrival,
+        standing: Standing | None,
     ) -> None:
         self._gateway, self._batches = gateway.for_batch(), gateway.batches
         self._receive, self._send = receive, send
-        self._arrival, self._is_known = arrival, is_known
+        self._arrival, self._standing = arrival, standing
         self._max_body_bytes = max_body_bytes
         self._splitter = Splitter(max_body_bytes)
         self._order, self._window = Order(), Window(self._batches.lines)
@@ -152,7 +156,7 @@ class Batch:
         """Look at what may have changed since the line before: the caller's credential, and the picture of the tables.
         Places of before cannot be compared with those of a new one.
         """
-        if not await self._is_known():
+        if self._standing is not None and not await self._standing.is_good():
             self._stopped = _OVER
         version = self._gateway.catalog.current.version
         if version != self._version:

@@ -12,11 +12,11 @@ from starlette.types import Receive, Scope, Send
 from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.gateway import Gateway
-from fencepost.http.admission import Admission
 from fencepost.http.batches.atomic import atomic_answer
 from fencepost.http.batches.running import Batch
 from fencepost.http.batches.verdict import NDJSON
 from fencepost.http.guard import arrival_of
+from fencepost.http.hanging_up import STANDING
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name, media_ranges
@@ -31,11 +31,10 @@ _ACCEPTED: Final = frozenset({"*/*", "application/*", NDJSON.decode()})
 
 
 class BatchRoute:
-    """The route. `admission` lets callers in, where there is authentication."""
+    """The route."""
 
-    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, admission: Admission | None) -> None:
-        self._gateway, self._admission = gateway, admission
-        self._max_body_bytes = max_body_bytes
+    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> None:
+        self._gateway, self._max_body_bytes = gateway, max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a batch."""
@@ -46,14 +45,9 @@ class BatchRoute:
         if response is not None:
             await response(scope, receive, send)
             return
-        gateway, admission = self._gateway(scope), self._admission
-        caller, headers = gateway.caller, by_name(scope["headers"])
-
-        async def is_known() -> bool:
-            return admission is None or await admission.is_good_still(caller, headers.get(b"authorization"))
-
-        batch = Batch(gateway, self._max_body_bytes, receive, send, arrival_of(scope), is_known)
-        await batch.run(expects=b"expect" in headers)
+        gateway, standing = self._gateway(scope), scope.get(STANDING)
+        batch = Batch(gateway, self._max_body_bytes, receive, send, arrival_of(scope), standing)
+        await batch.run(expects=b"expect" in by_name(scope["headers"]))
 
     async def _whole(self, scope: Scope, receive: Receive) -> Response | None:
         """Answer what is no stream: a batch that lands as a whole, or another method's. None: it is one. Raises

@@ -26,6 +26,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.elections import elections, observe, watch_election
 from fencepost.http.caller import caller_of
 from fencepost.http.edge import HEAD
+from fencepost.http.hanging_up import leaving, unless
 from fencepost.http.openapi.problems import problems
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.leases import LIMIT, LONGEST_NAME, MOST_LISTED, SOURCE, is_plain
@@ -182,7 +183,7 @@ async def _stream(gateway: Gateway, request: Request) -> Response:
             return problem_response(first)
         if request.scope.get(HEAD):
             return Response(headers=_HEADERS, media_type=EventSourceResponse.media_type)
-        return Stream(_events(subscription, first, gateway), stack.pop_all())
+        return Stream(_events(subscription, first, gateway, request.scope), stack.pop_all())
 
 
 class Stream(EventSourceResponse):
@@ -198,21 +199,25 @@ class Stream(EventSourceResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(subscription: Subscription, first: Election | None, gateway: Gateway) -> AsyncIterator[bytes]:
-    """Stream until the election cannot be watched any more, or the caller's token ends."""
+async def _events(
+    subscription: Subscription, first: Election | None, gateway: Gateway, scope: Scope
+) -> AsyncIterator[bytes]:
+    """Stream until the election cannot be watched any more, or the caller is not to be answered any more."""
     yield format_sse_event(retry=RECONNECT_MS)
     caller, now = gateway.caller, asyncio.get_running_loop().time
     last: int | None = None
     election: Election | Problem | None = first
-    while not isinstance(election, Problem):
-        if election is None:
-            yield format_sse_event(comment="nothing new")
-        else:
-            last = election.leader.term if election.leader is not None else last
-            yield _event(election, last)
-        election = await subscription.next(caller.within(gateway.times.edge.heartbeat, now()))
-        if caller.is_over(now()):
-            return
+    async with leaving(scope) as gone:
+        while not isinstance(election, Problem):
+            if election is None:
+                yield format_sse_event(comment="nothing new")
+            else:
+                last = election.leader.term if election.leader is not None else last
+                yield _event(election, last)
+            within = caller.within(gateway.times.edge.heartbeat, now())
+            election = await unless(gone, subscription.next(within))
+            if gone.done() or caller.is_over(now()):
+                return
 
 
 def _event(election: Election, last: int | None) -> bytes:

@@ -11,7 +11,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases import held as leases
 from fencepost.gateway.leases.acquire import acquire_lease
 from fencepost.http.caller import caller_of
-from fencepost.http.hanging_up import hung_up
+from fencepost.http.hanging_up import leaving, refuse_if_over
 from fencepost.http.openapi import leases as openapi
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_no_body
@@ -87,7 +87,9 @@ class LeaseRoutes:
     async def _ask_for_lease(self, request: Request) -> Response:
         gateway = self._gateway(request.scope)
         wanted = await read_acquire(request, self._max_body_bytes, gateway.locks.limits)
-        outcome = await acquire_lease(gateway, wanted, hung_up(request.scope), caller_of(request.scope))
+        async with leaving(request.scope) as gone:
+            outcome = await acquire_lease(gateway, wanted, gone, caller_of(request.scope))
+            refuse_if_over(request.scope, gone)
         if isinstance(outcome, Problem):
             return problem_response(outcome)
         location = f"/v1/leases/{outcome.lease_id}".encode()

@@ -6,7 +6,7 @@ when a stream ends: it sends that event's id as `Last-Event-ID`, and is answered
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -24,7 +24,7 @@ from fencepost.gateway.queued import Found, find, wait
 from fencepost.gateway.results import STATES
 from fencepost.http.caller import caller_of
 from fencepost.http.edge import HEAD
-from fencepost.http.hanging_up import hung_up
+from fencepost.http.hanging_up import leaving, refuse_if_over, unless
 from fencepost.http.openapi.problems import problems
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.headers import Headers
@@ -122,37 +122,34 @@ async def _answer(gateway: Gateway, request: Request, write_id: str) -> Response
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         if request.scope.get(HEAD):
             return Response(headers=headers, media_type=EVENTS)
-        return EventSourceResponse(_events(gateway, asked.write_id, found, caller), headers=headers)
+        return EventSourceResponse(_events(gateway, asked.write_id, found, request.scope), headers=headers)
     if found is None and asked.within:
         within = min(asked.within, gateway.locks.limits.wait_ms / 1000)
         within = gateway.caller.within(within, asyncio.get_running_loop().time())
-        found = await _unless_hung_up(request, wait(gateway, asked.write_id, within, caller))
+        async with leaving(request.scope) as gone:
+            found = await unless(gone, wait(gateway, asked.write_id, within, caller))
+            refuse_if_over(request.scope, gone)
     if isinstance(found, Problem):
         return problem_response(found)
     return json_response(_body(asked.write_id, found), [_RETRY] if found is None else ())
 
 
-async def _unless_hung_up(request: Request, waiting: Coroutine[Any, Any, Found]) -> Found:
-    """Wait, but not for a client that is gone."""
-    waits = asyncio.create_task(waiting)
-    try:
-        await asyncio.wait((waits, hung_up(request.scope)), return_when=asyncio.FIRST_COMPLETED)
-        return waits.result() if waits.done() else None
-    finally:
-        waits.cancel()
-
-
-async def _events(gateway: Gateway, write_id: WriteId, first: Recorded | None, caller: str) -> AsyncIterator[bytes]:
+async def _events(gateway: Gateway, write_id: WriteId, first: Recorded | None, scope: Scope) -> AsyncIterator[bytes]:
+    """Stream until the write is decided, or the caller is not to be answered any more."""
     yield format_sse_event(retry=RECONNECT_MS)
     found: Found = first
-    now = asyncio.get_running_loop().time
+    now, caller = asyncio.get_running_loop().time, caller_of(scope)
     if found is None:
         yield _event(write_id, None)
-        found = await wait(gateway, write_id, gateway.caller.within(gateway.times.edge.heartbeat, now()), caller)
-    while found is None and not gateway.caller.is_over(now()):
-        yield format_sse_event(comment="nothing new")
-        found = await wait(gateway, write_id, gateway.caller.within(gateway.times.edge.heartbeat, now()), caller)
-    if found is not None and not isinstance(found, Problem):  # else the stream ends, and the client connects again
+    async with leaving(scope) as gone:
+        while found is None:
+            within = gateway.caller.within(gateway.times.edge.heartbeat, now())
+            found = await unless(gone, wait(gateway, write_id, within, caller))
+            if gone.done() or (found is None and gateway.caller.is_over(now())):
+                return
+            if found is None:
+                yield format_sse_event(comment="nothing new")
+    if not isinstance(found, Problem):  # else the stream ends, and the client connects again
         yield _event(write_id, found)
 
 
