@@ -53,5 +53,7 @@ EVERYBODY: Final = Caller("")
 """The caller of each request where there is no authentication."""
 ANONYMOUS: Final = "anonymous"
 """The name of the caller of requests without a credential, where there is authentication."""
+ANYBODY: Final = "anybody"
+"""What refusals are recorded under where there is no authentication."""
 CALLER: Final = "fencepost.caller"
 """Under which name the ASGI scope of a request has its Caller."""

@@ -7,8 +7,9 @@ from typing import Final
 
 from fencepost.election.watching import Watches
 from fencepost.fencing.access_problem_types import OF_CALLERS
-from fencepost.fencing.caller import EVERYBODY, Caller
+from fencepost.fencing.caller import ANYBODY, EVERYBODY, Caller
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.seal_problem_types import SEAL_REFUSED
 from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.batches import Batches, Share
 from fencepost.gateway.gathered_reads import GatheredReads
@@ -112,9 +113,11 @@ class Gateway:
         return self.reads.connection(self.database, self.caller, whose)
 
     def report_if_forbidden(self, refused: Problem) -> None:
-        """Have a refusal counted that is for who the caller is."""
-        if self.caller.name and refused.type in OF_CALLERS:
-            self.emit(CallerRefused(self.caller.name, refused.name, refused.detail))
+        """Have a refusal counted that is for who the caller is. Where there is no authentication nobody is refused for
+        that, but a seal that is not good is counted all the same: it may be stolen.
+        """
+        if refused.type in OF_CALLERS and (self.caller.name or refused.type is SEAL_REFUSED):
+            self.emit(CallerRefused(self.caller.name or ANYBODY, refused.name, refused.detail))
 
     def locks_of(self, source: str) -> Leases | None:
         """Find whose leases those of a source are; None: it is not configured here."""

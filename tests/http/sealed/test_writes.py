@@ -1,5 +1,6 @@
 """Sealed tokens: a seal for one resource writes no other, on every way to write; and what it is bound to, it writes."""
 
+import asyncpg
 from tests.http.conftest import StartGateway
 from tests.scenarios.sealed import (
     REFUSED,
@@ -9,6 +10,8 @@ from tests.scenarios.sealed import (
     refused_elsewhere,
 )
 from tests.support.asking import Api, code
+
+from fencepost.testing.servers.waiting import eventually
 
 
 async def test_a_seal_for_one_resource_writes_no_other(shop: SealedShop, api: Api) -> None:
@@ -122,6 +125,21 @@ async def test_lists_and_refusals_show_numbers_and_no_seals(api: Api) -> None:
     assert (await api.ask("GET", "fences?resource=orders/a")).json()["sealed"] is True
     assert (await api.ask("GET", "fences?resource=plain/a")).json()["sealed"] is False
     assert refused.json()["presented_token"] == stale["token"]
+
+
+async def test_a_refused_seal_is_recorded_without_authentication_too(shop: SealedShop, api: Api) -> None:
+    held = await lease(api, "elsewhere", writes=["orders/b"])
+    assert code(await api.ask("PATCH", "data/orders/a", {"status": "x"}, token=held["sealed_token"])) == REFUSED
+
+    async def recorded() -> str | None:
+        connection = await asyncpg.connect(shop.dsn)
+        try:
+            found: str | None = await connection.fetchval("SELECT caller FROM fencepost.refusals WHERE code = 'FP041'")
+            return found
+        finally:
+            await connection.close()
+
+    assert await eventually(recorded, what="an entry") == "anybody"
 
 
 async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: StartGateway) -> None:
