@@ -170,12 +170,12 @@ class Settings(BaseSettings):
     max_wait: LeaseSeconds = Field(default=300.0, description="Longest that one request waits for a lock.")
     max_tokens: Positive = Field(default=1000, description="Most tokens that one request draws.")
     max_waiters: Positive = Field(default=1000, description="Most requests that wait for locks, per worker.")
-    max_waiters_per_caller: Positive = Field(default=250, description="Most of these of one address.")
+    max_waiters_per_caller: Positive = Field(default=250, description="Most of these of one caller.")
     max_watchers: Positive = Field(
         default=1000,
         description="Most streams of elections, and most requests that wait for queued writes, per worker.",
     )
-    max_watchers_per_caller: Positive = Field(default=250, description="Most of either of one address.")
+    max_watchers_per_caller: Positive = Field(default=250, description="Most of either of one caller.")
     lease_history: Seconds = Field(
         default=3600.0,
         description="How long, at least, ended leases are remembered: a 409 names the holder that superseded the"

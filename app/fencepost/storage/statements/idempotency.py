@@ -12,7 +12,7 @@ import asyncpg
 from fencepost.storage.connections.connection import Connection
 
 CALLER: Final = ""
-"""Whose keys those of requests are. One name space for all, as long as callers have no identity."""
+"""Whose keys those of requests are whose caller has no role (decision 0040)."""
 OF_QUEUES: Final = "queue"
 """Whose keys the ids of writes are that come through a queue (queues/write_id.py)."""
 ROWS_PER_STEP: Final = 10_000
