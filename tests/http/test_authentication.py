@@ -26,6 +26,7 @@ ROUTES = [
     ("POST", "/v1/batch", "write"),
     ("GET", "/v1/writes/postgres:default.3.17.5d0f6c2b9a8e4471", "write"),
     ("POST", "/v1/leases", "lock"),
+    ("DELETE", "/v1/leases", "lock"),
     ("GET", "/v1/leases/1", "lock"),
     ("POST", "/v1/leases/1/renew", "lock"),
     ("POST", "/v1/leases/1/tokens", "lock"),

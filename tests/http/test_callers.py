@@ -50,6 +50,9 @@ async def lease(http: httpx.AsyncClient, who: dict[str, str], lock: str, **asked
 async def test_the_secret_of_a_lease_is_of_no_use_to_another_caller(http: httpx.AsyncClient) -> None:
     granted = await lease(http, caller("ann"), "job")
     place = f"/v1/leases/{granted.json()['lease_id']}"
+    assert (await http.delete("/v1/leases", headers=caller("carl") | LEASE_SECRET)).is_success, (
+        "he has none to withdraw"
+    )
     for who, expected in ((caller("bob"), 410), (caller("ann"), 200), (caller("ann", exp_of="another token"), 200)):
         assert (await http.post(f"{place}/renew", json={}, headers=who | LEASE_SECRET)).status_code == expected
 

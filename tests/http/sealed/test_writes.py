@@ -1,6 +1,7 @@
 """Sealed tokens: a seal for one resource writes no other, on every way to write; and what it is bound to, it writes."""
 
 import asyncpg
+import pytest
 from tests.http.conftest import StartGateway
 from tests.scenarios.sealed import (
     REFUSED,
@@ -140,6 +141,16 @@ async def test_a_refused_seal_is_recorded_without_authentication_too(shop: Seale
             await connection.close()
 
     assert await eventually(recorded, what="an entry") == "anybody"
+
+
+async def test_sql_takes_the_bare_number_of_a_token_that_was_issued(shop: SealedShop, api: Api) -> None:
+    """docs/direct-sql.md: PostgreSQL has no keys. What guards the number there is that it must have been issued."""
+    held = await lease(api, "by-sql")
+    write = "SET LOCAL fencepost.token = '{}'; UPDATE public.orders SET status = 'by sql' WHERE order_id = 'a'"
+    with pytest.raises(asyncpg.PostgresError, match="was never issued"):
+        await shop.run(write.format(int(held["token"]) + 1_000_000))
+    await shop.run(write.format(held["token"]))
+    assert (await api.ask("GET", "data/orders/a")).json()["status"] == "by sql"
 
 
 async def test_a_gateway_without_keys_names_what_it_lacks(shop: SealedShop, start_gateway: StartGateway) -> None:
