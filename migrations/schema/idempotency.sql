@@ -19,7 +19,7 @@ CREATE TABLE fencepost.idempotency (
   CONSTRAINT idempotency_pkey PRIMARY KEY (caller, key)
 );
 
-COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is there if, and only if, its write landed. Refusals are not stored. caller is empty as long as callers are not distinguished.';
+COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is there if, and only if, its write landed. Refusals are not stored. caller is whose key it is: a role, under row level security a role and a caller, or queue, of messages; empty for callers without a role.';
 
 CREATE INDEX idempotency_created_at_idx ON fencepost.idempotency (created_at);
 
