@@ -7,6 +7,7 @@ import pytest
 from playwright.async_api import Page, expect
 from tests.http.browser import Seen, browser_page, in_a_browser
 from tests.http.conftest import StartGateway
+from tests.support.tokens import SECRET, token
 
 from fencepost.storage.protecting.protect import protect
 
@@ -41,6 +42,29 @@ async def test_trying_the_same_write_twice_shows_200_and_then_409(
     assert seen.complaints == []
     assert all(url.startswith((f"{demo_url}/", "data:")) for url in seen.urls)
     assert sum(url == f"{demo_url}/v1/data/orders/order-123" for url in seen.urls) == 2
+
+
+async def test_a_gateway_with_authentication_asks_for_the_token_and_sends_it(
+    page: Page, demo_database: str, start_gateway: StartGateway
+) -> None:
+    url = await start_gateway(demo_database, demo=True, jwt_secret=SECRET, jwt_role_claim_key="")
+    seen = Seen(page)
+    await page.goto(f"{url}/docs")
+    await expect(page.get_by_label("JWT or API key")).to_be_visible()
+    assert not any("openapi.json" in each for each in seen.urls), "nothing of the tables is shown before"
+    await page.get_by_label("JWT or API key").fill(token())
+    await page.get_by_role("button", name="Use it").click()
+    operation = page.locator("#operations-orders-update_orders_row")
+    await operation.locator(".opblock-summary-control").click()
+    await operation.get_by_role("button", name="Execute").click()
+    status = operation.locator(".live-responses-table .response .response-col_status")
+    await expect(status).to_have_text("200")
+    assert seen.complaints == []
+    await page.evaluate("token = ''")
+    await operation.get_by_role("button", name="Execute").click()
+    await expect(status).to_contain_text("401")
+    await page.reload()
+    assert await page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
 
 
 async def test_a_write_to_a_real_table_cannot_be_sent_from_the_page(
