@@ -6,6 +6,7 @@ fixture.
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,13 +14,14 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
-from tests.support.tokens import SECRET, token
+from tests.support.tokens import SECRET, bearer, token
 
 from fencepost.storage.protecting.protect import protect
 
 pytestmark = pytest.mark.long("runs of schemathesis")
 
 MAX_EXAMPLES = 30
+FEW_EXAMPLES = 3
 SECONDS = 300
 
 CHECKS = (
@@ -72,23 +74,34 @@ async def many_tables(demo_database: str) -> str:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
+@pytest.mark.parametrize("sent", ["a good token", "a token that has ended", "no token"])
 async def test_every_answer_is_one_that_the_document_promises(
-    many_tables: str, start_gateway: StartGateway, tmp_path: Path
+    many_tables: str, start_gateway: StartGateway, tmp_path: Path, sent: str
 ) -> None:
-    known = {"jwt_secret": SECRET, "jwt_role_claim_key": ""}
-    gateway = await start_gateway(many_tables, max_wait=0.2, **known)  # a lock may be asked for twice
-    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {token()}"}, trust_env=False) as client:
-        (tmp_path / "openapi.json").write_text((await client.get(f"{gateway}/openapi.json")).text)
+    """Without a good token nothing under /v1 is served."""
+    # A lock may be asked for twice; and after 600 bad tokens each answer would be a 429.
+    settings = {"max_wait": 0.2, "failed_rate_limit": "", "jwt_secret": SECRET, "jwt_role_claim_key": ""}
+    gateway = await start_gateway(many_tables, **settings)
+    credential = {"a good token": token(), "a token that has ended": token(exp=1)}.get(sent)
+    async with httpx.AsyncClient(headers=bearer(token()), base_url=gateway, trust_env=False) as client:
+        (tmp_path / "openapi.json").write_text((await client.get("/openapi.json")).text)
+        await schemathesis(tmp_path, gateway, credential, MAX_EXAMPLES if sent == "a good token" else FEW_EXAMPLES)
+        metrics = (await client.get("/metrics")).text
+    statuses = re.findall(r'request_seconds_count\{[^}]*route="/v1/[^}]*status="(\d+)"', metrics)
+    assert ("200" if sent == "a good token" else "401") in statuses
+    assert sent == "a good token" or not any(status.startswith("2") for status in statuses)
+
+
+async def schemathesis(folder: Path, gateway: str, credential: str | None, examples: int) -> None:
     run = await asyncio.create_subprocess_exec(
         Path(sys.executable).with_name("schemathesis"),
         "run",
-        str(tmp_path / "openapi.json"),
-        "-H",
-        f"Authorization: Bearer {token()}",
+        str(folder / "openapi.json"),
+        *([] if credential is None else ["-H", f"Authorization: Bearer {credential}"]),
         "--url",
         gateway,
         f"--checks={','.join(CHECKS)}",
-        f"--max-examples={MAX_EXAMPLES}",
+        f"--max-examples={examples}",
         "--exclude-path=/v1/batch",  # its body is lines; test_batch.py sends them
         "--exclude-path=/v1/elections/events",  # an answer that does not end; test_elections.py reads it
         "--phases=examples,coverage,fuzzing",
@@ -96,7 +109,7 @@ async def test_every_answer_is_one_that_the_document_promises(
         "--continue-on-failure",
         "--warnings=off",
         "--no-color",
-        cwd=tmp_path,  # it leaves a cache and reports where it runs
+        cwd=folder,  # it leaves a cache and reports where it runs
         env=os.environ | {"NO_PROXY": "*", "SCHEMATHESIS_HOOKS": str(HOOKS)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
