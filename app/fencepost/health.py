@@ -20,7 +20,7 @@ from fencepost.observe.metrics import Metrics
 from fencepost.queue_status import describe_queues, measure_queues
 from fencepost.source_wiring import describe_sources, list_sources
 from fencepost.storage.connections.origin import OriginStatus
-from fencepost.storage.errors import StorageError, map_errors
+from fencepost.storage.errors import StorageError
 from fencepost.storage.schema import versions
 from fencepost.storage.upkeep import pruning
 from fencepost.times import TIMES, Times
@@ -147,8 +147,7 @@ class Health:
         database, schema, origin = "reachable", None, None
         try:
             async with gateway.database.spare() as connection:
-                with map_errors(writing=False):
-                    schema = await versions.fit(connection)
+                schema = await versions.fit(connection)
             origin = await gateway.database.origin_status()
         except (StorageError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             database, schema = f"unreachable: {error}", None
@@ -176,8 +175,7 @@ class Health:
     async def _measure_sizes(self) -> bool:
         try:
             async with self._gateway.database.connection() as connection:
-                with map_errors(writing=False):
-                    found = await pruning.estimate_sizes(connection)
+                found = await pruning.estimate_sizes(connection)
         except StorageError as error:
             self._gateway.emit(PruningFailed(f"marks could not be measured: {error}"))
             return False

@@ -11,7 +11,7 @@ from fencepost.observe.instruments import QueueFigures
 from fencepost.observe.metrics import Metrics
 from fencepost.queues.log import Log, LogError
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import StorageError, map_errors
+from fencepost.storage.errors import StorageError
 from fencepost.storage.queues import progress
 from fencepost.storage.queues.progress import KnownQueue
 
@@ -74,9 +74,8 @@ async def look_at(database: Database, logs: Mapping[str, Log]) -> list[QueueStat
     StorageError.
     """
     async with database.spare() as connection:
-        with map_errors(writing=False):
-            known = await progress.known(connection)
-            now = await progress.now(connection)
+        known = await progress.known(connection)
+        now = await progress.now(connection)
     return list(await asyncio.gather(*(_look(each, logs.get(each.name), now) for each in known)))
 
 

@@ -12,7 +12,7 @@ from fencepost.queues.log import Log, LogConfigError, LogError
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import RefusedError, StorageError, map_errors
+from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.queues import progress
 
 _FOR_GOOD: Final = frozenset({"42501", "FP400"})
@@ -87,8 +87,7 @@ async def queues_opened(
 async def _register(database: Database, name: str, emit: Emit) -> None:
     try:
         async with database.connection() as connection:
-            with map_errors(writing=False):
-                await progress.register(connection, name)
+            await progress.register(connection, name)
     except RefusedError as error:
         if error.sqlstate in _FOR_GOOD and name != registry.DEFAULT:  # it is there unasked
             mend = (

@@ -18,7 +18,7 @@ from fencepost.observe.events import Emit, QueueFailed, SourceQuarantined, Sourc
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
 from fencepost.stopping import Stopping
-from fencepost.storage.errors import RefusedError, StorageError, map_errors
+from fencepost.storage.errors import RefusedError, StorageError
 from fencepost.storage.leases import sources
 from fencepost.storage.leases.sources import KnownSource
 from fencepost.times import Times
@@ -132,8 +132,7 @@ async def list_sources(gateway: Gateway) -> list[KnownSource]:
     """List the sources as the database knows them; none when it cannot be asked."""
     with suppress(StorageError):
         async with gateway.database.spare() as connection:
-            with map_errors(writing=False):
-                return await sources.list_known(connection)
+            return await sources.list_known(connection)
     return []
 
 

@@ -10,7 +10,8 @@ from fencepost.gateway.submit import queue_unavailable
 from fencepost.queues.log import Log, LogError
 from fencepost.queues.message import nonce_of
 from fencepost.queues.write_id import WriteId, hash_of
-from fencepost.storage.errors import StorageError, map_errors
+from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.errors import StorageError
 from fencepost.storage.queues import results
 from fencepost.storage.statements.idempotency import Recorded
 
@@ -50,9 +51,9 @@ async def wait(gateway: Gateway, write_id: WriteId, within: float, caller: str) 
 
 async def _look(gateway: Gateway, write_ids: Sequence[str]) -> dict[str, Recorded]:
     # For writing: a result that is found is first made as safe as a commit is.
-    async with gateway.database.connection(writing=True) as connection:
-        with map_errors(writing=False):
-            found = await results.results(connection, write_ids)
+    found = await run_write(
+        gateway.database, lambda connection: results.results(connection, write_ids), repeatable=True
+    )
     return {write_id: result.answer for write_id, result in found.items()}
 
 

@@ -19,7 +19,8 @@ from fencepost.fencing.caller import EVERY_ACCESS, Access, Caller
 from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import StorageError, map_errors
+from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.errors import StorageError
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import PREFIX, StoredKey, hash_secret
 from fencepost.times import TIMES, Times
@@ -63,9 +64,7 @@ class ApiKeys:
         """Note in the database which keys were used since the last time. Raises StorageError."""
         used, self._used = sorted(self._used), set()
         if used:
-            async with self._database().connection(writing=True) as connection:
-                with map_errors(writing=False):
-                    await api_keys.note_uses(connection, used)
+            await run_write(self._database(), lambda connection: api_keys.note_uses(connection, used), repeatable=True)
 
 
 def _judge(key_id: str, secret: str, key: StoredKey | None, asked: float, streams_end_after: float) -> Caller | Problem:
@@ -141,8 +140,7 @@ class _Lookups:
 
     async def _look_up(self, ids: Sequence[str]) -> Mapping[str, StoredKey]:
         async with self._database().spare() as connection:
-            with map_errors(writing=False):
-                return await api_keys.look_up(connection, ids)
+            return await api_keys.look_up(connection, ids)
 
 
 class Announcements:

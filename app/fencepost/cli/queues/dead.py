@@ -18,8 +18,9 @@ from fencepost.queues.log import DeadLetter, Log, LogError, Message
 from fencepost.queues.message import FENCE_TOKEN, IDEMPOTENCY_KEY, WRITE_NONCE
 from fencepost.queues.write_id import WriteId, new_nonce
 from fencepost.settings import Settings
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import map_errors
+from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.queues import results, stopped
 from fencepost.storage.queues.stopped import Stopped
 
@@ -172,10 +173,12 @@ def _refuse_incomplete(queue: str, letters: Sequence[DeadLetter]) -> None:
 
 async def _note(database: Database, queue: str, letter_id: str, resource: str, became: str) -> None:
     """Note what becomes of a letter, and let its resource go on, if the letter stopped it."""
-    async with database.connection(writing=True) as connection:
-        with map_errors(writing=False):
-            await results.close_letter(connection, letter_id, became)
-            await stopped.clear_resource(connection, queue, resource, letter_id)
+
+    async def note(connection: Connection) -> None:
+        await results.close_letter(connection, letter_id, became)
+        await stopped.clear_resource(connection, queue, resource, letter_id)
+
+    await run_write(database, note, repeatable=True)
 
 
 def once_more(letter: DeadLetter, nonce: str) -> Message:
@@ -193,9 +196,7 @@ async def _ids_of_letters(database: Database, ids: Sequence[str]) -> list[str]:
     """Give the ids that the letters of these writes have: where a message is in the log twice, its letter has the id
     under which it was decided.
     """
-    async with database.connection(writing=True) as connection:
-        with map_errors(writing=False):
-            decided = await results.results(connection, ids)
+    decided = await run_write(database, lambda connection: results.results(connection, ids), repeatable=True)
     return [decided[each].id if each in decided else each for each in ids]
 
 
@@ -217,8 +218,7 @@ async def _find(log: Log, ids: Sequence[str], resource: str | None, known: Seque
 async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[Stopped]:
     """List the resources that are stopped by a letter that is not there any more: its log was emptied, for example."""
     async with database.connection() as connection:
-        with map_errors(writing=False):
-            stops = await stopped.stopped(connection, queue)
+        stops = await stopped.stopped(connection, queue)
     return [each for each in stops if await log.dead.get(each.write_id) is None]
 
 

@@ -16,7 +16,7 @@ from fencepost.locks.builtin.queue import Queue, Visit
 from fencepost.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
 from fencepost.storage.connections.connection import Connection, gateway_connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import retry_conflicts
+from fencepost.storage.connections.transactions import retry_conflicts, run_write
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases import withdrawn
@@ -246,17 +246,11 @@ class PostgresLocks(Leases):
     async def _ask(
         self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False, upkeep: bool = True
     ) -> T:
-        async def connected() -> T:
-            # What others read, a list of all locks say, or withdraw is no reason for renewals to wait.
-            lend = self._database.lease_connection if writing and upkeep else self._database.connection
-            async with lend(writing=writing) as connection:
-                with map_errors(writing=writing):
-                    answer = await statement(connection)
-                if writing:
-                    gateway_connection(connection).require_replicated()
-                return answer
-
-        return await retry_conflicts(connected)
+        # What others read, a list of all locks say, or withdraw is no reason for renewals to wait.
+        if writing:
+            return await run_write(self._database, statement, upkeep=upkeep)
+        async with self._database.connection() as connection:
+            return await statement(connection)
 
 
 async def _forget(keep_seconds: float, after: int, connection: Connection) -> int | None:

@@ -12,10 +12,10 @@ from typing import Final, Protocol
 from fencepost.fencing.token import Token
 from fencepost.locks.leases import Claim, Overtaken
 from fencepost.locks.source_leases.grants import Grants, ms_since
-from fencepost.storage.connections.connection import gateway_connection
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import retry_conflicts
-from fencepost.storage.errors import OutcomeUnknownError, map_errors
+from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.errors import OutcomeUnknownError
 from fencepost.storage.leases import source_leases
 from fencepost.storage.leases.builtin import EndedBy, Lease
 from fencepost.storage.leases.source_leases import SourceLease
@@ -96,21 +96,18 @@ class SourceClaims:
     async def _claim_once(
         self, lease: SourceLease, claim: Claim[object], tokens: tuple[int, ...]
     ) -> tuple[object, SourceLease] | None:
-        async def in_transaction() -> tuple[object, SourceLease] | None:
-            async with self._database.connection(writing=True) as connection:
-                with map_errors(writing=True):
-                    async with connection.transaction():
-                        now = await source_leases.lock_claims(connection, lease.lease_id)
-                        if now is None:
-                            return None
-                        made, used = now[0], now[1] if now[0] else tokens
-                        claims = await claim(connection, Token(used[0]), made)
-                        if not made and not await source_leases.record_claims(connection, lease.lease_id, used):
-                            raise Overtaken
-                gateway_connection(connection).require_replicated()
-                return claims, replace(lease, tokens=used, claimed=True)
+        async def in_transaction(connection: Connection) -> tuple[object, SourceLease] | None:
+            async with connection.transaction():
+                now = await source_leases.lock_claims(connection, lease.lease_id)
+                if now is None:
+                    return None
+                made, used = now[0], now[1] if now[0] else tokens
+                claims = await claim(connection, Token(used[0]), made)
+                if not made and not await source_leases.record_claims(connection, lease.lease_id, used):
+                    raise Overtaken
+            return claims, replace(lease, tokens=used, claimed=True)
 
-        return await retry_conflicts(in_transaction)
+        return await run_write(self._database, in_transaction)
 
 
 def _later(lease: SourceLease, renewed: Lease, asked: float) -> SourceLease:

@@ -8,10 +8,9 @@ from typing import TypeVar
 
 from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceQuarantinedError
-from fencepost.storage.connections.connection import Connection, gateway_connection
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import retry_conflicts
-from fencepost.storage.errors import map_errors
+from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.leases import source_leases, sources
 from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.source_leases import GrantRecord, SourceLease
@@ -167,15 +166,7 @@ class Grants:
 
     async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
-
-        async def connected() -> T:
-            async with self._database.lease_connection(writing=True) as connection:
-                with map_errors(writing=True):
-                    answer = await statement(connection)
-                gateway_connection(connection).require_replicated()
-                return answer
-
-        return await retry_conflicts(connected)
+        return await run_write(self._database, statement, upkeep=True)
 
 
 def ms_since(moment: float) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Collection
 from typing import Final
 
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import map_errors
 from fencepost.times import TIMES, Times
 
 MOST_KEPT: Final = 1000
@@ -80,8 +79,7 @@ class AllowedRoles:
     async def _ask(self, database: Database, role: str) -> str | None:
         known, until = self._known, self._clock.monotonic() + self._times.roles_known_for
         async with database.connection() as connection:
-            with map_errors(writing=False):
-                reason: str | None = await connection.fetchval(_WHY_NOT, role, bool(self._listed))
+            reason: str | None = await connection.fetchval(_WHY_NOT, role, bool(self._listed))
         if len(known) >= MOST_KEPT:
             known.clear()
         known[role] = (reason, until)  # into what was forgotten meanwhile, if it was
@@ -96,5 +94,4 @@ class AllowedRoles:
         if self._listed:
             return None
         async with database.connection() as connection:
-            with map_errors(writing=False):
-                return NO_LIST if await connection.fetchval(_LOGIN_IS_SUPERUSER) else None
+            return NO_LIST if await connection.fetchval(_LOGIN_IS_SUPERUSER) else None

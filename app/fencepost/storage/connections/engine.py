@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -120,11 +120,11 @@ class Database:
     async def connection(
         self, *, writing: bool = False, caller: Caller = EVERYBODY, counted: bool = True
     ) -> AsyncIterator[Connection]:
-        """Lend a connection. UnavailableError when none can be had in time; errors inside are the caller's to map. One
-        that shows that the sessions have old query plans (RefusedError.of_an_old_query_plan) makes all of them new.
+        """Lend a connection. UnavailableError when none can be had in time. Errors inside are mapped (errors.py), with
+        `writing` by the caller. One that shows that sessions have old query plans makes all of them new.
 
-        `writing`: only to the database that writes were allowed on; else its subclasses StandbyError and
-        QuarantinedError (R19); and only if PostgreSQL takes writes, else ReadOnlyError.
+        `writing`: only to the database that writes were allowed on (StandbyError, QuarantinedError: R19), and only if
+        PostgreSQL takes writes (ReadOnlyError).
         `caller`: whose role the session has for as long as it is lent (roles.py); RoleError when it cannot.
         `counted`: whoever waits is one of `most_waiting`, and refused where these are there already.
         """
@@ -175,7 +175,8 @@ class Database:
                 self._read_only.require_writable_session(connection)
                 connection.listen()
             await roles.take(connection, caller)
-            yield connection
+            with nullcontext() if writing else map_errors(writing=False):
+                yield connection
         except RefusedError as error:
             if error.of_an_old_query_plan:
                 self._expire()

@@ -1,4 +1,4 @@
-"""Parts of a transaction that are undone, and whole ones that are repeated."""
+"""Writes of the gateway's own, parts of a transaction that are undone, and whole ones that are repeated."""
 
 import asyncio
 import random
@@ -6,13 +6,37 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import RETRIED, RefusedError
+from fencepost.storage.connections.connection import Connection, gateway_connection
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.errors import RETRIED, RefusedError, map_errors
 
 T = TypeVar("T")
 
 RETRIES: Final = 10
 """How often a deadlock or serialization failure is tried again inside before the caller gets the error."""
+
+
+async def run_write(
+    database: Database, work: Callable[[Connection], Awaitable[T]], *, repeatable: bool = False, upkeep: bool = False
+) -> T:
+    """Do a write of the gateway's own as a whole: again after a conflict with others (R4), and with an answer only when
+    it is as safe as PostgreSQL makes commits (R19). Raises StorageError.
+
+    `repeatable`: it is done again when it is not known to have landed, and so a connection that breaks is an
+    UnavailableError, and no standby is waited for.
+    `upkeep`: it keeps leases alive, or their queues, on a connection that is not to wait for requests.
+    """
+
+    async def attempt() -> T:
+        lend = database.lease_connection if upkeep else database.connection
+        async with lend(writing=True) as connection:
+            with map_errors(writing=not repeatable):
+                answer = await work(connection)
+            if not repeatable:
+                gateway_connection(connection).require_replicated()
+            return answer
+
+    return await retry_conflicts(attempt)
 
 
 @asynccontextmanager

@@ -69,8 +69,7 @@ class CatalogCache:
 
     async def _read(self) -> Catalog:
         async with self._database.connection(counted=False) as connection:  # one load at a time
-            with map_errors(writing=False):
-                catalog = await load(connection, self._served, self._current.version + 1)
+            catalog = await load(connection, self._served, self._current.version + 1)
         self._current = catalog
         self._on_load(catalog)
         return catalog

@@ -17,8 +17,7 @@ from typing import Final
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import retry_conflicts
-from fencepost.storage.errors import map_errors
+from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.statements import idempotency
 
 ROWS_PER_STEP: Final = 10_000
@@ -106,9 +105,9 @@ async def prune_records(database: Database, keep_seconds: float) -> int:
     """Forget idempotency records older than that; returns how many. Raises StorageError."""
     total = 0
     for _ in range(STEPS_PER_RUN):
-        async with database.connection(writing=True) as connection:
-            with map_errors(writing=False):
-                pruned = await idempotency.prune(connection, keep_seconds)
+        pruned = await run_write(
+            database, lambda connection: idempotency.prune(connection, keep_seconds), repeatable=True
+        )
         total += pruned
         if pruned < idempotency.ROWS_PER_STEP:
             break
@@ -144,15 +143,10 @@ class Pruner:
         return total
 
     async def _ask_horizon(self) -> Horizon:
-        async with self._database.connection(writing=True) as connection:
-            with map_errors(writing=False):
-                return await horizon(connection)
+        return await run_write(self._database, horizon, repeatable=True)
 
     async def _prune(self, until: Horizon, keep_seconds: float) -> PruneStep:
-        async def attempt() -> PruneStep:
-            async with self._database.connection(writing=True) as connection:
-                # Nothing hangs on whether a prune whose answer was lost has landed: it is done again.
-                with map_errors(writing=False):
-                    return await prune_step(connection, until, keep_seconds, self._after)
-
-        return await retry_conflicts(attempt)
+        after = self._after
+        return await run_write(
+            self._database, lambda connection: prune_step(connection, until, keep_seconds, after), repeatable=True
+        )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import map_errors
+from fencepost.storage.connections.transactions import run_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,9 @@ class CallersRefusals:
 async def add(database: Database, counts: Mapping[tuple[str, str], tuple[int, str]]) -> None:
     """Add counts, by caller and code, with the last detail of each. Raises StorageError."""
     rows = [(caller, code, count, detail) for (caller, code), (count, detail) in counts.items()]
-    async with database.connection(writing=True) as connection:
-        with map_errors(writing=True):
-            await connection.execute(
-                "SELECT fencepost.add_refusals($1, $2, $3, $4)",
-                *([row[column] for row in rows] for column in range(4)),
-            )
+    columns = [[row[column] for row in rows] for column in range(4)]
+    sql = "SELECT fencepost.add_refusals($1, $2, $3, $4)"
+    await run_write(database, lambda connection: connection.execute(sql, *columns))
 
 
 async def newest(connection: Connection, limit: int) -> list[CallersRefusals]:
