@@ -77,6 +77,8 @@ async def test_it_ends_with_the_api_key(queued: Queued, owner: Connection, way: 
         answer = await asked
     assert answer.status_code == status, answer.text
     assert status == 200 or answer.json()["code"] == "FP037"
+    metrics = (await http.get("/metrics", headers=bearer(other))).text
+    assert ('fencepost_callers_refused_total{code="FP037"} 1.0' in metrics) == (status == 401), "it is counted"
     await eventually(lambda: _none(lambda: waiting(gateway)), what="nobody waiting")
 
 

@@ -3,7 +3,7 @@ else watches clients or credentials for it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -57,12 +57,12 @@ async def unless(gone: "asyncio.Future[None]", waiting: Coroutine[Any, Any, T]) 
         waits.cancel()
 
 
-def refuse_if_over(scope: Scope, gone: "asyncio.Future[None]") -> None:
-    """Raise RequestError where the client waits still, and its credential is good no longer."""
+def refuse_if_over(scope: Scope, gone: "asyncio.Future[None]", report: Callable[[Problem], None]) -> None:
+    """Raise RequestError, and report it, where the client waits still and its credential is good no longer."""
     if gone.done() and not hung_up(scope).done():
-        raise RequestError(
-            Problem(INVALID_CREDENTIAL, "The token or key was revoked, or has other rights, while the request waited.")
-        )
+        detail = "The token or key was revoked, or has other rights, while the request waited."
+        report(refused := Problem(INVALID_CREDENTIAL, detail))
+        raise RequestError(refused)
 
 
 async def _gone(scope: Scope, standing: Standing) -> None:

@@ -1,6 +1,7 @@
 """The routes of leases and locks: acquire, look, renew, mint, release, list."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -11,7 +12,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases import held as leases
 from fencepost.gateway.leases.acquire import acquire_lease
 from fencepost.http.caller import caller_of
-from fencepost.http.hanging_up import leaving, refuse_if_over
+from fencepost.http.hanging_up import hung_up, leaving, refuse_if_over
 from fencepost.http.openapi import leases as openapi
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_no_body
@@ -85,11 +86,11 @@ class LeaseRoutes:
         return await answer_or_problem(self._list(request))
 
     async def _ask_for_lease(self, request: Request) -> Response:
-        gateway = self._gateway(request.scope)
+        scope, gateway = request.scope, self._gateway(request.scope)
         wanted = await read_acquire(request, self._max_body_bytes, gateway.locks.limits)
-        async with leaving(request.scope) as gone:
-            outcome = await acquire_lease(gateway, wanted, gone, caller_of(request.scope))
-            refuse_if_over(request.scope, gone)
+        async with leaving(scope) if wanted.wait_ms else nullcontext(hung_up(scope)) as gone:
+            outcome = await acquire_lease(gateway, wanted, gone, caller_of(scope))
+            refuse_if_over(scope, gone, gateway.report_if_forbidden)
         if isinstance(outcome, Problem):
             return problem_response(outcome)
         location = f"/v1/leases/{outcome.lease_id}".encode()

@@ -128,7 +128,7 @@ async def _answer(gateway: Gateway, request: Request, write_id: str) -> Response
         within = gateway.caller.within(within, asyncio.get_running_loop().time())
         async with leaving(request.scope) as gone:
             found = await unless(gone, wait(gateway, asked.write_id, within, caller))
-            refuse_if_over(request.scope, gone)
+            refuse_if_over(request.scope, gone, gateway.report_if_forbidden)
     if isinstance(found, Problem):
         return problem_response(found)
     return json_response(_body(asked.write_id, found), [_RETRY] if found is None else ())
