@@ -108,21 +108,29 @@ async def test_a_repeated_write_is_answered_again_under_the_next_holders_seal(ap
     assert again.headers["idempotent-replayed"] == "true"
 
 
-async def test_lists_and_refusals_show_numbers_and_no_seals(api: Api) -> None:
+async def test_lists_refusals_and_the_log_show_numbers_and_no_seals(api: Api, caplog: pytest.LogCaptureFixture) -> None:
     held = await lease(api, "orders/a", claim=["orders/a"])
     stale = await lease(api, "stale", writes=["orders/a"])
     newer = await lease(api, "newer", writes=["orders/a"])
     assert (await api.ask("PATCH", "data/orders/a", {"status": "n"}, token=newer["sealed_token"])).status_code == 200
     refused = await api.ask("PATCH", "data/orders/a", {"status": "n"}, token=stale["sealed_token"])
     assert code(refused) == (409, "FP001")
+    elsewhere = await api.ask("PATCH", "data/orders/b", {"status": "n"}, token=newer["sealed_token"])
+    assert code(elsewhere) == REFUSED
     shown = [
         refused.text,
+        elsewhere.text,
         (await api.http.get("/v1/locks")).text,
         (await api.http.get(f"/v1/leases/{held['lease_id']}")).text,
         (await api.ask("GET", "fences?resource=orders/a")).text,
         (await api.ask("PATCH", "data/orders/a", {"status": "n"}, token="34.one.x")).text,
     ]
-    assert all(".one." not in text for text in shown)
+
+    async def logged() -> bool:  # of very many refusals the rest follows after a second, by their codes
+        return "FP001" in caplog.text and "FP041" in caplog.text
+
+    await eventually(logged, what="the log")
+    assert all(".one." not in text for text in (*shown, caplog.text))
     assert (await api.ask("GET", "fences?resource=orders/a")).json()["sealed"] is True
     assert (await api.ask("GET", "fences?resource=plain/a")).json()["sealed"] is False
     assert refused.json()["presented_token"] == stale["token"]
