@@ -3,21 +3,18 @@
 import asyncio
 import gzip
 import json
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
-from tests.support.certificates import self_signed
 from tests.support.jwks_server import JwksServer, answer, jwks_server
 from tests.support.manual_clock import ManualClock
 from tests.support.tokens import EC, RSA, claims, encode, public, sign
 
 from fencepost.fencing.caller import Caller
 from fencepost.fencing.problems import Problem
-from fencepost.identity import jwks
 from fencepost.identity.authenticator import Authenticator
 from fencepost.identity.claims import Expected
 from fencepost.identity.jwks import ChangingKeys, FromFile, FromUrl, read_place
@@ -47,29 +44,6 @@ class Seen:
     @property
     def reasons(self) -> list[str]:
         return [event.reason for event in self.events if isinstance(event, KeysNotFetched)]
-
-
-@pytest.fixture
-def trusting() -> Iterator[Callable[[], None]]:
-    """Give what has certificates be trusted as the environment says now."""
-    yield jwks._tls.cache_clear  # noqa: SLF001 - a process reads them once
-    jwks._tls.cache_clear()  # noqa: SLF001
-
-
-async def test_over_https_keys_come_only_from_who_has_a_trusted_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusting: Callable[[], None]
-) -> None:
-    certificate = self_signed(tmp_path)
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(certificate, certificate.with_name("key.pem"))
-    async with jwks_server(public(RSA), tls) as server:
-        with pytest.raises(KeysError, match="CERTIFICATE_VERIFY_FAILED"):
-            await FromUrl(server.url)()
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        trusting()
-        assert json.loads(await FromUrl(server.url)()) == public(RSA)
-        with pytest.raises(KeysError, match="CERTIFICATE_VERIFY_FAILED"):  # it is for 127.0.0.1
-            await FromUrl(server.url.replace("127.0.0.1", "localhost"))()
 
 
 @asynccontextmanager

@@ -1,0 +1,38 @@
+"""A JWKS by https: whom the gateway believes."""
+
+import json
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.certificates import self_signed
+from tests.support.jwks_server import jwks_server
+from tests.support.tokens import RSA, public
+
+from fencepost.identity import jwks
+from fencepost.identity.jwks import FromUrl
+from fencepost.identity.keys import KeysError
+
+
+@pytest.fixture
+def trusting() -> Iterator[Callable[[], None]]:
+    """Give what has certificates be trusted as the environment says now."""
+    yield jwks._tls.cache_clear  # noqa: SLF001 - a process reads them once
+    jwks._tls.cache_clear()  # noqa: SLF001
+
+
+async def test_keys_come_only_from_who_has_a_trusted_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusting: Callable[[], None]
+) -> None:
+    certificate = self_signed(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    async with jwks_server(public(RSA), tls) as server:
+        with pytest.raises(KeysError, match="CERTIFICATE_VERIFY_FAILED"):
+            await FromUrl(server.url)()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        trusting()
+        assert json.loads(await FromUrl(server.url)()) == public(RSA)
+        with pytest.raises(KeysError, match="CERTIFICATE_VERIFY_FAILED"):  # it is for 127.0.0.1
+            await FromUrl(server.url.replace("127.0.0.1", "localhost"))()
