@@ -161,7 +161,7 @@ class Health:
             return None
         for each in await list_sources(self._gateway):
             self._metrics.source(each.name, each.generation, quarantined=each.quarantined is not None)
-        await measure_queues(self._gateway, self._metrics)
+        await measure_queues(self._gateway, self._consumers, self._metrics)
         return True
 
     async def _count_locks(self) -> bool:

@@ -20,6 +20,8 @@ LOG_ANSWERS_WITHIN: Final = 0.75
 _FRESH: Final = 5.0
 """Seconds for which what a consumer noted is good enough: those that take messages note it once a second."""
 
+_COUNTS: Final = ("applied", "refused", "failed", "redelivered")
+
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
@@ -40,25 +42,38 @@ class QueueStatus:
         known = [age for age in self.ages if age is not None]
         return max(known, default=None) if any(known) or len(known) == len(self.ages) else None
 
-    def describe(self, paused: str | None, *, configured: bool) -> str:
+    def describe(self, paused: str | None = None, *, configured: bool = True) -> str:
         """Say it in a line. `paused`: why the consumer of this process does not go on."""
         parts = [f"generation {self.known.generation}"]
-        if self.known.quarantined is not None:
-            parts.append(f"quarantined: {self.known.quarantined}")
-        elif paused is not None:
-            parts.append(f"paused: {paused}")
         if self.lags:
             parts.append(f"lag {sum(self.lags)}")
-        if self.dead:
-            parts.append(f"{self.dead} dead letters")
-        if self.known.stopped:
-            parts.append(f"{self.known.stopped} resources stopped")
-        parts += [each.describe() for each in self.known.blocked]
-        if self.trouble is not None:
-            parts.append(f"its log: {self.trouble}")
+        if self.oldest_s:
+            parts.append(f"oldest {self.oldest_s:.0f} s")
+        parts += [f"{what} {count}" for what, count in self.counts.items()]
+        parts.append("dead letters unknown" if self.dead is None else f"dead letters {self.dead}")
+        parts += self.faults(paused)
         if not configured:
             parts.append("not configured at this gateway")
         return "; ".join(parts)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What became of messages, counted by all consumers since the queue was first used."""
+        return {what: sum(getattr(each, what) for each in self.known.partitions) for what in _COUNTS}
+
+    def faults(self, paused: str | None = None) -> list[str]:
+        """Say why all or some of it is not applied, and what is the trouble with its log, a sentence each."""
+        found, paused = [], paused or self.known.paused
+        if self.known.quarantined is not None:
+            found.append(f"quarantined: {self.known.quarantined}")
+        elif paused is not None:
+            found.append(f"paused: {paused}")
+        if self.known.stopped:
+            found.append(f"{self.known.stopped} resources stopped")
+        found += [each.describe() for each in self.known.blocked]
+        if self.trouble is not None:
+            found.append(f"its log: {self.trouble}")
+        return found
 
 
 async def look_at_queues(gateway: Gateway) -> list[QueueStatus]:
@@ -79,20 +94,27 @@ async def look_at(database: Database, logs: Mapping[str, Log]) -> list[QueueStat
     return list(await asyncio.gather(*(_look(each, logs.get(each.name), now) for each in known)))
 
 
-async def _look(known: KnownQueue, log: Log | None, now: float) -> QueueStatus:
+def as_noted(known: KnownQueue) -> QueueStatus:
+    """Say how a queue stands as far as its consumers have noted it, where its log is not asked."""
     lags = tuple(each.lag for each in known.partitions if each.lag is not None)
+    return QueueStatus(known, lags, _ages(known, lags, (), 0.0), None, None)
+
+
+async def _look(known: KnownQueue, log: Log | None, now: float) -> QueueStatus:
+    if log is None:
+        return as_noted(known)
+    lags = as_noted(known).lags
     dead, trouble, until = None, None, asyncio.get_running_loop().time() + LOG_ANSWERS_WITHIN
     oldest: Sequence[float | None] = ()
-    if log is not None:
-        try:
-            async with asyncio.timeout_at(until):
-                state, decided, dead = await asyncio.gather(log.state(), log.decided(), log.dead.count())
-            lags = tuple(max(end - below, 0) for end, below in zip(state.ends, decided, strict=False))
-            oldest = await _oldest(known, lags, log, until)
-        except TimeoutError:
-            trouble = f"no answer within {LOG_ANSWERS_WITHIN:g} s"
-        except LogError as error:
-            trouble = str(error)
+    try:
+        async with asyncio.timeout_at(until):
+            state, decided, dead = await asyncio.gather(log.state(), log.decided(), log.dead.count())
+        lags = tuple(max(end - below, 0) for end, below in zip(state.ends, decided, strict=False))
+        oldest = await _oldest(known, lags, log, until)
+    except TimeoutError:
+        trouble = f"no answer within {LOG_ANSWERS_WITHIN:g} s"
+    except LogError as error:
+        trouble = str(error)
     return QueueStatus(known, lags, _ages(known, lags, oldest, now), dead, trouble)
 
 
@@ -134,8 +156,8 @@ async def describe_queues(gateway: Gateway, consumers: Mapping[str, QueueConsume
     return described
 
 
-async def measure_queues(gateway: Gateway, metrics: Metrics) -> None:
-    """Bring the metrics of queues up to date."""
+async def measure_queues(gateway: Gateway, consumers: Mapping[str, QueueConsumer], metrics: Metrics) -> None:
+    """Bring the metrics of queues up to date. `consumers`: those of this process."""
     for each in await look_at_queues(gateway):
         name = each.known.name
         noted = {one.partition: one for one in each.known.partitions}
@@ -144,6 +166,8 @@ async def measure_queues(gateway: Gateway, metrics: Metrics) -> None:
             metrics.queue(name, partition, _figures(lag, age, noted.get(partition)))
         if each.dead is not None:
             metrics.dead_letters(name, each.dead)
+        here = name in consumers and consumers[name].paused_because is not None
+        metrics.queue_paused(name, paused=here or each.known.paused is not None)
 
 
 def _figures(lag: int | None, age: float | None, noted: progress.KnownPartition | None) -> QueueFigures:

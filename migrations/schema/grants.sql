@@ -44,7 +44,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.idem_begin, fencepost.idem_record, fencepost.prune_idempotency, fencepost.idem_begin_each,
   fencepost.idem_record_each,
   -- queues.sql
-  fencepost.queue_register, fencepost.queue_check, fencepost.queue_quarantine, fencepost.queue_forget, fencepost.queue_note_progress, fencepost.queue_known,
+  fencepost.queue_register, fencepost.queue_check, fencepost.queue_quarantine, fencepost.queue_forget, fencepost.queue_note_progress, fencepost.queue_note_pause, fencepost.queue_known,
   fencepost.queue_stop, fencepost.queue_clear, fencepost.queue_stopped_by, fencepost.queue_results, fencepost.queue_record,
   fencepost.queue_committed, fencepost.queue_is_committed, fencepost.queue_forgettable, fencepost.queue_close,
   -- queued.sql

@@ -16,10 +16,13 @@ CREATE TABLE fencepost.queues (
   kind          text NOT NULL,
   incarnation   text,
   ends          bigint[] NOT NULL DEFAULT '{}',
-  leader_epochs bigint[] NOT NULL DEFAULT '{}'
+  leader_epochs bigint[] NOT NULL DEFAULT '{}',
+  paused_member  text,
+  paused_because text,
+  paused_at      timestamptz
 ) WITH (fillfactor = 50);
 
-COMMENT ON TABLE fencepost.queues IS 'Queues, and what their logs were when they were last looked at. incarnation: null until the log is looked at in the present generation of its source. ends: by partition, what the offset of the next message was, at least.';
+COMMENT ON TABLE fencepost.queues IS 'Queues, and what their logs were when they were last looked at. incarnation: null until the log is looked at in the present generation of its source. ends: by partition, what the offset of the next message was, at least. paused_member, paused_because: a consumer that decides or takes nothing, and why; paused_at: when it last said so, which it does once a second. Null: none is paused.';
 
 CREATE TABLE fencepost.queue_partitions (
   source      text COLLATE "C" NOT NULL REFERENCES fencepost.queues,
@@ -229,17 +232,26 @@ BEGIN
          blocked_because = excluded.blocked_because, blocked_since = excluded.blocked_since, noted_at = clock_timestamp();
 END $$;
 
+-- A consumer decides or takes nothing, and says why; p_because null: it goes on. Where several are paused, the last one to say so is shown.
+CREATE FUNCTION fencepost.queue_note_pause(p_source text, p_member text, p_because text) RETURNS void LANGUAGE sql
+VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE fencepost.queues q SET paused_member = CASE WHEN p_because IS NOT NULL THEN p_member END, paused_because = p_because,
+         paused_at = CASE WHEN p_because IS NOT NULL THEN clock_timestamp() END
+   WHERE q.source = p_source AND (p_because IS NOT NULL OR q.paused_member = p_member) $$;
+
 -- All queues that were ever registered, a row for each partition that is known of; partition null: none is.
 CREATE FUNCTION fencepost.queue_known()
 RETURNS TABLE (source text, kind text, generation bigint, quarantined text, incarnation text, partition integer, end_offset bigint,
                decided bigint, oldest_s double precision, applied bigint, refused bigint, failed bigint, redelivered bigint,
-               noted_s double precision, stopped bigint, blocked_resource text, blocked_because text, blocked_s double precision)
+               noted_s double precision, stopped bigint, blocked_resource text, blocked_because text, blocked_s double precision,
+               paused_member text, paused_because text, paused_s double precision)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT q.source, q.kind, b.generation, s.quarantined_because, q.incarnation, n.partition, q.ends[n.partition + 1], p.decided,
          extract(epoch FROM clock_timestamp() - p.oldest_at)::double precision, coalesce(p.applied, 0), coalesce(p.refused, 0),
          coalesce(p.failed, 0), coalesce(p.redelivered, 0), extract(epoch FROM clock_timestamp() - p.noted_at)::double precision,
          (SELECT count(*) FROM fencepost.queue_stopped x WHERE x.source = q.source), p.blocked_resource, p.blocked_because,
-         extract(epoch FROM clock_timestamp() - p.blocked_since)::double precision
+         extract(epoch FROM clock_timestamp() - p.blocked_since)::double precision, q.paused_member, q.paused_because,
+         extract(epoch FROM clock_timestamp() - q.paused_at)::double precision
     FROM fencepost.queues q JOIN fencepost.sources s ON s.name = q.source CROSS JOIN LATERAL fencepost.source_bounds(q.source) b
     LEFT JOIN LATERAL (SELECT generate_series(0, cardinality(q.ends) - 1) UNION
                        SELECT y.partition FROM fencepost.queue_partitions y WHERE y.source = q.source) AS n(partition) ON true

@@ -3,28 +3,35 @@
 import asyncio
 import gc
 import json
+import re
 from collections.abc import Iterator
 
 import asyncpg
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
-from tests.support.consuming import consumed, make_tables, opened, write
+from tests.support.consuming import Queue, consumed, make_tables, opened, settings_of, write
 from tests.support.interleave import Connect
 
 from fencepost.cli.main import main
+from fencepost.consumer_wiring import consumer_of, consuming
 from fencepost.gateway.writes.write import Write
 from fencepost.observe.metrics import Metrics
 from fencepost.queue_status import describe_queues, measure_queues
+from fencepost.queue_wiring import read_queues
+from fencepost.queues.partitioner import partition_of
 from fencepost.queues.registry import DEFAULT
 from fencepost.storage.queues import progress, table_log
 from fencepost.storage.queues.progress import PartitionProgress
 from fencepost.storage.queues.table_log import MessageRow
 from fencepost.testing.servers.gateway import run_command
+from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import eventually
 from fencepost.times import ConsumingTimes, Times
+from fencepost.wiring import consumer_gateway
 
 KAFKA = "kafka:orders"
+SOON = Times(consuming=ConsumingTimes(blocked_after=0.1, note_every=0.05))
 
 
 @pytest.fixture
@@ -56,6 +63,61 @@ async def test_the_log_of_the_database_is_asked(owner: asyncpg.Connection, datab
     assert shown[KAFKA]["partitions"][0]["end"] == 9
 
 
+async def measured(queue: Queue) -> dict[tuple[str, str | None, str | None], float]:
+    """Give what /metrics has: by metric, queue and partition."""
+    metrics, shown = Metrics(), {}
+    await measure_queues(queue.gateway, {}, metrics)
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for each in family.samples:
+            shown[each.name, each.labels.get("queue"), each.labels.get("partition")] = each.value
+    return shown
+
+
+async def test_what_became_of_messages_is_shown_everywhere(connect: Connect, database: str) -> None:
+    owner = await connect()
+    await make_tables(owner)
+    async with opened(database, owner) as queue:
+        await queue.append(write("orders/k1", body={"n": 1}), write("orders/k1", body={"status": "bad"}))
+        async with consumed(queue):
+            await queue.empty()
+        await queue.append(write("orders/k1", body={"n": 2}))
+        await owner.execute("UPDATE fencepost.queued SET appended_at = appended_at - interval '1 h'")
+        described, shown = (await describe_queues(queue.gateway, {}))[DEFAULT], await measured(queue)
+        status = await asyncio.to_thread(run_command, database, "status")
+    line = r"generation 0; lag 1; oldest 36\d\d s; applied 1; refused 0; failed 1; redelivered 0; dead letters 1"
+    assert re.fullmatch(line, described)
+    assert re.search(f"^queue {DEFAULT}: {line}$", status, re.MULTILINE)
+    partition = str(partition_of(b"orders/k1", 8))
+    names = ("lag", "applied_total", "failed_total", "refused_total")
+    assert [shown[f"fencepost_queue_{name}", DEFAULT, partition] for name in names] == [1, 1, 1, 0]
+    assert (shown["fencepost_queue_dead", DEFAULT, None], shown["fencepost_queue_paused", DEFAULT, None]) == (1, 0)
+
+
+async def test_why_a_consumer_elsewhere_is_paused_is_shown_until_it_goes_on(connect: Connect, database: str) -> None:
+    owner, name = await connect(), "redis:orders"
+    await make_tables(owner)
+    settings = settings_of(database, queues=f"redis://127.0.0.1:{free_port()}/orders")
+    async with opened(database, owner) as queue:
+
+        async def seen() -> list[bool]:
+            described, shown = (await describe_queues(queue.gateway, {}))[name], await measured(queue)
+            told = await asyncio.to_thread(run_command, database, "queue")
+            return [
+                "paused: eu-1: " in described,
+                shown["fencepost_queue_paused", name, None] == 1,
+                "paused: eu-1: " in told,
+            ]
+
+        async def everywhere() -> bool:
+            return all(await seen())
+
+        async with consumer_gateway(settings, read_queues(settings), SOON) as gateway:
+            consumer = consumer_of(gateway, name, settings, "eu-1")
+            async with consuming(gateway, {name: consumer}, settings):
+                await eventually(everywhere, what="the pause to be shown")
+        assert not any(await seen())
+
+
 async def test_where_no_consumer_runs_the_log_says_how_old_the_oldest_message_is(
     owner: asyncpg.Connection, database: str
 ) -> None:
@@ -63,12 +125,8 @@ async def test_where_no_consumer_runs_the_log_says_how_old_the_oldest_message_is
     await table_log.append(owner, rows)
     await owner.execute("UPDATE fencepost.queued SET appended_at = appended_at - interval '1 h' WHERE position = 0")
     await progress.note(owner, KAFKA, 0, [PartitionProgress(0, 8, None)])
-    metrics, shown = Metrics(), {}
     async with opened(database, owner) as queue:
-        await measure_queues(queue.gateway, metrics)
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
-        for each in family.samples:
-            shown[each.name, each.labels.get("queue"), each.labels.get("partition")] = each.value
+        shown = await measured(queue)
     assert shown["fencepost_queue_lag", DEFAULT, "3"] == 2
     assert 3600 <= shown["fencepost_queue_oldest_seconds", DEFAULT, "3"] < 7200
     assert shown["fencepost_queue_oldest_seconds", DEFAULT, "0"] == 0
@@ -85,9 +143,6 @@ async def test_what_an_earlier_generation_knew_is_forgotten_and_its_counts_stay(
     assert (queue.generation, queue.incarnation) == (1, None)
     assert [(each.decided, each.end, each.oldest_s) for each in queue.partitions] == [(None, None, None)] * 2
     assert queue.partitions[0].applied == 7
-
-
-SOON = Times(consuming=ConsumingTimes(blocked_after=0.1, note_every=0.05))
 
 
 async def test_a_row_that_stays_locked_is_named(

@@ -154,6 +154,7 @@ class MockLedger:
     checks: int = 0
     below: int = 0
     """The offset below which the log gives no message again, in all partitions."""
+    noted_pauses: list[str | None] = field(default_factory=list)
     noted_committed: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     def _raise(self) -> None:
@@ -209,6 +210,11 @@ class MockLedger:
         del generation
         self._raise()
         self.noted += partitions
+
+    async def note_pause(self, member: str, because: str | None) -> None:
+        del member
+        self._raise()
+        self.noted_pauses.append(because)
 
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
         self._raise()

@@ -94,6 +94,7 @@ def test_the_page_lists_every_metric_with_its_labels() -> None:
     metrics.size("marks", 1, 1)
     metrics.queue("kafka:q", 0, QueueFigures(3, 1.5, 1, 2, 3, 4))
     metrics.dead_letters("kafka:q", 1)
+    metrics.queue_paused("kafka:q", paused=True)
     assert documented == exposed(metrics)
 
 

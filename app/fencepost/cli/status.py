@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import asyncpg
 import click
@@ -10,6 +11,7 @@ from fencepost.cli.database import database_url, on_database
 from fencepost.cli.doctor.queues import examine_queues, read_configured_queues
 from fencepost.cli.doctor.seals import examine_seals
 from fencepost.cli.doctor.sources import examine_sources, read_configured_sources, read_names_of_queues
+from fencepost.cli.looking_at_queues import look_at_queues, queue_as_json
 from fencepost.cli.options import settings_options
 from fencepost.cli.tables import print_table
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
@@ -37,6 +39,9 @@ from fencepost.storage.upkeep import pruning, refusals
 from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
 from fencepost.storage.upkeep.pruning import Size
 from fencepost.storage.upkeep.refusals import CallersRefusals
+
+if TYPE_CHECKING:
+    from fencepost.queue_status import QueueStatus
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
@@ -92,25 +97,27 @@ async def _look(connection: asyncpg.Connection) -> _Snapshot:
 
 
 @click.command()
-@settings_options("database_url", "data_dir")
+@settings_options("database_url", "data_dir", "queues")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Tokens in it are strings.")
 def status(settings: Settings, as_json: bool) -> None:
     """Show what is protected, and how; who holds locks, for how long still, and who waits.
 
     ROWS is the planner's estimate; MARKS counts keys that have a mark and no row (deleted, or claimed before they
     existed), or the marks of its scopes. The marks below the table are all that are kept, of live rows too. TOKEN is
-    the newest of the lease; WAITING names who waits, first come first. The last uses of break-glass are shown if there
-    were any.
+    the newest of the lease; WAITING names who waits, first come first. The logs of queues in FENCEPOST_QUEUES are
+    asked, too. The last uses of break-glass are shown if there were any.
     """
     seen = on_database(settings, _look)
+    queues, trouble = _look_at_queues(settings, seen)
     if as_json:
-        click.echo(json.dumps(_as_json(seen), indent=2, ensure_ascii=False))
+        described = {**_as_json(seen), "queues": [queue_as_json(each) for each in queues]}
+        click.echo(json.dumps(described, indent=2, ensure_ascii=False))
         return
     _print_tables(seen)
     for source in seen.sources:
         click.echo(f"source {source.name}: {source.describe()}")
-    for queue in seen.queues:
-        click.echo(f"queue {queue.name}: {_queue(queue)}")
+    for queue in queues:
+        click.echo(f"queue {queue.known.name}: {queue.describe()}")
     if seen.locks:
         click.echo()
         print_table(_LOCKS, [_lock(state) for state in seen.locks])
@@ -119,32 +126,23 @@ def status(settings: Settings, as_json: bool) -> None:
     if seen.refusals:
         click.echo("\nrefused for who the caller is (fencepost.refusals has all):")
         print_table(_REFUSALS, [(r.day, r.caller, r.code, str(r.count), r.detail) for r in seen.refusals])
+    for text in trouble:
+        click.echo(text, err=True)
     if seen.broken_glass:
         click.echo("\nwritten without a token, behind broken glass (fencepost.break_glass_log has all):")
         print_table(_USES, [_use(each) for each in seen.broken_glass])
 
 
-def _queue(queue: KnownQueue) -> str:
-    """Say how far a queue is decided, as its consumers recorded: by how many messages when they last looked."""
-    parts, of_all = [], queue.partitions
-    lags = [each.lag for each in of_all if each.lag is not None]
-    if lags:
-        parts.append(f"lag {sum(lags)}")
-    if oldest := [each.oldest_s for each in of_all if each.oldest_s is not None]:
-        parts.append(f"oldest {max(oldest):.0f} s")
-    counted = {
-        "applied": sum(each.applied for each in of_all),
-        "refused": sum(each.refused for each in of_all),
-        "failed": sum(each.failed for each in of_all),
-        "redelivered": sum(each.redelivered for each in of_all),
-    }
-    parts += [f"{what} {count}" for what, count in counted.items()]
-    if queue.stopped:
-        parts.append(f"{queue.stopped} resources stopped")
-    parts += [each.describe() for each in queue.blocked]
-    if queue.quarantined is not None:
-        parts.append(f"quarantined: {queue.quarantined}")
-    return ", ".join(parts)
+def _look_at_queues(settings: Settings, seen: _Snapshot) -> tuple[list["QueueStatus"], list[str]]:
+    """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
+    from fencepost.queue_status import as_noted  # noqa: PLC0415 - heavy
+
+    if not seen.queues:
+        return [], []
+    try:
+        return look_at_queues(settings)
+    except click.ClickException as error:
+        return [as_noted(each) for each in seen.queues], [f"the logs of queues were not asked: {error.message}"]
 
 
 def _print_tables(seen: _Snapshot) -> None:
@@ -190,7 +188,6 @@ def _as_json(seen: _Snapshot) -> dict[str, object]:
             for state in seen.locks
         ],
         "sources": [{**asdict(each), "issued": str(each.issued)} for each in seen.sources],
-        "queues": [asdict(each) for each in seen.queues],
         "broken_glass": [asdict(each) for each in seen.broken_glass],
         "refusals": [asdict(each) for each in seen.refusals],
     }

@@ -32,6 +32,7 @@ class QueueConsumer:
         self._times = times
         self._stopping = asyncio.Event()
         self._session: Session | None = None
+        self._noted_pause: str | None = None
         self._committed: tuple[int, list[int]] | None = None
         """What was noted last: the generation, and by partition below which offset all is committed."""
 
@@ -49,6 +50,9 @@ class QueueConsumer:
         """Consume until `stop` is called."""
         noting = [
             asyncio.create_task(self._again_and_again(self._times.note_every, self._note)),
+            asyncio.create_task(
+                self._again_and_again(self._times.note_every, lambda: self._note_pause(self.paused_because))
+            ),
             asyncio.create_task(self._again_and_again(self._times.committed_every, self._note_committed)),
         ]
         try:
@@ -63,6 +67,7 @@ class QueueConsumer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._times.end_within):
                     await self._note()
+                    await self._note_pause(None)
 
     def stop(self) -> None:
         """Have `run` return when what has begun is decided."""
@@ -101,3 +106,11 @@ class QueueConsumer:
             await self._ledger.note(collected, generation)
         except StorageError:
             self._progress.put_back(collected)
+
+    async def _note_pause(self, reason: str | None) -> None:
+        """Note for those who look elsewhere why nothing goes on, while that is so; None: it goes on, or is over."""
+        if reason is None and self._noted_pause is None:
+            return
+        with suppress(StorageError):  # it is noted the next time
+            await self._ledger.note_pause(self._parts.member, reason)
+            self._noted_pause = reason

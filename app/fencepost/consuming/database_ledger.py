@@ -100,6 +100,11 @@ class DatabaseLedger:
         async with self._writing() as connection:
             await progress.note(connection, self._queue, generation, partitions)
 
+    async def note_pause(self, member: str, because: str | None) -> None:
+        """Note that a member is paused, or goes on."""
+        async with self._writing() as connection:
+            await progress.note_pause(connection, self._queue, member, because)
+
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
         """Note what the log gives no more."""
         async with self._writing() as connection:

@@ -76,6 +76,10 @@ class Ledger(Protocol):
         """Note what was done, for those who look. `generation`: that of the offsets."""
         ...
 
+    async def note_pause(self, member: str, because: str | None) -> None:
+        """Note that this member decides or takes nothing, and why; None: it goes on."""
+        ...
+
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
         """Note, by partition, below which offset the log gives no message again. `generation`: the one in which it was
         asked.

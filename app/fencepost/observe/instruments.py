@@ -178,9 +178,9 @@ class QueueInstruments:
         )
         self.paused = Gauge(
             "fencepost_queue_paused",
-            "1 while the consumer in this process decides or takes nothing.",
+            "1 while a consumer decides or takes nothing, wherever it runs.",
             ["queue"],
-            multiprocess_mode="livemax",
+            multiprocess_mode="livemostrecent",
             registry=registry,
         )
         self.dead_lettered = Counter(

@@ -204,6 +204,10 @@ class Metrics:
         """Publish how many dead letters a queue has."""
         self._queues.dead.labels(name).set(count)
 
+    def queue_paused(self, name: str, *, paused: bool) -> None:
+        """Publish whether a consumer of a queue decides or takes nothing, wherever it runs."""
+        self._queues.paused.labels(name).set(int(paused))
+
     def locks(self, held: int, waiting: int) -> None:
         """Record the state of all locks."""
         self._leases.held.set(held)

@@ -4,12 +4,15 @@ seconds.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import asyncpg
 
 from fencepost.fencing.token import GENERATION_BITS
 from fencepost.storage.connections.connection import Connection
+
+_PAUSE_HOLDS: Final = 30.0
+"""Seconds after which a consumer that said once a second that it is paused, and does no more, is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +102,15 @@ class KnownPartition:
 
 @dataclass(frozen=True, slots=True)
 class KnownQueue:
-    """A queue that was ever registered. `quarantined`: why nothing of it is applied. `stopped`: how many resources
-    are.
+    """A queue that was ever registered. `quarantined`: why nothing of it is applied. `paused`: a consumer that decides
+    or takes nothing, and why, as it has just noted. `stopped`: how many resources are.
     """
 
     name: str
     kind: str
     generation: int
     quarantined: str | None
+    paused: str | None
     incarnation: str | None
     stopped: int
     partitions: tuple[KnownPartition, ...]
@@ -192,6 +196,11 @@ async def note(connection: Connection, name: str, generation: int, progress: Seq
     )
 
 
+async def note_pause(connection: Connection, name: str, member: str, because: str | None) -> None:
+    """Record that a consumer decides or takes nothing, and why: once a second. None: it goes on."""
+    await connection.execute("SELECT fencepost.queue_note_pause($1, $2, $3)", name, member, because)
+
+
 async def note_committed(connection: Connection, name: str, generation: int, offsets: Sequence[int]) -> None:
     """Record what the log has said: by partition, the offset below which it gives no message again."""
     await connection.execute("SELECT fencepost.queue_committed($1, $2, $3)", name, generation, list(offsets))
@@ -207,13 +216,11 @@ async def is_committed(connection: Connection, name: str, generation: int, parti
 
 async def known(connection: Connection) -> list[KnownQueue]:
     """List the queues that were ever registered, by name, with what consumers have noted."""
-    found: dict[str, KnownQueue] = {}
+    found: dict[str, asyncpg.Record] = {}
     partitions: dict[str, list[KnownPartition]] = {}
     for row in await connection.fetch("SELECT * FROM fencepost.queue_known()"):
         name = row["source"]
-        found[name] = KnownQueue(
-            name, row["kind"], row["generation"], row["quarantined"], row["incarnation"], row["stopped"], ()
-        )
+        found[name] = row
         of_queue = partitions.setdefault(name, [])
         if row["partition"] is not None:
             of_queue.append(
@@ -232,15 +239,16 @@ async def known(connection: Connection) -> list[KnownQueue]:
             )
     return [
         KnownQueue(
-            each.name,
-            each.kind,
-            each.generation,
-            each.quarantined,
-            each.incarnation,
-            each.stopped,
-            tuple(partitions[each.name]),
+            name,
+            row["kind"],
+            row["generation"],
+            row["quarantined"],
+            _paused(row),
+            row["incarnation"],
+            row["stopped"],
+            tuple(partitions[name]),
         )
-        for each in found.values()
+        for name, row in found.items()
     ]
 
 
@@ -248,6 +256,12 @@ async def now(connection: Connection) -> float:
     """Read the database's clock, in seconds since the epoch."""
     seconds: float = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::double precision")
     return seconds
+
+
+def _paused(row: asyncpg.Record) -> str | None:
+    if row["paused_because"] is None or row["paused_s"] > _PAUSE_HOLDS:
+        return None
+    return f"{row['paused_member']}: {row['paused_because']}"
 
 
 def _blocked(row: asyncpg.Record) -> Blocked | None:

@@ -1,0 +1,56 @@
+"""How queues stand, for the commands that show it: the database and the logs that are configured here are asked."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from pydantic import SecretStr
+
+from fencepost.cli.database import database_url, run_command
+from fencepost.settings import Settings
+
+if TYPE_CHECKING:
+    from fencepost.observe.events import Event
+    from fencepost.queue_status import QueueStatus
+
+
+def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
+    """Ask the database and the logs; what is the trouble with logs, a line each."""
+    from fencepost.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
+    from fencepost.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
+    from fencepost.queue_status import look_at  # noqa: PLC0415
+    from fencepost.queue_wiring import queues_opened, read_queues  # noqa: PLC0415
+    from fencepost.startup import StartupError  # noqa: PLC0415
+
+    dsn = database_url(settings)
+    resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})
+    trouble: list[str] = []
+
+    def note(event: "Event") -> None:
+        if isinstance(event, SourceTrouble):
+            trouble.append(f"{event.source}: {event.reason}")
+
+    async def run() -> list["QueueStatus"]:
+        configured = read_queues(resolved)
+        await check_database(dsn)
+        async with (
+            database_for_commands(resolved) as database,
+            queues_opened(configured, database, dsn, note) as logs,
+        ):
+            return await look_at(database, logs)
+
+    try:
+        return run_command(run), trouble
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def queue_as_json(status: "QueueStatus") -> dict[str, object]:
+    """Give all that is known of a queue, with its partitions."""
+    return {
+        **asdict(status.known),
+        "lags": list(status.lags),
+        "ages": list(status.ages),
+        "dead": status.dead,
+        "trouble": status.trouble,
+    }
