@@ -26,14 +26,14 @@ _COUNTS: Final = ("applied", "refused", "failed", "redelivered")
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
     """How one queue stands. `lags`: by partition, how many messages are not decided; empty: it is not known. `ages`: by
-    partition, for how many seconds the first of them has waited; 0: there is none, None: it is not known. `dead`: None
-    if that is not known.
+    partition, for how many seconds the first of them has waited; 0: there is none, None: it is not known. `dead`: by
+    partition, how many dead letters are there; None: not known.
     """
 
     known: KnownQueue
     lags: tuple[int, ...]
     ages: tuple[float | None, ...]
-    dead: int | None
+    dead: Mapping[int, int] | None
     trouble: str | None
 
     @property
@@ -50,11 +50,16 @@ class QueueStatus:
         if self.oldest_s:
             parts.append(f"oldest {self.oldest_s:.0f} s")
         parts += [f"{what} {count}" for what, count in self.counts.items()]
-        parts.append("dead letters unknown" if self.dead is None else f"dead letters {self.dead}")
+        parts.append("dead letters unknown" if self.letters is None else f"dead letters {self.letters}")
         parts += self.faults(paused)
         if not configured:
             parts.append("not configured at this gateway")
         return "; ".join(parts)
+
+    @property
+    def letters(self) -> int | None:
+        """How many dead letters are there; None: it is not known."""
+        return None if self.dead is None else sum(self.dead.values())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -161,16 +166,16 @@ async def measure_queues(gateway: Gateway, consumers: Mapping[str, QueueConsumer
     for each in await look_at_queues(gateway):
         name = each.known.name
         noted = {one.partition: one for one in each.known.partitions}
-        for partition, age in enumerate(each.ages):
-            lag = each.lags[partition] if partition < len(each.lags) else None
-            metrics.queue(name, partition, _figures(lag, age, noted.get(partition)))
-        if each.dead is not None:
-            metrics.dead_letters(name, each.dead)
+        for partition in sorted({*range(len(each.ages)), *(each.dead or ())}):
+            metrics.queue(name, partition, _figures(each, partition, noted.get(partition)))
         here = name in consumers and consumers[name].paused_because is not None
         metrics.queue_paused(name, paused=here or each.known.paused is not None)
 
 
-def _figures(lag: int | None, age: float | None, noted: progress.KnownPartition | None) -> QueueFigures:
+def _figures(status: QueueStatus, partition: int, noted: progress.KnownPartition | None) -> QueueFigures:
+    lag = status.lags[partition] if 0 <= partition < len(status.lags) else None
+    age = status.ages[partition] if 0 <= partition < len(status.ages) else None
+    dead = None if status.dead is None else status.dead.get(partition, 0)
     if noted is None:
-        return QueueFigures(lag, age, 0, 0, 0, 0)
-    return QueueFigures(lag, age, noted.applied, noted.refused, noted.failed, noted.redelivered)
+        return QueueFigures(lag, age, 0, 0, 0, 0, dead)
+    return QueueFigures(lag, age, noted.applied, noted.refused, noted.failed, noted.redelivered, dead)

@@ -237,6 +237,6 @@ BEGIN
   RETURN FOUND;
 END $$;
 
-CREATE FUNCTION fencepost.queue_dead_count() RETURNS bigint
+CREATE FUNCTION fencepost.queue_dead_count() RETURNS TABLE (partition integer, letters bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  SELECT count(*) FROM fencepost.queue_dead $$;
+  SELECT d.partition, count(*) FROM fencepost.queue_dead d GROUP BY d.partition $$;

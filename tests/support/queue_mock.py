@@ -1,6 +1,7 @@
 """A log in memory, and what a consumer asks of the database, in memory: mocks, for tests of the consumer itself."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,8 +43,8 @@ class MockDeadLetters:
     async def drop(self, letter_id: str) -> bool:
         return self.letters.pop(letter_id, None) is not None
 
-    async def count(self) -> int:
-        return len(self.letters)
+    async def count(self) -> dict[int, int]:
+        return dict(Counter(each.position.partition for each in self.letters.values()))
 
 
 class MockLog:

@@ -92,10 +92,17 @@ def test_the_page_lists_every_metric_with_its_labels() -> None:
     metrics.source("etcd", 0, quarantined=False)
     metrics.locks(1, 1)
     metrics.size("marks", 1, 1)
-    metrics.queue("kafka:q", 0, QueueFigures(3, 1.5, 1, 2, 3, 4))
-    metrics.dead_letters("kafka:q", 1)
+    metrics.queue("kafka:q", 0, QueueFigures(3, 1.5, 1, 2, 3, 4, 5))
     metrics.queue_paused("kafka:q", paused=True)
     assert documented == exposed(metrics)
+
+
+def test_what_is_not_known_any_more_of_a_queue_has_no_sample() -> None:
+    metrics = Metrics()
+    metrics.queue("kafka:q", 0, QueueFigures(3, 1.5, 1, 2, 3, 4, 5))
+    metrics.queue("kafka:q", 0, QueueFigures(3, None, 1, 2, 3, 4, 5))
+    shown = [line for line in lines(metrics) if line.startswith(("fencepost_queue_lag", "fencepost_queue_oldest"))]
+    assert shown == ['fencepost_queue_lag{partition="0",queue="kafka:q"} 3.0']
 
 
 def exposed(metrics: Metrics) -> dict[str, set[str]]:

@@ -51,6 +51,7 @@ def queue_as_json(status: "QueueStatus") -> dict[str, object]:
         **asdict(status.known),
         "lags": list(status.lags),
         "ages": list(status.ages),
-        "dead": status.dead,
+        "dead": status.letters,
+        "dead_by_partition": status.dead,
         "trouble": status.trouble,
     }

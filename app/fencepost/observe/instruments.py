@@ -136,8 +136,8 @@ class SourceInstruments:
 
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
-    """How far a partition is decided; None: it is not known. `lag`: messages, `oldest`: seconds; the rest is counted by
-    all consumers since the queue was first used.
+    """How far a partition is decided; None: it is not known. `lag`: messages, `oldest`: seconds, `dead`: dead letters
+    that are there; the rest is counted by all consumers since the queue was first used.
     """
 
     lag: int | None
@@ -146,6 +146,7 @@ class QueueFigures:
     refused: int | None
     failed: int | None
     redelivered: int | None
+    dead: int | None
 
 
 class QueueInstruments:
@@ -169,13 +170,7 @@ class QueueInstruments:
         self.refused = of_partition("refused_total", "Messages whose token the fence refused.")
         self.failed = of_partition("failed_total", "Messages that became dead letters.")
         self.redelivered = of_partition("redelivered_total", "Messages that came again after they were decided.")
-        self.dead = Gauge(
-            "fencepost_queue_dead",
-            "Dead letters of a queue that are there.",
-            ["queue"],
-            multiprocess_mode="livemostrecent",
-            registry=registry,
-        )
+        self.dead = of_partition("dead", "Dead letters that are there.")
         self.paused = Gauge(
             "fencepost_queue_paused",
             "1 while a consumer decides or takes nothing, wherever it runs.",

@@ -197,12 +197,9 @@ class Metrics:
             (queues.refused, figures.refused),
             (queues.failed, figures.failed),
             (queues.redelivered, figures.redelivered),
+            (queues.dead, figures.dead),
         ):
             gauge.labels(*of).set(math.nan if value is None else value)
-
-    def dead_letters(self, name: str, count: int) -> None:
-        """Publish how many dead letters a queue has."""
-        self._queues.dead.labels(name).set(count)
 
     def queue_paused(self, name: str, *, paused: bool) -> None:
         """Publish whether a consumer of a queue decides or takes nothing, wherever it runs."""

@@ -8,7 +8,7 @@ message is generation * 2^48 + offset + 1 (R12): tokens are compared within one 
 The conformance suite holds every kind of log to this, on its real server.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -167,8 +167,10 @@ class DeadLetters(Protocol):
         """Remove one; whether it was there. Raises LogUnavailableError."""
         ...
 
-    async def count(self) -> int:
-        """Count those that are there. Raises LogUnavailableError."""
+    async def count(self) -> Mapping[int, int]:
+        """Count those that are there, by the partition of their messages; partitions without one are left out. Raises
+        LogUnavailableError.
+        """
         ...
 
 

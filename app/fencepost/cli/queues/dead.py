@@ -56,7 +56,7 @@ def list_(settings: Settings, queue: str, most: int, resource: str | None, as_js
         letters = await log.dead.list(_ALL if resource is not None else most)
         of_resource = [each for each in letters if resource in (None, _resource(each))][:most]
         without = [each for each in await _without_letter(log, database, queue) if resource in (None, each.resource)]
-        return of_resource, await log.dead.count(), without
+        return of_resource, sum((await log.dead.count()).values()), without
 
     letters, count, without = _on_queue(settings, queue, look)
     for each in letters:

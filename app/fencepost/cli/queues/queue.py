@@ -50,7 +50,7 @@ def _line(status: "QueueStatus") -> tuple[str, ...]:
         _or_dash(lag),
         f"{status.oldest_s:.1f} s" if status.oldest_s else "-",
         *(str(count) for count in status.counts.values()),
-        _or_dash(status.dead),
+        _or_dash(status.letters),
         ", ".join([f"generation {known.generation}", *status.faults()]),
     )
 

@@ -79,9 +79,9 @@ class KafkaDeadLetters:
         await self._append(Message(letter_id.encode(), None))
         return True
 
-    async def count(self) -> int:
-        """Count those that are there."""
-        return await self._call(lambda: len(self._topic.places))
+    async def count(self) -> dict[int, int]:
+        """Count those that are there, by the partition of their messages."""
+        return await self._call(lambda: {each: count for each, count in self._topic.counts.items() if count})
 
     async def _append(self, record: Message) -> None:
         if not self._appends and not self._closed:

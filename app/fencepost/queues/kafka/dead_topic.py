@@ -8,6 +8,7 @@ Its calls of librdkafka wait: they are for a thread.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -18,6 +19,7 @@ from fencepost.queues.kafka.errors import NO_TOPIC, made, place
 from fencepost.queues.kafka.messages import place_of
 from fencepost.queues.kafka.url import KafkaSettings
 from fencepost.queues.log import LogUnavailableError
+from fencepost.queues.write_id import MalformedWriteIdError, parse_write_id
 
 SILENT_S: Final = 10.0
 """A read fails after so many seconds without a record."""
@@ -34,6 +36,8 @@ class DeadTopic:
         self._client: Consumer | None = None
         self._stopped = threading.Event()
         self.places: dict[str, tuple[int, int]] = {}
+        self.counts: Counter[int] = Counter()
+        """How many are there, by the partition of their messages; -1: of keys that are no ids of writes."""
         self.read_to: dict[int, int] = {}
         """By partition, the offset below which all was read."""
 
@@ -41,7 +45,7 @@ class DeadTopic:
         """Read to the end. Raises KafkaException, LogUnavailableError."""
         ends = self._ends(self._made())
         if any(self.read_to.get(each, 0) > end for each, end in ends.items()):  # the topic was made again
-            self.places, self.read_to = {}, {}
+            self.places, self.counts, self.read_to = {}, Counter(), {}
         behind = {each: end for each, end in ends.items() if self.read_to.get(each, 0) < end}
         for record in self._records({each: self.read_to.get(each, 0) for each in behind}, behind):
             self._note(record)
@@ -49,10 +53,12 @@ class DeadTopic:
 
     def _note(self, record: KafkaMessage) -> None:
         key, where = (record.key() or b"").decode(errors="replace"), place_of(record)
+        before = len(self.places)
         if record.value() is None:
             self.places.pop(key, None)
         else:
             self.places[key] = (where.partition, where.offset)
+        self.counts[_partition_of(key)] += len(self.places) - before
         self.read_to[where.partition] = where.offset + 1
 
     def _made(self) -> Consumer:
@@ -134,3 +140,10 @@ class DeadTopic:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+def _partition_of(letter_id: str) -> int:
+    try:
+        return parse_write_id(letter_id).position.partition
+    except MalformedWriteIdError:
+        return -1

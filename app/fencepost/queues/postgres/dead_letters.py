@@ -43,8 +43,8 @@ class PostgresDeadLetters:
         async with connection_of(self._database, writing=True) as connection:
             return await table_log.exhume(connection, letter_id)
 
-    async def count(self) -> int:
-        """Count them."""
+    async def count(self) -> dict[int, int]:
+        """Count them by partition."""
         async with connection_of(self._database) as connection:
             return await table_log.count_dead(connection)
 

@@ -95,7 +95,13 @@ def _replication(name: str, info: dict[str, str], settings: dict[str, str], repl
 
 
 async def _expiring(server: RedisServer, layout: QueueLayout, keys: QueueKeys) -> list[str]:
-    names = (keys.queue, keys.dead, keys.dead_order, *(keys.stream(each) for each in range(layout.partitions)))
+    names = (
+        keys.queue,
+        keys.dead,
+        keys.dead_order,
+        keys.dead_counts,
+        *(keys.stream(each) for each in range(layout.partitions)),
+    )
     expiring = [name for name in names if await server.command("PTTL", name, about=f"whether {name} expires") >= 0]
     return [
         f"{server.name} lets {name} expire, and then its messages are gone: PERSIST {name} keeps it."

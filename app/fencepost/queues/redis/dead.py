@@ -1,4 +1,6 @@
-"""Dead letters in Redis: a hash by the id of the write, and a sorted set that has their order."""
+"""Dead letters in Redis: a hash by the id of the write, a sorted set that has their order, and how many there are of
+each partition.
+"""
 
 import base64
 from collections.abc import Sequence
@@ -15,15 +17,14 @@ class RedisDeadLetters:
     """See DeadLetters in queues/log.py."""
 
     def __init__(self, server: RedisServer, keys: QueueKeys) -> None:
-        self._server, self._keys = server, (keys.dead, keys.dead_order)
+        self._server, self._keys = server, (keys.dead, keys.dead_order, keys.dead_counts)
         self._about = f"the dead letters {keys.dead}"
 
     async def put(self, letter: DeadLetter) -> None:
         """Add one, as durable as a message; none where one of this id is there."""
         written = _write(letter)
-        await self._server.run(
-            PUT_DEAD, self._keys, letter.id, repr(letter.at), written, about=self._about, durable=True
-        )
+        values = (letter.id, repr(letter.at), written, letter.position.partition)
+        await self._server.run(PUT_DEAD, self._keys, *values, about=self._about, durable=True)
 
     async def list(self, most: int) -> Sequence[DeadLetter]:
         """List the oldest."""
@@ -42,9 +43,13 @@ class RedisDeadLetters:
         """Remove one."""
         return bool(await self._server.run(DROP_DEAD, self._keys, letter_id, about=self._about))
 
-    async def count(self) -> int:
-        """Count them."""
-        return int(await self._server.command("HLEN", self._keys[0], about=self._about))
+    async def count(self) -> dict[int, int]:
+        """Give their counts by partition."""
+        answer: list[bytes] | dict[bytes, bytes] = await self._server.command(
+            "HGETALL", self._keys[2], about=self._about
+        )
+        pairs = answer.items() if isinstance(answer, dict) else zip(answer[::2], answer[1::2], strict=True)
+        return {int(partition): int(count) for partition, count in pairs if int(count)}
 
     def _read(self, written: bytes) -> DeadLetter:
         try:

@@ -218,9 +218,12 @@ return 1
 """)
 
 PUT_DEAD: Final = Script("""
--- KEYS dead letters, their order; ARGV id, when, the letter. One that is there stays as it is, and is written once more
--- all the same: so that waiting for replicas or the disk means something when it is put a second time.
-redis.call('HSET', KEYS[1], ARGV[1], redis.call('HGET', KEYS[1], ARGV[1]) or ARGV[3])
+-- KEYS dead letters, their order, counts by partition; ARGV id, when, the letter, its partition. One that is there
+-- stays as it is, and is written once more all the same: so that waiting for replicas or the disk means something when
+-- it is put a second time.
+local there = redis.call('HGET', KEYS[1], ARGV[1])
+if not there then redis.call('HINCRBY', KEYS[3], ARGV[4], 1) end
+redis.call('HSET', KEYS[1], ARGV[1], there or ARGV[3])
 return redis.call('ZADD', KEYS[2], redis.call('ZSCORE', KEYS[2], ARGV[1]) or ARGV[2], ARGV[1])
 """)
 
@@ -234,7 +237,10 @@ return answer
 """)
 
 DROP_DEAD: Final = Script("""
--- KEYS dead letters, their order; ARGV id. Gives 1, or 0: there was none.
+-- KEYS dead letters, their order, counts by partition; ARGV id. Gives 1, or 0: there was none.
+local letter = redis.call('HGET', KEYS[1], ARGV[1])
+local readable, read = pcall(cjson.decode, letter)
+if letter and readable then redis.call('HINCRBY', KEYS[3], read['partition'], -1) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """)

@@ -56,6 +56,7 @@ class QueueKeys:
         self.members = f"{self.queue}:members"
         self.dead = f"{self.queue}:dead"
         self.dead_order = f"{self.queue}:dead:order"
+        self.dead_counts = f"{self.queue}:dead:counts"
 
     def stream(self, partition: int) -> str:
         """Name the stream of a partition."""

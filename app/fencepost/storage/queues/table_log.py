@@ -188,10 +188,10 @@ async def exhume(connection: Connection, letter_id: str) -> bool:
     return there
 
 
-async def count_dead(connection: Connection) -> int:
-    """Count the dead letters."""
-    count: int = await connection.fetchval("SELECT fencepost.queue_dead_count()")
-    return count
+async def count_dead(connection: Connection) -> dict[int, int]:
+    """Count dead letters by partition."""
+    rows = await connection.fetch("SELECT partition, letters FROM fencepost.queue_dead_count()")
+    return {row["partition"]: row["letters"] for row in rows}
 
 
 def _row(row: asyncpg.Record) -> MessageRow:
