@@ -11,8 +11,8 @@ from fencepost.cli.database import database_url, on_database
 from fencepost.cli.doctor.queues import examine_queues, read_configured_queues
 from fencepost.cli.doctor.seals import examine_seals
 from fencepost.cli.doctor.sources import examine_sources, read_configured_sources, read_names_of_queues
-from fencepost.cli.looking_at_queues import look_at_queues, queue_as_json
 from fencepost.cli.options import settings_options
+from fencepost.cli.queues.looking import look_at_queues, queue_as_json
 from fencepost.cli.tables import print_table
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.settings import Settings

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from fencepost.cli.looking_at_queues import look_at_queues, queue_as_json
 from fencepost.cli.options import settings_options
+from fencepost.cli.queues.looking import look_at_queues, queue_as_json
 from fencepost.cli.tables import print_table
 from fencepost.settings import Settings
 

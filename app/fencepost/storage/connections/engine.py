@@ -59,8 +59,7 @@ class Database:
         times: Times = TIMES,
     ) -> None:
         self._opened = opened
-        self._pools = pools
-        self._pool, self._batch_pool, self._lease_pool = pools
+        self._pools = self._pool, self._batch_pool, self._lease_pool = pools
         self._limits = limits
         self._watch = watch
         self._read_only = read_only

@@ -1,0 +1,48 @@
+-- What writes came to: fencepost.idempotency has it, under the caller 'queue', in the transaction of each write's effect. Those that are
+-- not there are left out. An id without its last part, 16 hexadecimal digits, is a position: the write of it that was recorded last.
+--
+-- A message may be in the log at two offsets. Its record has the id under which it was decided first: recorded_id. For one who asks by an id,
+-- that is a record of the same partition, with the same last part. p_content, of one who has the message: the record of the same last part and
+-- content, wherever it was (idempotency_message_idx).
+CREATE FUNCTION fencepost.queue_results(p_ids text[], p_content bytea)
+RETURNS TABLE (id text, recorded_id text, status integer, headers text[], answer bytea, created_at timestamptz)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+BEGIN
+  RETURN QUERY
+    SELECT u.id, i.key, i.status, i.headers, i.answer, i.created_at
+      FROM unnest(p_ids) AS u(id), LATERAL (
+             SELECT r.* FROM fencepost.idempotency r WHERE r.caller || '' = 'queue' AND right(r.key, 16) = right(u.id, 16)
+                AND CASE WHEN p_content IS NOT NULL THEN r.payload_hash = p_content
+                         ELSE regexp_replace(r.key, '[0-9]+[.].{16}$', '') = regexp_replace(u.id, '[0-9]+[.].{16}$', '') END
+              ORDER BY r.key = u.id DESC, r.created_at DESC LIMIT 1) i
+     -- Seen is not replicated: see idem_begin.
+     WHERE u.id ~ '[.][0-9a-f]{16}$' AND pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL
+    UNION ALL
+    SELECT u.id, i.key, i.status, i.headers, i.answer, i.created_at
+      FROM unnest(p_ids) AS u(id), LATERAL (
+             SELECT r.* FROM fencepost.idempotency r WHERE r.caller = 'queue' AND r.key >= u.id || '.' AND r.key < u.id || '/'
+                AND length(r.key) = length(u.id) + 17
+              ORDER BY r.created_at + interval '0' DESC LIMIT 1) i  -- not by that column's index, which has all other records, too
+     WHERE u.id !~ '[.][0-9a-f]{16}$' AND pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL;
+END $$;
+
+-- Record that a write came to nothing: refused or failed. False: what it came to is recorded already, and stays.
+CREATE FUNCTION fencepost.queue_record(p_id text, p_content bytea, p_status integer, p_headers text[], p_answer bytea) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
+  VALUES ('queue', p_id, p_content, p_status, p_headers, p_answer) ON CONFLICT DO NOTHING;
+  RETURN FOUND;
+END $$;
+
+-- Note what becomes of the dead letter of a write, beside what the write came to: the last pair of its record's headers. From then on
+-- a message that comes again puts no letter. False: there is no record of a write that failed.
+CREATE FUNCTION fencepost.queue_close(p_id text, p_letter text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  UPDATE fencepost.idempotency i
+     SET headers = CASE WHEN i.headers[cardinality(i.headers) - 1] = 'fencepost-letter' THEN i.headers[:cardinality(i.headers) - 2]
+                        ELSE i.headers END || ARRAY['fencepost-letter', p_letter]
+   WHERE i.caller = 'queue' AND i.key = p_id;
+  RETURN FOUND;
+END $$;
