@@ -165,6 +165,37 @@ async def listening(listener: Listener) -> AsyncIterator[None]:
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_a_change_of_keys_loads_no_tables(owner: Connection, database: str) -> None:
+    """It is heard while tables are loaded, and they are not loaded once more because of it."""
+    forgotten, loaded, woken, loading = asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Queue[None]()
+
+    async def reload() -> None:
+        loading.put_nowait(None)
+        await loaded.wait()
+
+    listener = Listener(
+        dsn=database,
+        reload=reload,
+        lost=pytest.fail,
+        channel="x",
+        woken=lambda _payload: woken.set(),
+        connected=lambda: None,
+        keys=Announcements(forgotten.set),
+    )
+    async with listening(listener):
+        await asyncio.wait_for(loading.get(), PATIENCE)
+        forgotten.clear()
+        key_id, _ = await api_keys.create(owner, FOR_ALL)
+        await api_keys.revoke(owner, key_id)
+        await asyncio.wait_for(forgotten.wait(), PATIENCE)
+        loaded.set()
+        await owner.execute("NOTIFY x")
+        await asyncio.wait_for(woken.wait(), PATIENCE)
+        assert loading.empty()
+        await owner.execute("NOTIFY fencepost, 'reload'")
+        await asyncio.wait_for(loading.get(), PATIENCE)
+
+
 async def test_a_key_is_not_kept_for_long_while_announcements_are_not_heard(
     opened: Database, owner: Connection, database: str
 ) -> None:
