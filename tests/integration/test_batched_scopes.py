@@ -105,9 +105,9 @@ async def test_with_keys(race: Race) -> None:
 
         def requests() -> list[Coroutine[Any, Any, Outcome]]:
             return [
-                patch(gateway, replace(change("1", 40, n=1), key=once("k1"))),
-                patch(gateway, replace(change("2", 41, n=1), key=once("k1"))),
-                patch(gateway, replace(change("3", 40, n=1), key=once("k2"))),
+                patch(gateway, replace(change("1", 40, n=1), idempotency_key=once("k1"))),
+                patch(gateway, replace(change("2", 41, n=1), idempotency_key=once("k1"))),
+                patch(gateway, replace(change("3", 40, n=1), idempotency_key=once("k2"))),
             ]
 
         assert await together(*requests()) == ["ok", "ok", "ok"]

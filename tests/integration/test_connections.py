@@ -17,7 +17,7 @@ from fencepost.cli.migrate import GRANTS
 from fencepost.storage.connections.connection import Limits, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.demo import load
-from fencepost.storage.errors import UnavailableError
+from fencepost.storage.errors import RefusedError, UnavailableError
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.row_sql import literal
 from fencepost.storage.upkeep.prepared import all_prepared
@@ -183,6 +183,22 @@ async def test_an_exhausted_pool_reports_it_in_time(database: str) -> None:
             assert await connection.fetchval("SELECT 1") == 1
     finally:
         await pool.close()
+
+
+async def test_errors_of_reads_are_mapped_on_each_way_to_a_connection(database: str) -> None:
+    """Callers know StorageError only; with all connections lent, a question about the database gets a new one."""
+    opened = await Database.open(database, Limits(pool_size=1))
+    try:
+        for lend in (opened.connection, opened.spare, opened.lease_connection):
+            with pytest.raises(RefusedError, match="division by zero"):
+                async with lend() as connection:
+                    await connection.execute("SELECT 1 / 0")
+        async with opened.connection():
+            with pytest.raises(RefusedError, match="division by zero"):
+                async with opened.spare() as connection:
+                    await connection.execute("SELECT 1 / 0")
+    finally:
+        await opened.close()
 
 
 async def test_a_connection_that_ends_as_it_is_handed_over_is_replaced(database: str) -> None:

@@ -135,7 +135,7 @@ async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_on
 async def test_a_key_of_a_client_and_the_id_of_a_message_are_two_keys(connect: Connect, database: str) -> None:
     race = await audited_race(connect, database, "strict", counting=False)
     async with open_gateway(race.dsn) as gateway:
-        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), key=once("same")))) == "ok"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once("same")))) == "ok"
         assert result_of(await of_queue(gateway, "patch", "k", 32, "same", n=2)) == "ok"
     found = await race.observer.fetch("SELECT caller FROM fencepost.idempotency ORDER BY caller")
     assert [row["caller"] for row in found] == ["", "queue"]

@@ -37,7 +37,7 @@ async def race(request: pytest.FixtureRequest, connect: Connect, database: str) 
 
 def changing(token: int, keys: str, *, with_key: bool = False) -> Write:
     request = listed(token, *({"order_id": key, "status": f"x{token}"} for key in keys))
-    return replace(request, key=once() if with_key else None)
+    return replace(request, idempotency_key=once() if with_key else None)
 
 
 async def statuses(race: Race) -> str:

@@ -65,12 +65,14 @@ def together(use: Callable[[Gateway, Any], Awaitable[Any]], **values: int) -> Re
 REQUESTS: dict[str, Request] = {
     "claim": lambda g: claim(g, claiming("orders/k")),
     "claim of a key without a row": lambda g: claim(g, claiming("orders/none")),
-    "claim with an Idempotency-Key": lambda g: claim(g, replace(claiming("orders/k"), key=once("c")), rendered),
+    "claim with an Idempotency-Key": lambda g: claim(
+        g, replace(claiming("orders/k"), idempotency_key=once("c")), rendered
+    ),
     "lease with a claim": lambda g: ask(g, asking("x", secret="new", claims=("orders/k",))),
     "lease with a claim of a key without a row": lambda g: ask(g, asking("x", secret="s", claims=("orders/none",))),
     "PATCH": lambda g: patch(g, keyed("k", 100, n=1)),
     "PATCH of nothing": lambda g: patch(g, keyed("k", 100)),
-    "PATCH with an Idempotency-Key": lambda g: patch(g, replace(keyed("k", 100, n=1), key=once("p"))),
+    "PATCH with an Idempotency-Key": lambda g: patch(g, replace(keyed("k", 100, n=1), idempotency_key=once("p"))),
     "PATCH in a batch": together(patch, n=1),
     "PATCH by a filter": lambda g: patch(g, matching(NEW, 100, n=1)),
     "PATCH with an array": lambda g: patch(g, listed(100, {"order_id": "k", "n": 1})),
@@ -80,7 +82,7 @@ REQUESTS: dict[str, Request] = {
     "POST": lambda g: post(g, listed(100, row_of("none"))),
     "POST of rows": lambda g: post(g, listed(100, row_of("none"), row_of("none2"))),
     "DELETE": lambda g: delete(g, keyed("k", 100)),
-    "DELETE with an Idempotency-Key": lambda g: delete(g, replace(keyed("k", 100), key=once("d"))),
+    "DELETE with an Idempotency-Key": lambda g: delete(g, replace(keyed("k", 100), idempotency_key=once("d"))),
     "DELETE in a batch": together(delete),
     "DELETE by a filter": lambda g: delete(g, matching(NEW, 100)),
 }

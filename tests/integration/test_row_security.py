@@ -50,7 +50,7 @@ async def test_a_put_that_a_policy_refuses_is_answered_for_good(
     race: Race, gateway: Gateway, item: int, n: int, status: int, code: str, *, with_key: bool
 ) -> None:
     request = keyed(str(item), 40, table="items", account_id=42, n=n)
-    answer = await put(gateway, replace(request, key=once() if with_key else None))
+    answer = await put(gateway, replace(request, idempotency_key=once() if with_key else None))
     assert isinstance(answer, Problem)
     assert (answer.type.status, answer.name, answer.type.retryable) == (status, code, False)
     raised = "SELECT count(*) FROM fencepost.marks WHERE last_fence_token = 40"

@@ -50,7 +50,7 @@ def write_of(  # noqa: PLR0911 - one for each verb
     verb: str, gateway: Gateway, once: IdempotencyKey | None
 ) -> Coroutine[Any, Any, Outcome]:
     """Write to the scope account/42 with the token 31."""
-    keyed_ = replace(keyed("1", 31, "items", n=1), key=once)
+    keyed_ = replace(keyed("1", 31, "items", n=1), idempotency_key=once)
     rows = [{"id": 90, "account_id": 42}, {"id": 91, "account_id": 7}]
     match verb:
         case "patch":
@@ -58,14 +58,14 @@ def write_of(  # noqa: PLR0911 - one for each verb
         case "delete":
             return delete(gateway, keyed_)
         case "put":
-            return put(gateway, replace(keyed("90", 31, "items", account_id=42), key=once))
+            return put(gateway, replace(keyed("90", 31, "items", account_id=42), idempotency_key=once))
         case "post":
-            return post(gateway, replace(listed(31, *rows, table="items"), key=once))
+            return post(gateway, replace(listed(31, *rows, table="items"), idempotency_key=once))
         case "patch many":
-            return patch(gateway, replace(matching(NEW, 31, "items", n=7), key=once))
+            return patch(gateway, replace(matching(NEW, 31, "items", n=7), idempotency_key=once))
         case "patch rows":
             changes = ({"id": 3, "n": 7}, {"id": 1, "n": 8})
-            return patch(gateway, replace(listed(31, *changes, table="items"), key=once))
+            return patch(gateway, replace(listed(31, *changes, table="items"), idempotency_key=once))
         case _:
             return claim(gateway, Claim(Resource("account", ("42",)), Token(31), once), rendered)
 

@@ -52,7 +52,7 @@ async def test_rows_of_several_scopes_are_written_and_all_marks_are_raised(race:
 @pytest.mark.parametrize("with_key", [False, True])
 async def test_any_scope_refuses_all_and_gives_the_others_back(race: Race, gateway: Gateway, with_key: bool) -> None:
     await entered(race, race.a, 50, "account/7")
-    request = replace(listed(45, ONE, THREE, table="items"), key=once() if with_key else None)
+    request = replace(listed(45, ONE, THREE, table="items"), idempotency_key=once() if with_key else None)
     answer = await patch(gateway, request)
     assert isinstance(answer, Problem)
     assert (answer.name, answer.extra["rows"]) == (

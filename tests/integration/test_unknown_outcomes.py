@@ -57,7 +57,7 @@ async def test_a_write_whose_backend_waits_for_a_row_lands_once(race: Race, with
     async with cut_off(race) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
-        request = replace(keyed("k", 31, n=1), key=once() if with_key else None)
+        request = replace(keyed("k", 31, n=1), idempotency_key=once() if with_key else None)
         write = await race.waits_at(pid, patch(gateway, request))
         proxy.cut_all()
         await waiting_instead_of(race, pid)
@@ -80,13 +80,15 @@ async def landed_without_answer(race: Race, proxy: CuttingProxy) -> None:
 
 def write_of(verb: str, gateway: Gateway, key: IdempotencyKey | None = None) -> Coroutine[Any, Any, Outcome]:
     works = {
-        "patch": lambda: patch(gateway, replace(keyed("k", 31, n=1), key=key)),
-        "put new": lambda: put(gateway, replace(keyed("z", 31, n=1), key=key)),
-        "delete": lambda: delete(gateway, replace(keyed("k", 31), key=key)),
-        "post": lambda: post(gateway, replace(listed(31, {"order_id": "z"}), key=key)),
-        "post many": lambda: post(gateway, replace(listed(31, {"order_id": "y"}, {"order_id": "z"}), key=key)),
-        "patch many": lambda: patch(gateway, replace(matching(NEW, 31, n=7), key=key)),
-        "patch rows": lambda: patch(gateway, replace(listed(31, K), key=key)),
+        "patch": lambda: patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=key)),
+        "put new": lambda: put(gateway, replace(keyed("z", 31, n=1), idempotency_key=key)),
+        "delete": lambda: delete(gateway, replace(keyed("k", 31), idempotency_key=key)),
+        "post": lambda: post(gateway, replace(listed(31, {"order_id": "z"}), idempotency_key=key)),
+        "post many": lambda: post(
+            gateway, replace(listed(31, {"order_id": "y"}, {"order_id": "z"}), idempotency_key=key)
+        ),
+        "patch many": lambda: patch(gateway, replace(matching(NEW, 31, n=7), idempotency_key=key)),
+        "patch rows": lambda: patch(gateway, replace(listed(31, K), idempotency_key=key)),
         "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key), rendered),
     }
     return works[verb]()
@@ -186,7 +188,7 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(race: 
     async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), key=once())))
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())))
         proxy.refusing = True
         proxy.cut_all()
         assert result_of(await write) == "FP010", "nothing was done, and nothing will be"
@@ -203,7 +205,7 @@ async def test_a_transaction_that_broke_before_its_commit_was_not_written(race: 
 async def test_an_earlier_commit_stays_unknown_when_its_look_up_is_not_answered(race: Race) -> None:
     async with cut_off(race, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;"
-        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), key=once())))
+        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())))
         await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
         proxy.muted.clear()
         proxy.mute_after = b"fencepost.gateway_idem_begin"

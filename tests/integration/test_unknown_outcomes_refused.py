@@ -70,7 +70,9 @@ async def test_a_time_limit_while_the_outcome_is_asked_for_is_no_refusal_of_the_
 ) -> None:
     async with cut_off(race, lock_timeout=0.3, times=IN_A_HURRY) as (gateway, proxy):
         proxy.mute_after = b"COMMIT;" if with_key else TOKEN
-        write = asyncio.create_task(patch(gateway, replace(keyed("k", 31, n=1), key=once() if with_key else None)))
+        write = asyncio.create_task(
+            patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once() if with_key else None))
+        )
         await landed(race, proxy)
         locked = await race.begin(race.b)
         table = "fencepost.idempotency" if with_key else "public.orders"
@@ -86,7 +88,7 @@ async def test_a_duplicate_in_a_table_called_idempotency_is_a_duplicate(race: Ra
     """Its primary key has the same name as that of the records."""
     await race.observer.execute("ALTER INDEX public.orders_pkey RENAME TO idempotency_pkey")
     async with open_gateway(race.dsn) as gateway:
-        request = replace(listed(31, {"order_id": "k"}), key=once())
+        request = replace(listed(31, {"order_id": "k"}), idempotency_key=once())
         answer = await asyncio.wait_for(post(gateway, request), PATIENCE)
     assert result_of(answer) == "23505"
 
@@ -101,7 +103,7 @@ async def test_a_connection_failure_of_a_trigger_is_not_the_gateways(race: Race,
     )
     async with open_gateway(race.dsn) as gateway:
         pid = await gateway_pid(gateway)
-        answer = await patch(gateway, replace(keyed("k", 31, n=1), key=once() if with_key else None))
+        answer = await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once() if with_key else None))
         assert await gateway_pid(gateway) == pid
     assert result_of(answer) == "08001"
     assert await race.live_mark("k") == 30

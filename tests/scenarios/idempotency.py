@@ -85,12 +85,14 @@ async def two_racers_with_one_key_land_once(race: Race) -> None:
     async with open_gateway(race.dsn) as one, open_gateway(race.dsn, lock_timeout=1) as two:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
-        first = await race.waits_at(await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), key=once())))
-        second = await asyncio.wait_for(patch(two, replace(keyed("k", 32, n=1), key=once())), PATIENCE)
+        first = await race.waits_at(
+            await gateway_pid(one), patch(one, replace(keyed("k", 31, n=1), idempotency_key=once()))
+        )
+        second = await asyncio.wait_for(patch(two, replace(keyed("k", 32, n=1), idempotency_key=once())), PATIENCE)
         await holder.commit()
         assert result_of(second) == "FP013", "it does not wait"
         assert isinstance(await first, Done)
-        assert isinstance(await patch(two, replace(keyed("k", 32, n=1), key=once())), Replayed)
+        assert isinstance(await patch(two, replace(keyed("k", 32, n=1), idempotency_key=once())), Replayed)
     assert await applied(race) == 1
 
 
@@ -106,7 +108,7 @@ async def a_record_that_commits_between_look_up_and_lock_is_seen(race: Race) -> 
     await race.b.execute("SELECT pg_advisory_xact_lock(4242)")
     async with open_gateway(race.dsn) as gateway:
         pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), key=once())))
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())))
         await race.observer.execute(RECORD)
         await step.commit()
         answer = await write
@@ -121,7 +123,7 @@ async def a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), key=once())))
+        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())))
         await race.observer.execute(RECORD)
         await holder.commit()
         answer = await write
@@ -132,26 +134,26 @@ async def a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
 
 async def a_refusal_gives_its_key_back(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        refused = await patch(gateway, replace(keyed("k", 29, n=1), key=once()))
+        refused = await patch(gateway, replace(keyed("k", 29, n=1), idempotency_key=once()))
         assert result_of(refused) == "FP001"
         assert await race.observer.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
-        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), key=once()))) == "ok"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once()))) == "ok"
 
 
 async def a_key_is_for_one_payload(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), key=once()))) == "ok"
-        other = await patch(gateway, replace(keyed("k", 32, n=2), key=once(payload=b"other")))
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once()))) == "ok"
+        other = await patch(gateway, replace(keyed("k", 32, n=2), idempotency_key=once(payload=b"other")))
         assert result_of(other) == "FP014"
     assert await applied(race) == 1
 
 
 async def a_write_that_landed_is_replayed_after_the_lock_changed_hands(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), key=once()))) == "ok"
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once()))) == "ok"
         assert result_of(await patch(gateway, keyed("k", 40, n=2))) == "ok"
-        assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), key=once())), Replayed)
-        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), key=once("k2")))) == "FP001"
+        assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())), Replayed)
+        assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once("k2")))) == "FP001"
     assert await race.live_mark("k") == 40
     assert await applied(race) == 2
 
@@ -162,8 +164,8 @@ async def a_write_that_landed_is_replayed_after_its_lock_changed_hands(race: Rac
     await race.begin(race.a)
     await race.a.execute("SELECT pg_advisory_xact_lock(hashtextextended('0:k1', 7234))")
     async with open_gateway(race.dsn) as gateway:
-        assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), key=once())), Replayed)
-        other = await patch(gateway, replace(keyed("k", 31, n=1), key=once("k2")))
+        assert isinstance(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())), Replayed)
+        other = await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once("k2")))
         assert result_of(other) == "ok", "another key, another lock"
 
 

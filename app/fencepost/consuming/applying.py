@@ -212,7 +212,7 @@ def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Result:
         return _by_problem(outcome, positioned=positioned)
     if not isinstance(outcome, Replayed) or outcome.answer is None:
         return APPLIED
-    if write.key is None or outcome.of_message:
+    if write.idempotency_key is None or outcome.of_message:
         return Before(outcome.answer)
     # Another message landed under the client's key before: this one gets a record of its own.
     return Decided("applied", kept(to_recorded(answer(write, outcome)), "applied"))

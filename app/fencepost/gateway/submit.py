@@ -91,7 +91,7 @@ def _ready(gateway: Gateway, write: Write, found: Table) -> tuple[ProtectedTable
         require_key(table, write.target.key)
     require_columns(table, write.body.columns)
     target_of(table, write.select, gateway.max_answer_bytes, shown=write.shown)
-    if (keyless := require_once(table.fence, write.key)) is not None:
+    if (keyless := require_once(table.fence, write.idempotency_key)) is not None:
         return keyless
     if table.fence.queue is not None:
         if write.token is not None:

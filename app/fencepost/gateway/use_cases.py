@@ -62,7 +62,7 @@ async def write(
 def _write(
     gateway: Gateway, request: Write, render: Render | None, message: IdempotentRequest | None, table: Table
 ) -> Coroutine[Any, Any, Outcome]:
-    once = once_of(request.key, gateway.caller, table, render, message)
+    once = once_of(request.idempotency_key, gateway.caller, table, render, message)
     match request.target:
         case OneRow(key):
             return keyed.write(gateway, request, key, once, table)

@@ -47,7 +47,7 @@ async def test_batches_that_cannot_work_are_reported_once_and_change_no_verdict(
     seen: list[str] = []
     async with open_gateway(race.dsn) as opened:
         gateway = replace(opened, group=GroupCommit(opened.database, on_setup_error=seen.append))
-        writes = (patch(gateway, replace(keyed(key, 40, status="x"), key=once(key))) for key in "abcd")
+        writes = (patch(gateway, replace(keyed(key, 40, status="x"), idempotency_key=once(key))) for key in "abcd")
         assert await together(*writes) == ["ok"] * 4
     assert len(seen) == 1
     assert "idem_begin_each" in seen[0]

@@ -136,18 +136,21 @@ async def test_a_unique_entry_that_is_locked_stalls_no_other_write(race: Race) -
 
 async def test_one_key_twice_in_a_moment_lands_once(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        request = replace(keyed("a", 40, n=1), key=once())
+        request = replace(keyed("a", 40, n=1), idempotency_key=once())
         answers = await asyncio.gather(
-            patch(gateway, request), patch(gateway, replace(keyed("a", 41, n=2), key=once())),
-            patch(gateway, replace(keyed("b", 40, n=1), key=once("k2"))),
-            patch(gateway, replace(keyed("c", 29, n=1), key=once("k3"))),
-            patch(gateway, replace(keyed("d", 40, status="bad", n=1), key=once("k4"))),
+            patch(gateway, request), patch(gateway, replace(keyed("a", 41, n=2), idempotency_key=once())),
+            patch(gateway, replace(keyed("b", 40, n=1), idempotency_key=once("k2"))),
+            patch(gateway, replace(keyed("c", 29, n=1), idempotency_key=once("k3"))),
+            patch(gateway, replace(keyed("d", 40, status="bad", n=1), idempotency_key=once("k4"))),
         )  # fmt: skip
         assert [result_of(each) for each in answers] == ["ok", "ok", "ok", "FP001", "23514"]
         assert [isinstance(each, Replayed) for each in answers[:3]] == [False, True, False]
-        assert result_of(await patch(gateway, replace(keyed("a", 42, n=3), key=once(payload=b"other")))) == "FP014"
-        assert isinstance(await patch(gateway, replace(keyed("a", 42), key=once("k2"))), Problem | Replayed)
-        assert result_of(await patch(gateway, replace(keyed("c", 40, n=1), key=once("k3")))) == "ok", (
+        assert (
+            result_of(await patch(gateway, replace(keyed("a", 42, n=3), idempotency_key=once(payload=b"other"))))
+            == "FP014"
+        )
+        assert isinstance(await patch(gateway, replace(keyed("a", 42), idempotency_key=once("k2"))), Problem | Replayed)
+        assert result_of(await patch(gateway, replace(keyed("c", 40, n=1), idempotency_key=once("k3")))) == "ok", (
             "a refusal is no record"
         )
     row = await race.row("a") or {}
@@ -158,13 +161,13 @@ async def test_one_key_twice_in_a_moment_lands_once(race: Race) -> None:
 async def test_a_key_whose_write_waits_is_in_flight_at_once(race: Race) -> None:
     async with open_gateway(race.dsn, pool_size=2) as gateway:
         async with held(race, "a"):
-            first = asyncio.create_task(patch(gateway, replace(keyed("a", 40, n=1), key=once())))
+            first = asyncio.create_task(patch(gateway, replace(keyed("a", 40, n=1), idempotency_key=once())))
 
             async def waits() -> bool:
                 return bool(await race.observer.fetchval(WAITING) == 1)
 
             await eventually(waits, what="the first one waits for the row")
-            again = asyncio.wait_for(patch(gateway, replace(keyed("a", 40, n=1), key=once())), PATIENCE)
+            again = asyncio.wait_for(patch(gateway, replace(keyed("a", 40, n=1), idempotency_key=once())), PATIENCE)
             assert result_of(await again) == "FP013", "it must not wait for its turn"
         assert result_of(await first) == "ok"
 
@@ -174,8 +177,8 @@ async def test_a_key_in_flight_elsewhere_is_answered_and_delays_no_other(race: R
     await race.b.execute("SELECT fencepost.idem_begin('', 'k1', 'payload')")
     async with open_gateway(race.dsn) as gateway:
         assert await together(
-            patch(gateway, replace(keyed("a", 40, n=1), key=once())),
-            patch(gateway, replace(keyed("b", 40, n=1), key=once("k2"))),
+            patch(gateway, replace(keyed("a", 40, n=1), idempotency_key=once())),
+            patch(gateway, replace(keyed("b", 40, n=1), idempotency_key=once("k2"))),
         ) == ["FP013", "ok"]
     await holder.rollback()
 

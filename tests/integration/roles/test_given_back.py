@@ -41,7 +41,7 @@ async def several(gateway: Gateway) -> None:
 
 WAYS: dict[str, Callable[[Gateway], Awaitable[object]]] = {
     "batched": lambda gateway: patch(gateway, keyed("k", 40, n=1)),
-    "keyed": lambda gateway: patch(gateway, replace(keyed("k", 40, n=1), key=once())),
+    "keyed": lambda gateway: patch(gateway, replace(keyed("k", 40, n=1), idempotency_key=once())),
     "put": lambda gateway: put(gateway, keyed("new", 40, n=1)),
     "alone": lambda gateway: post(gateway, listed(40, {"order_id": "a"}, {"order_id": "b"})),
     "refused": lambda gateway: patch(gateway, keyed("k", 20, n=1)),

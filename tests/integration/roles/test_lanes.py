@@ -39,7 +39,9 @@ async def rows_are_stamped_by_who_wrote_them(stage: Acting, race: Race) -> None:
     for number in range(400):
         role, key = chosen.choice((WEB, OTHER)), f"{number % 300}"
         gateway, expected[key] = stage.of(role, claims='{"sub": "x"}'), role
-        write = replace(keyed(key, 1000 + number, status="s"), key=once(f"k{number}") if number % 3 == 0 else None)
+        write = replace(
+            keyed(key, 1000 + number, status="s"), idempotency_key=once(f"k{number}") if number % 3 == 0 else None
+        )
         if number < 300:
             new = [{"order_id": key}, {"order_id": f"{key}b"}] if number % 5 == 0 else [{"order_id": key}]
             requests.append(post(gateway, listed(1000 + number, *new)) if number % 2 else put(gateway, write))
@@ -198,7 +200,9 @@ async def patches(stage: Acting, role: str, *, with_key: bool) -> list[str]:
 
     async def write(number: int) -> str:
         request = keyed(str(number), 40, status="s")
-        return result_of(await patch(gateway, replace(request, key=once(f"{number}")) if with_key else request))
+        return result_of(
+            await patch(gateway, replace(request, idempotency_key=once(f"{number}")) if with_key else request)
+        )
 
     return list(await asyncio.gather(*map(write, range(50))))
 

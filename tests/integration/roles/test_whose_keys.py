@@ -18,7 +18,7 @@ from fencepost.gateway.use_cases import claim
 from fencepost.gateway.writes.idempotency import Replayed
 
 WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
-    "write": lambda g: patch(g, replace(keyed("k", 40, n=1), key=once())),
+    "write": lambda g: patch(g, replace(keyed("k", 40, n=1), idempotency_key=once())),
     "claim": lambda g: claim(g, Claim(parse_resource("orders/k"), Token(40), once()), rendered),
 }
 RULED = """

@@ -92,7 +92,7 @@ WAYS: dict[str, Way] = {
     "GET list": Way(of(SHOWN, SHOWN, "plain", "seen"), lambda g, t, _k, _f, _n: read_many(g, ReadMany(t, Query()))),
     "PATCH batched": Way(CHANGED, lambda g, t, k, _f, n: patch(g, keyed(str(k), n, table=t, n=1))),
     "PATCH keyed": Way(
-        CHANGED, lambda g, t, k, _f, n: patch(g, replace(keyed(str(k), n, table=t, n=1), key=once(f"{n}")))
+        CHANGED, lambda g, t, k, _f, n: patch(g, replace(keyed(str(k), n, table=t, n=1), idempotency_key=once(f"{n}")))
     ),
     "PATCH array": Way(CHANGED, lambda g, t, k, _f, n: patch(g, listed(n, {"id": k, "n": 1}, table=t))),
     "PATCH filter": Way(CHANGED, lambda g, t, k, _f, n: patch(g, filtered(t, k, n, n=5))),
@@ -101,21 +101,25 @@ WAYS: dict[str, Way] = {
     "POST batched": Way(MADE, lambda g, t, _k, f, n: post(g, listed(n, {"id": f, "account_id": 42}, table=t))),
     "POST keyed": Way(
         MADE,
-        lambda g, t, _k, f, n: post(g, replace(listed(n, {"id": f, "account_id": 42}, table=t), key=once(f"{n}"))),
+        lambda g, t, _k, f, n: post(
+            g, replace(listed(n, {"id": f, "account_id": 42}, table=t), idempotency_key=once(f"{n}"))
+        ),
     ),
     "POST alone": Way(
         MADE, lambda g, t, _k, f, n: post(g, listed(n, *({"id": e, "account_id": 42} for e in (f, -f)), table=t))
     ),
     "DELETE batched": Way(DELETED, lambda g, t, k, _f, n: delete(g, keyed(str(k), n, table=t))),
     "DELETE keyed": Way(
-        DELETED, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), key=once(f"{n}")))
+        DELETED, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), idempotency_key=once(f"{n}")))
     ),
     "DELETE batched, n": Way(
         DELETED_N, lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), select=ONLY_N))
     ),
     "DELETE keyed, n": Way(
         DELETED_N,
-        lambda g, t, k, _f, n: delete(g, replace(keyed(str(k), n, table=t), key=once(f"{n}"), select=ONLY_N)),
+        lambda g, t, k, _f, n: delete(
+            g, replace(keyed(str(k), n, table=t), idempotency_key=once(f"{n}"), select=ONLY_N)
+        ),
     ),
     "DELETE filter": Way(DELETED_MANY, lambda g, t, k, _f, n: delete(g, filtered(t, k, n))),
     "claim": Way(

@@ -52,12 +52,12 @@ class Claim:
 
     resource: Resource
     token: Presented | None
-    key: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
 
 
 async def write(gateway: Gateway, request: Claim, render: Render | None, found: Table) -> Outcome:
     """Decide a claim."""
-    once = once_of(request.key, gateway.caller, found, render)
+    once = once_of(request.idempotency_key, gateway.caller, found, render)
     table, key = require_protected(found), request.resource.key
     if isinstance(table, Problem):
         return table

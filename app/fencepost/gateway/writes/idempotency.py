@@ -38,7 +38,7 @@ Render = Callable[[Done], Recorded]
 """Renders what a success is answered with, as it is kept for those who repeat the request."""
 
 
-# Made for each request, and so not frozen: that would cost more than the rest of its making.
+# Not frozen: it is made for each write that has a key.
 @dataclass(slots=True)
 class IdempotentRequest:
     """What makes a write happen once: a key, the hash of its payload, and what is kept under it."""

@@ -10,7 +10,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import ready_to_write, target_of
 from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes, refused_rows, unfit_count
-from fencepost.gateway.writes.batched import Batched, alone, in_a_batch, lanes_of, shape_of
+from fencepost.gateway.writes.batched import Batched, Lanes, Shape, alone, in_a_batch, lanes_of, shape_of
 from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import may_need_fitting
 from fencepost.gateway.writes.operation import Evidence, Operation, rows_evidence
@@ -28,7 +28,7 @@ from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.query import Query
 from fencepost.storage.statements.scope_marks import Entered
-from fencepost.storage.tables.catalog import Table
+from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 _MAY_BE_A_MARK: Final = frozenset({UNIQUE_VIOLATION, "FP409"})
 
@@ -47,8 +47,8 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
     # Under a seal it goes alone: which row it makes is known only when it is made.
     lanes = None
     if count == 1 and binding is None:
-        shape, change = shape_of(table, request, once), Change(request.body.columns, target)
-        lanes = table.kept(shape, lambda: lanes_of(table, shape, change))
+        shape = shape_of(table, request, once)
+        lanes = table.kept(shape, lambda: _lanes(table, shape, gateway.max_answer_bytes))
     answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
@@ -63,6 +63,11 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
         target=target,
     )
     return await alone(gateway, rows, lanes, write, answer)
+
+
+def _lanes(table: ProtectedTable, shape: Shape, most_bytes: int) -> Lanes | None:
+    target = target_of(table, shape.select, most_bytes, shown=shape.shown)
+    return lanes_of(table, shape, Change(shape.columns, target))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,8 +5,8 @@ writes that are decided alone. What else differs: a batch cannot know why a row 
 decided alone; alone, a duplicate key is PostgreSQL's error, and is read.
 
 Rows have marks of their own (`Rows`), or share those of their scopes (`ScopedRows`): these were judged and raised
-before (scoped.py, batch_prelude.py), so there is nothing left to ask. A row that is not reached is missing, or has left
-the scope: then everything is undone, the scopes' marks too, and starts over.
+before (operation.py, batch_prelude.py), so there is nothing left to ask. A row that is not reached is missing, or has
+left the scope: then everything is undone, the scopes' marks too, and starts over.
 """
 
 from collections.abc import Sequence

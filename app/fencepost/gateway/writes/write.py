@@ -107,7 +107,7 @@ class Write:
     preferences: Preferences = NO_PREFERENCES
     exactly_one: bool = False
     """PostgREST's single-object form: of a collection, anything but one row is refused, and nothing is written."""
-    key: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
 
     @property
     def shown(self) -> bool:

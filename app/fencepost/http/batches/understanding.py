@@ -60,7 +60,7 @@ async def _understood(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Unde
                 "To queue a write, send it as a request.",
             )
         )
-    key = None if write.key is None else write.key.text
+    key = None if write.idempotency_key is None else write.idempotency_key.text
     return Understood(place_of(catalog, write), key, lambda gateway: write_answer(gateway, request, write))
 
 

@@ -48,11 +48,11 @@ async def read_write(request: DataRequest, name: str, key: Key | None, max_body_
     query = only(parse_query(request.query), *form.parameters)
     body, target = await form.read(_Reading(request, key or (), query, preferences, max_body_bytes))
     table = table_name(request.headers, name, writing=True)
-    once = _read_key(request, table, body)
-    return Write(form.verb, table, target, token, body, query.select, preferences, one, once)
+    idempotency_key = _read_idempotency_key(request, table, body)
+    return Write(form.verb, table, target, token, body, query.select, preferences, one, idempotency_key)
 
 
-def _read_key(request: DataRequest, table: str, body: Body) -> IdempotencyKey | None:
+def _read_idempotency_key(request: DataRequest, table: str, body: Body) -> IdempotencyKey | None:
     text = read_idempotency_key(request.raw_headers)
     if text is None:
         return None

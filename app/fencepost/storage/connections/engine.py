@@ -121,7 +121,6 @@ class Database:
     ) -> AsyncIterator[Connection]:
         """Lend a connection. UnavailableError when none can be had in time. Errors inside are mapped (errors.py), with
         `writing` by the caller. One that shows that sessions have old query plans makes all of them new.
-
         `writing`: only to the database that writes were allowed on (StandbyError, QuarantinedError: R19), and only if
         PostgreSQL takes writes (ReadOnlyError).
         `caller`: whose role the session has for as long as it is lent (roles.py); RoleError when it cannot.
@@ -142,7 +141,8 @@ class Database:
         with map_login_errors():
             connection = await self._opened()
         try:
-            yield connection
+            with map_errors(writing=False):
+                yield connection
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=self._times.close_within)

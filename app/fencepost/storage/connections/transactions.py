@@ -22,8 +22,8 @@ async def run_write(
     """Do a write of the gateway's own as a whole: again after a conflict with others (R4), and with an answer only when
     it is as safe as PostgreSQL makes commits (R19). Raises StorageError.
 
-    `repeatable`: it is done again when it is not known to have landed, and so a connection that breaks is an
-    UnavailableError, and no standby is waited for.
+    `repeatable`: it is done again when it is not known to have landed. So a connection that breaks is an
+    UnavailableError, and it does not matter whether a wait for a standby was cancelled.
     `upkeep`: it keeps leases alive, or their queues, on a connection that is not to wait for requests.
     """
 
