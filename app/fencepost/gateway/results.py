@@ -25,8 +25,9 @@ STATES: Final[tuple[State, ...]] = get_args(State)
 STATE_HEADER: Final = "fencepost-state"
 """The header of a kept answer that has the state."""
 LETTER_HEADER: Final = "fencepost-letter"
-"""The header of a kept answer that says what became of the write's dead letter (queue_close in queues.sql): IN_HAND,
-DROPPED, or RETRIED_AS and the id of the write that it was appended as. No such header: the letter is there, or will be.
+"""The header of a kept answer that says what became of the write's dead letter (queue_close in queue_results.sql):
+IN_HAND, DROPPED, or RETRIED_AS and the id of the write that it was appended as. No such header: the letter is there, or
+will be.
 """
 IN_HAND: Final = "in hand"
 """A retry of it has begun: it is there still."""
