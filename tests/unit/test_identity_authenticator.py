@@ -8,8 +8,9 @@ from tests.support.manual_clock import ManualClock, settled
 from fencepost.fencing.caller import ANONYMOUS, Caller
 from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
 from fencepost.fencing.problems import Problem
+from fencepost.http.hanging_up import STANDING, leaving, refuse_if_over
 from fencepost.identity import authenticator
-from fencepost.identity.authenticator import Authenticator
+from fencepost.identity.authenticator import Authenticator, Standing
 from fencepost.identity.locks import read_patterns
 from fencepost.times import TIMES, Times
 
@@ -20,6 +21,7 @@ class Verifier:
     def __init__(self, prefix: str = "t", ends: float | None = None) -> None:
         self.prefix, self.ends, self.asked = prefix, ends, 0
         self.says: Problem | None = None
+        self.fails: BaseException | None = None
         self.gate, self.waiting = asyncio.Event(), asyncio.Event()
         self.gate.set()
 
@@ -30,6 +32,8 @@ class Verifier:
         self.asked += 1
         self.waiting.set()
         await self.gate.wait()
+        if self.fails is not None:
+            raise self.fails
         if self.says is not None:
             return self.says
         if "bad" in credential:
@@ -163,6 +167,26 @@ async def test_a_request_under_way_learns_that_its_credential_is_good_no_longer(
     verifier.says = Problem(INVALID_CREDENTIAL, "It was revoked.")
     await clock.advance(TIMES.identity.unheard_for)
     assert over.done()
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("ours"), asyncio.CancelledError()], ids=["error", "cancelled"])
+async def test_a_fault_of_our_own_is_not_taken_for_a_credential_that_was_revoked(fault: BaseException) -> None:
+    verifier, refused = Verifier(), list[Problem]()
+    there = Authenticator((verifier,))
+    found = await there.identify(b"Bearer t1")
+    assert isinstance(found, Caller)
+    scope = {STANDING: Standing(there, found, b"Bearer t1")}
+    verifier.fails = fault
+
+    async def ask() -> None:
+        async with leaving(scope) as gone:
+            there.forget()
+            await asyncio.wait((gone,))
+            refuse_if_over(scope, gone, refused.append)
+
+    with pytest.raises(RuntimeError, match=r"ours|cancelled"):
+        await ask()
+    assert refused == []
 
 
 def test_patterns_of_locks() -> None:

@@ -34,7 +34,8 @@ def hung_up(scope: Scope) -> "asyncio.Future[None]":
 @asynccontextmanager
 async def leaving(scope: Scope) -> AsyncIterator["asyncio.Future[None]"]:
     """Give what is done once nobody is to be answered any more: the client has hung up, or its credential is good no
-    longer, although its time is not over. It is not to be cancelled.
+    longer, although its time is not over. It is not to be cancelled. A fault of our own in finding that out ends it,
+    too, and is raised at the end: it says nothing of the credential.
     """
     standing: Standing | None = scope.get(STANDING)
     if standing is None:
@@ -43,6 +44,8 @@ async def leaving(scope: Scope) -> AsyncIterator["asyncio.Future[None]"]:
     gone = asyncio.create_task(_gone(scope, standing))
     try:
         yield gone
+        if gone.done():
+            gone.result()
     finally:
         gone.cancel()
 
@@ -59,7 +62,7 @@ async def unless(gone: "asyncio.Future[None]", waiting: Coroutine[Any, Any, T]) 
 
 def refuse_if_over(scope: Scope, gone: "asyncio.Future[None]", report: Callable[[Problem], None]) -> None:
     """Raise RequestError, and report it, where the client waits still and its credential is good no longer."""
-    if gone.done() and not hung_up(scope).done():
+    if gone.done() and gone.exception() is None and not hung_up(scope).done():
         detail = "The token or key was revoked, or has other rights, while the request waited."
         report(refused := Problem(INVALID_CREDENTIAL, detail))
         raise RequestError(refused)
@@ -69,5 +72,9 @@ async def _gone(scope: Scope, standing: Standing) -> None:
     over = asyncio.create_task(standing.over())
     try:
         await asyncio.wait((hung_up(scope), over), return_when=asyncio.FIRST_COMPLETED)
+        if over.cancelled():
+            raise RuntimeError("looking at the credential again was cancelled")
+        if over.done():
+            over.result()
     finally:
         over.cancel()
