@@ -14,6 +14,8 @@ from tests.support.queued import Queued, queueing
 from tests.support.tokens import EC, RSA, bearer, claims, public, sign
 
 from fencepost.gateway.gateway import Gateway
+from fencepost.locks.builtin.leases import PostgresLocks
+from fencepost.locks.leases import TakeResult
 from fencepost.storage.identity import api_keys
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import IdentityTimes, Times
@@ -84,6 +86,30 @@ async def test_it_ends_with_the_api_key(queued: Queued, owner: Connection, way: 
 
 async def _none(waiting: Callable[[], int]) -> bool:
     return waiting() == 0
+
+
+@pytest.mark.parametrize(("change", "secret", "kept"), [("revoke", False, 0), ("revoke", True, 0), ("rotate", True, 1)])
+async def test_a_lock_that_is_granted_as_the_key_ends_is_kept_for_who_can_ask_again(
+    queued: Queued, owner: Connection, monkeypatch: pytest.MonkeyPatch, change: str, secret: bool, kept: int
+) -> None:
+    (_, other), (key_id, key) = [await api_keys.create(owner, FOR_ALL) for _ in range(2)]
+    take = PostgresLocks.take
+
+    async def ended_meanwhile(locks: PostgresLocks, *asked: Any) -> TakeResult:
+        taken = await take(locks, *asked)
+        if change == "revoke":
+            await api_keys.revoke(owner, key_id)
+        else:
+            await api_keys.rotate(owner, key_id, overlap=0, expires_in=None)
+        await asyncio.wait((asked[-1],))
+        return taken
+
+    monkeypatch.setattr(PostgresLocks, "take", ended_meanwhile)
+    chosen = {"X-Lease-Secret": "mine-and-of-no-other-client"} if secret else {}
+    async with asyncio.timeout(PATIENCE):
+        answer = await queued.api.http.post("/v1/leases", json=WAIT, headers=bearer(key) | chosen)
+    assert (answer.status_code, answer.json()["code"]) == (401, "FP037"), answer.text
+    assert len((await queued.api.http.get("/v1/locks", headers=bearer(other))).json()) == kept
 
 
 async def test_it_ends_with_the_key_that_signed_the_jwt(demo_database: str) -> None:

@@ -36,6 +36,8 @@ class Problem:
     """The mark that the token was compared with. An answer shows it if `shows_mark`."""
     shows_mark: bool = True
     retry_after: int | None = None
+    for_good: bool = False
+    """Of FP037: the caller will never be let in again, with whichever credential."""
     extra: dict[str, object] = field(default_factory=dict)
 
     @property

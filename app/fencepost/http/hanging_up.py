@@ -68,6 +68,12 @@ def refuse_if_over(scope: Scope, gone: "asyncio.Future[None]", report: Callable[
         raise RequestError(refused)
 
 
+def may_ask_again(scope: Scope) -> bool:
+    """Whether the caller may come again, with another credential if need be: its key was not revoked meanwhile."""
+    standing: Standing | None = scope.get(STANDING)
+    return standing is None or not standing.is_over_for_good
+
+
 async def _gone(scope: Scope, standing: Standing) -> None:
     over = asyncio.create_task(standing.over())
     try:

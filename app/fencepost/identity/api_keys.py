@@ -77,7 +77,7 @@ def _judge(key_id: str, secret: str, key: StoredKey | None, asked: float, stream
     if key is None or not (is_current or is_old):
         return Problem(INVALID_CREDENTIAL, "Authorization: the gateway has no such API key.")
     if key.revoked:
-        return Problem(INVALID_CREDENTIAL, f"Authorization: the API key {key_id} was revoked.")
+        return Problem(INVALID_CREDENTIAL, f"Authorization: the API key {key_id} was revoked.", for_good=True)
     ends_in = [left for left in (key.ends_in, None if is_current else key.old_ends_in) if left is not None]
     if ends_in and min(ends_in) <= 0:
         how = (

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from fencepost.clock import wait_until_set
 from fencepost.fencing.caller import Caller
@@ -25,6 +25,9 @@ MOST_KEPT: Final = 4096
 LONGEST: Final = 8192
 """Bytes of a credential; a longer one is refused unread."""
 _SCHEME: Final = "Bearer"
+
+Known = Literal["good", "over", "over for good", "unknown"]
+"""How a credential stands; unknown: that cannot be found out now."""
 
 
 class Verifier(Protocol):
@@ -102,25 +105,27 @@ class Authenticator:
         self._forgetting.set()
         self._forgetting = asyncio.Event()
 
-    async def still_knows(self, caller: Caller, authorization: bytes | None) -> bool | None:
-        """Say whether a credential is good still, and its caller may do what it might. None: that cannot be found out
-        now.
-        """
+    async def still_knows(self, caller: Caller, authorization: bytes | None) -> Known:
+        """Say whether a credential is good still, and its caller may do what it might."""
         found: Caller | Problem | None = self.known(authorization)
         if found is None:
             found = await self.identify(authorization)
         if isinstance(found, Problem):
-            return None if found.type is VERIFICATION_UNAVAILABLE else False
-        return found is caller or found.may_do_what(caller)
+            if found.type is VERIFICATION_UNAVAILABLE:
+                return "unknown"
+            return "over for good" if found.for_good else "over"
+        return "good" if found is caller or found.may_do_what(caller) else "over"
 
-    async def refuses(self, caller: Caller, authorization: bytes | None) -> None:
+    async def refuses(self, caller: Caller, authorization: bytes | None) -> Known:
         """Return once it does not know the caller any more. It looks when keys have changed, and now and then."""
         while True:
             change = self._forgetting
             known = await self.still_knows(caller, authorization)
-            if known is False:
-                return
-            await wait_until_set(change, self._times.kept_for if known else self._times.unheard_for, self._clock)
+            if known in ("over", "over for good"):
+                return known
+            await wait_until_set(
+                change, self._times.unheard_for if known == "unknown" else self._times.kept_for, self._clock
+            )
 
     def _keep(self, authorization: bytes, caller: Caller) -> None:
         self._accepted[sha256(authorization).digest()] = None
@@ -135,23 +140,26 @@ class Authenticator:
         self._kept[authorization] = until, caller
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Standing:
     """How the credential of a request stands, as long as the request is under way."""
 
     authenticator: Authenticator
     caller: Caller
     authorization: bytes | None
+    is_over_for_good: bool = False
+    """Whether it was revoked, as far as `over` has seen: its caller will never be let in again."""
 
     async def is_good(self) -> bool:
         """Whether it is known to be good still, and allows what it did."""
-        return await self.authenticator.still_knows(self.caller, self.authorization) is True
+        return await self.authenticator.still_knows(self.caller, self.authorization) == "good"
 
     async def over(self) -> None:
         """Return once it is good no more: it was revoked, its key is gone, or it allows something else. A JWT's or
         stream's time is the caller's (`Caller.ends`), and not looked at here.
         """
-        await self.authenticator.refuses(self.caller, self.authorization)
+        known = await self.authenticator.refuses(self.caller, self.authorization)
+        self.is_over_for_good = known == "over for good"
 
 
 def _credential(authorization: bytes) -> str | Problem:

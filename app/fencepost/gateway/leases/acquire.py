@@ -1,7 +1,7 @@
 """Acquiring locks, with claims in the same transaction: once granted, the holder before is fenced (R7, R9)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -64,28 +64,35 @@ class Granted:
 
 
 async def acquire_lease(
-    gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]", waits_as: str = UNKNOWN
+    gateway: Gateway,
+    wanted: LockRequest,
+    gone: "asyncio.Future[None]",
+    waits_as: str = UNKNOWN,
+    may_ask_again: Callable[[], bool] = lambda: True,
 ) -> Granted | Problem:
     """Acquire all locks and claim all claims, or nothing.
 
-    `gone`: the client has hung up. It waits no longer, and what it is granted is given back, unless it chose the
-    secret: with that it can ask again, on another connection, and may have done so already; or withdraw (held.py).
+    `gone`: the client has hung up, or its credential is good no longer. It waits no longer, and what it is granted is
+    given back, unless it chose the secret: with that it can ask again, on another connection, and may have done so
+    already; or withdraw (held.py). Once `gone` is done, `may_ask_again` says whether the caller is let in for that.
     `waits_as`: whose place among those who wait it takes (quota.py).
     """
     wanted = replace(wanted, caller=gateway.caller)
     if wanted.claims and "write" not in gateway.caller.access:
         return out_of_scope(gateway.caller, "write")
     if not wanted.wait_ms:
-        return await _acquire_in_time(gateway, wanted, gone)
+        return await _acquire_in_time(gateway, wanted, gone, may_ask_again)
     with gateway.waiters.place(waits_as) as full:
         if full is None:
-            return await _acquire_in_time(gateway, wanted, gone)
+            return await _acquire_in_time(gateway, wanted, gone, may_ask_again)
     refused = unavailable(UnavailableError(f"no more requests may wait for locks at this gateway: there are {full}"))
     gateway.emit(LeaseAsked("acquire", refused.name, wanted.names, None, wanted.owner))
     return refused
 
 
-async def _acquire_in_time(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
+async def _acquire_in_time(
+    gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]", may_ask_again: Callable[[], bool]
+) -> Granted | Problem:
     """Acquire while the caller's credential lasts, again if the catalog was outdated; and report what came of it."""
     arrived = asyncio.get_running_loop().time()
     if gateway.caller.ends is not None:
@@ -121,16 +128,20 @@ async def _acquire_in_time(gateway: Gateway, wanted: LockRequest, gone: "asyncio
             tokens,
         )
     )
-    return await _release_for_nobody(gateway, wanted, outcome) if gone.done() else outcome
+    if not gone.done():
+        return outcome
+    return await _release_for_nobody(gateway, wanted, outcome, can_be_used=wanted.chosen and may_ask_again())
 
 
-async def _release_for_nobody(gateway: Gateway, wanted: LockRequest, granted: Granted) -> Granted | Problem:
-    """Release what no client will use: none has the secret, or the client that has it waits no more. It may have
+async def _release_for_nobody(
+    gateway: Gateway, wanted: LockRequest, granted: Granted, *, can_be_used: bool
+) -> Granted | Problem:
+    """Release what no client will use: none has the secret, or the client that has it is let in no more, or has
     withdrawn while the claims waited for a row.
     """
     locks = gateway.locks_of(wanted.source)
     try:
-        if wanted.chosen and not await gateway.locks.is_withdrawn(wanted.secret_hash):
+        if can_be_used and not await gateway.locks.is_withdrawn(wanted.secret_hash):
             return granted
         if locks is not None:
             await locks.release(granted.lease_id.number, wanted.secret_hash)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -12,7 +13,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases import held as leases
 from fencepost.gateway.leases.acquire import acquire_lease
 from fencepost.http.caller import caller_of
-from fencepost.http.hanging_up import hung_up, leaving, refuse_if_over
+from fencepost.http.hanging_up import hung_up, leaving, may_ask_again, refuse_if_over
 from fencepost.http.openapi import leases as openapi
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.requests.bodies import read_no_body
@@ -89,7 +90,7 @@ class LeaseRoutes:
         scope, gateway = request.scope, self._gateway(request.scope)
         wanted = await read_acquire(request, self._max_body_bytes, gateway.locks.limits)
         async with leaving(scope) if wanted.wait_ms else nullcontext(hung_up(scope)) as gone:
-            outcome = await acquire_lease(gateway, wanted, gone, caller_of(scope))
+            outcome = await acquire_lease(gateway, wanted, gone, caller_of(scope), partial(may_ask_again, scope))
             refuse_if_over(scope, gone, gateway.report_if_forbidden)
         if isinstance(outcome, Problem):
             return problem_response(outcome)
