@@ -1,11 +1,12 @@
 """The authenticator: which header has a credential, what is kept for how long, and what is forgotten."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from tests.support.manual_clock import ManualClock, settled
 
-from fencepost.fencing.caller import ANONYMOUS, Caller
+from fencepost.fencing.caller import ANONYMOUS, EVERY_ACCESS, Caller
 from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.http.hanging_up import STANDING, leaving, refuse_if_over
@@ -187,6 +188,15 @@ async def test_a_fault_of_our_own_is_not_taken_for_a_credential_that_was_revoked
     with pytest.raises(RuntimeError, match=r"ours|cancelled"):
         await ask()
     assert refused == []
+
+
+def test_a_caller_may_do_what_it_might_when_its_rights_have_become_more_and_not_when_some_are_gone() -> None:
+    before = Caller("key:1", "web", access=frozenset({"lock"}), locks=("a/*", "b"))
+    more = {"access": EVERY_ACCESS}, {"locks": None}, {"locks": ("b", "c", "a/*")}
+    less = {"access": frozenset({"read"})}, {"locks": ("a/*",)}, {"role": None}, {"claims": "{}"}, {"name": "key:2"}
+    for changed in ({}, *more, *less):
+        assert replace(before, **changed).may_do_what(before) == (changed not in less), changed
+    assert not before.may_do_what(replace(before, locks=None))
 
 
 def test_patterns_of_locks() -> None:

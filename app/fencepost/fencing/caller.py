@@ -36,9 +36,13 @@ class Caller:
         return self.locks is None or any(matches(pattern, name) for pattern in self.locks)
 
     def may_do_what(self, other: "Caller") -> bool:
-        """Whether it is the same identity, and has the same rights."""
-        mine = self.name, self.role, self.claims, self.access, self.locks
-        return mine == (other.name, other.role, other.claims, other.access, other.locks)
+        """Whether it is the same identity, and has all rights of the other: its access, and each of its patterns. What
+        a database role may do is not known here, so role and claims must be the same.
+        """
+        if (self.name, self.role, self.claims) != (other.name, other.role, other.claims):
+            return False
+        every_lock = self.locks is None or (other.locks is not None and set(self.locks) >= set(other.locks))
+        return self.access >= other.access and every_lock
 
     def within(self, seconds: float, now: float) -> float:
         """Shorten a wait that begins `now` (the event loop's clock) to the time that is left of its token."""

@@ -63,7 +63,7 @@ async def unless(gone: "asyncio.Future[None]", waiting: Coroutine[Any, Any, T]) 
 def refuse_if_over(scope: Scope, gone: "asyncio.Future[None]", report: Callable[[Problem], None]) -> None:
     """Raise RequestError, and report it, where the client waits still and its credential is good no longer."""
     if gone.done() and gone.exception() is None and not hung_up(scope).done():
-        detail = "The token or key was revoked, or has other rights, while the request waited."
+        detail = "The token or key was revoked, or has lost rights, while the request waited."
         report(refused := Problem(INVALID_CREDENTIAL, detail))
         raise RequestError(refused)
 

@@ -155,8 +155,8 @@ class Standing:
         return await self.authenticator.still_knows(self.caller, self.authorization) == "good"
 
     async def over(self) -> None:
-        """Return once it is good no more: it was revoked, its key is gone, or it allows something else. A JWT's or
-        stream's time is the caller's (`Caller.ends`), and not looked at here.
+        """Return once it is good no more: it was revoked, its key is gone, or it allows less. A JWT's or stream's
+        time is the caller's (`Caller.ends`), and not looked at here.
         """
         known = await self.authenticator.refuses(self.caller, self.authorization)
         self.is_over_for_good = known == "over for good"
