@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fencepost.consuming.consumer import QueueConsumer
@@ -13,7 +13,7 @@ from fencepost.queues.log import Log, LogError
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import StorageError
 from fencepost.storage.queues import progress
-from fencepost.storage.queues.progress import KnownQueue
+from fencepost.storage.queues.progress import KnownPartition, KnownQueue
 
 LOG_ANSWERS_WITHIN: Final = 0.75
 """Seconds that a log is waited for; after that what was recorded has to do."""
@@ -25,16 +25,22 @@ _COUNTS: Final = ("applied", "refused", "failed", "redelivered")
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """How one queue stands. `lags`: by partition, how many messages are not decided; empty: it is not known. `ages`: by
+    """How one queue stands. `lags`: by partition, how many messages are not decided; None: it is not known. `ages`: by
     partition, for how many seconds the first of them has waited; 0: there is none, None: it is not known. `dead`: by
     partition, how many dead letters are there; None: not known.
     """
 
     known: KnownQueue
-    lags: tuple[int, ...]
+    lags: tuple[int | None, ...]
     ages: tuple[float | None, ...]
     dead: Mapping[int, int] | None
     trouble: str | None
+
+    @property
+    def lag(self) -> int | None:
+        """How many messages are not decided, in all partitions of which it is known; None: it is known of none."""
+        known = [lag for lag in self.lags if lag is not None]
+        return sum(known) if known else None
 
     @property
     def oldest_s(self) -> float | None:
@@ -45,8 +51,8 @@ class QueueStatus:
     def describe(self, paused: str | None = None, *, configured: bool = True) -> str:
         """Say it in a line. `paused`: why the consumer of this process does not go on."""
         parts = [f"generation {self.known.generation}"]
-        if self.lags:
-            parts.append(f"lag {sum(self.lags)}")
+        if self.lag is not None:
+            parts.append(f"lag {self.lag}")
         if self.oldest_s:
             parts.append(f"oldest {self.oldest_s:.0f} s")
         parts += [f"{what} {count}" for what, count in self.counts.items()]
@@ -96,38 +102,56 @@ async def look_at(database: Database, logs: Mapping[str, Log]) -> list[QueueStat
     async with database.spare() as connection:
         known = await progress.known(connection)
         now = await progress.now(connection)
-    return list(await asyncio.gather(*(_look(each, logs.get(each.name), now) for each in known)))
+    return list(await asyncio.gather(*(look_at_queue(each, logs.get(each.name), now) for each in known)))
 
 
 def as_noted(known: KnownQueue) -> QueueStatus:
     """Say how a queue stands as far as its consumers have noted it, where its log is not asked."""
-    lags = tuple(each.lag for each in known.partitions if each.lag is not None)
-    return QueueStatus(known, lags, _ages(known, lags, (), 0.0), None, None)
+    noted = {each.partition: each for each in known.partitions}
+    partitions = [noted.get(number) for number in range(max(noted, default=-1) + 1)]
+    lags = tuple(None if each is None else each.lag for each in partitions)
+    return QueueStatus(
+        known, lags, tuple(None if each is None else _noted_age(each) for each in partitions), None, None
+    )
 
 
-async def _look(known: KnownQueue, log: Log | None, now: float) -> QueueStatus:
+def _noted_age(noted: KnownPartition) -> float | None:
+    """Say how old the oldest message is. That there is none holds for a moment only: who appends notes nothing."""
+    if noted.lag == 0:
+        return 0.0 if _is_fresh(noted) else None
+    return _passed(noted.oldest_s)
+
+
+def _is_fresh(noted: KnownPartition) -> bool:
+    return noted.noted_s is not None and noted.noted_s < _FRESH
+
+
+def _passed(seconds: float | None) -> float | None:
+    """None where they are not known, or a clock that is ahead of the database's said when they began."""
+    return seconds if seconds is not None and seconds > 0 else None
+
+
+async def look_at_queue(known: KnownQueue, log: Log | None, now: float) -> QueueStatus:
+    """Look at a queue, of which this was noted, and ask its log, if there is one. `now`: by the database's clock."""
     if log is None:
         return as_noted(known)
-    lags = as_noted(known).lags
-    dead, trouble, until = None, None, asyncio.get_running_loop().time() + LOG_ANSWERS_WITHIN
-    oldest: Sequence[float | None] = ()
+    until = asyncio.get_running_loop().time() + LOG_ANSWERS_WITHIN
     try:
         async with asyncio.timeout_at(until):
             state, decided, dead = await asyncio.gather(log.state(), log.decided(), log.dead.count())
-        lags = tuple(max(end - below, 0) for end, below in zip(state.ends, decided, strict=False))
-        oldest = await _oldest(known, lags, log, until)
     except TimeoutError:
-        trouble = f"no answer within {LOG_ANSWERS_WITHIN:g} s"
+        return replace(as_noted(known), trouble=f"no answer within {LOG_ANSWERS_WITHIN:g} s")
     except LogError as error:
-        trouble = str(error)
-    return QueueStatus(known, lags, _ages(known, lags, oldest, now), dead, trouble)
+        return replace(as_noted(known), trouble=str(error))
+    lags = tuple(max(end - below, 0) for end, below in zip(state.ends, decided, strict=False))
+    return QueueStatus(known, lags, _ages(known, lags, await _oldest(known, lags, log, until), now), dead, None)
 
 
 async def _oldest(known: KnownQueue, lags: Sequence[int], log: Log, until: float) -> Sequence[float | None]:
     """Ask the log when the first messages were appended, unless consumers have just noted it: where none runs, or what
     waits has not been taken, only the log knows.
     """
-    noted = {each.partition for each in known.partitions if each.oldest_s is not None and (each.noted_s or 0) < _FRESH}
+    noted = {each.partition for each in known.partitions if each.oldest_s is not None and _is_fresh(each)}
     if all(lag == 0 or partition in noted for partition, lag in enumerate(lags)):
         return ()
     try:
@@ -142,12 +166,9 @@ def _ages(
 ) -> tuple[float | None, ...]:
     noted = {each.partition: each.oldest_s for each in known.partitions}
     ages: list[float | None] = []
-    for partition in range(max(len(lags), max(noted, default=-1) + 1)):
+    for partition, lag in enumerate(lags):
         at = oldest[partition] if partition < len(oldest) else None
-        if partition < len(lags) and lags[partition] == 0:
-            ages.append(0.0)
-        else:
-            ages.append(noted.get(partition) if at is None else max(now - at, 0.0))
+        ages.append(0.0 if lag == 0 else _passed(noted.get(partition) if at is None else now - at))
     return tuple(ages)
 
 
@@ -163,10 +184,16 @@ async def describe_queues(gateway: Gateway, consumers: Mapping[str, QueueConsume
 
 async def measure_queues(gateway: Gateway, consumers: Mapping[str, QueueConsumer], metrics: Metrics) -> None:
     """Bring the metrics of queues up to date. `consumers`: those of this process."""
-    for each in await look_at_queues(gateway):
+    publish(await look_at_queues(gateway), consumers, metrics)
+
+
+def publish(statuses: Sequence[QueueStatus], consumers: Mapping[str, QueueConsumer], metrics: Metrics) -> None:
+    """Set the metrics of queues, also of what is not known of them any more. `consumers`: those of this process."""
+    for each in statuses:
         name = each.known.name
         noted = {one.partition: one for one in each.known.partitions}
-        for partition in sorted({*range(len(each.ages)), *(each.dead or ())}):
+        before = metrics.partitions_of_queue(name)
+        for partition in sorted({*range(len(each.ages)), *(each.dead or ()), *before}):
             metrics.queue(name, partition, _figures(each, partition, noted.get(partition)))
         here = name in consumers and consumers[name].paused_because is not None
         metrics.queue_paused(name, paused=here or each.known.paused is not None)

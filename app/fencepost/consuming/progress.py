@@ -100,7 +100,7 @@ class Progress:
             if not each.changed:
                 continue
             decided = min(each.begun, default=each.beyond)
-            oldest = min(each.begun.values(), default=None)
+            oldest = min(each.begun.values(), default=None) or None  # 0: its log does not know
             longest = min(each.blocked.values(), key=lambda one: one.since, default=None)
             blocked = Blocked(longest.resource, longest.because, now - longest.since) if longest is not None else None
             counts = (each.applied, each.refused, each.failed, each.redelivered)

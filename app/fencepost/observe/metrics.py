@@ -64,6 +64,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._children: dict[object, Any] = {}
         self._accepted: dict[tuple[str, str], list[int]] = {}
+        self._partitions: dict[str, set[int]] = {}
         self._writes = WriteInstruments(self._registry)
         self._leases = LeaseInstruments(self._registry)
         self._sources = SourceInstruments(self._registry)
@@ -188,6 +189,7 @@ class Metrics:
 
     def queue(self, name: str, partition: int, figures: QueueFigures) -> None:
         """Publish how far a partition of a queue is decided, by all consumers. What is not known has no sample."""
+        self._partitions.setdefault(name, set()).add(partition)
         of = (name, str(partition))
         queues = self._queues
         for gauge, value in (
@@ -200,6 +202,10 @@ class Metrics:
             (queues.dead, figures.dead),
         ):
             gauge.labels(*of).set(math.nan if value is None else value)
+
+    def partitions_of_queue(self, name: str) -> frozenset[int]:
+        """Give the partitions that this process has published: what is not known of them any more has to be, too."""
+        return frozenset(self._partitions.get(name, ()))
 
     def queue_paused(self, name: str, *, paused: bool) -> None:
         """Publish whether a consumer of a queue decides or takes nothing, wherever it runs."""

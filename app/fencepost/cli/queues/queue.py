@@ -43,11 +43,10 @@ def queue(settings: Settings, as_json: bool) -> None:
 
 def _line(status: "QueueStatus") -> tuple[str, ...]:
     known = status.known
-    lag = sum(status.lags) if status.lags else None
     return (
         known.name,
         _or_dash(max(len(known.partitions), len(status.lags)) or None),
-        _or_dash(lag),
+        _or_dash(status.lag),
         f"{status.oldest_s:.1f} s" if status.oldest_s else "-",
         *(str(count) for count in status.counts.values()),
         _or_dash(status.letters),

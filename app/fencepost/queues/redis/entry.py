@@ -6,6 +6,8 @@ from typing import Final
 from fencepost.queues.log import LogChangedError, Message, Position, Received
 
 _HEADER: Final = b"h:"
+_NO_TIME: Final = 1e11
+"""Seconds that no clock shows, and PostgreSQL need not keep: the year 5138."""
 
 
 def fields_of(message: Message) -> list[bytes]:
@@ -52,8 +54,9 @@ def read_entry(
 
 
 def seconds_of(content: bytes) -> float:
-    """When a message was appended; 0 where a program that adds entries itself gave something else than a number."""
+    """When a message was appended; 0 where a program that adds entries itself gave something else than a time."""
     try:
-        return float(content)
+        seconds = float(content)
     except ValueError:
         return 0.0
+    return seconds if 0 < seconds < _NO_TIME else 0.0  # NaN is neither

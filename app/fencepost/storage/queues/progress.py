@@ -61,8 +61,8 @@ class Blocked:
 class PartitionProgress:
     """How far a consumer is in one partition. `decided`: the offset below which all is decided, as far as it has taken
     the partition. `oldest`: when the oldest message that is not decided was appended, in seconds since the epoch; None:
-    there is none. `blocked`: the message that is tried in vain for longest. The counts are those since it was noted
-    last.
+    there is none, or it is not known. `blocked`: the message that is tried in vain for longest. The counts are those
+    since it was noted last.
     """
 
     partition: int
