@@ -95,13 +95,15 @@ async def look_at_queues(gateway: Gateway) -> list[QueueStatus]:
         return []
 
 
-async def look_at(database: Database, logs: Mapping[str, Log]) -> list[QueueStatus]:
-    """Look at all queues that were ever registered, and ask the logs of those that are configured here. Raises
-    StorageError.
+async def look_at(database: Database, logs: Mapping[str, Log], also: str | None = None) -> list[QueueStatus]:
+    """Look at all queues that were ever registered, and ask the logs of those that are configured here. `also`: a queue
+    to be looked at even if it was not registered. Raises StorageError.
     """
     async with database.spare() as connection:
         known = await progress.known(connection)
         now = await progress.now(connection)
+    if also is not None and all(each.name != also for each in known):
+        known.append(KnownQueue(also, also.partition(":")[0], 0, None, None, None, 0, ()))
     return list(await asyncio.gather(*(look_at_queue(each, logs.get(each.name), now) for each in known)))
 
 

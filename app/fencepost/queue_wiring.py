@@ -62,16 +62,17 @@ def _urls(settings: Settings) -> list[str]:
 
 @asynccontextmanager
 async def queues_opened(
-    configured: Sequence[ConfiguredQueue], database: Database, dsn: str, emit: Emit
+    configured: Sequence[ConfiguredQueue], database: Database, dsn: str, emit: Emit, *, register: bool = True
 ) -> AsyncIterator[dict[str, Log]]:
     """Open the logs, and close them in the end. Their servers need not be there, nor need the database take writes: a
-    consumer registers its queue again.
+    consumer registers its queue again. `register`: False for those who only look.
     """
     queues = {registry.DEFAULT: registry.make_default(database, dsn), **{each.name: each.log for each in configured}}
     opened: list[Log] = []
     try:
         for name, log in queues.items():
-            await _register(database, name, emit)
+            if register:
+                await _register(database, name, emit)
             opened.append(log)
             try:
                 await log.open()

@@ -63,6 +63,23 @@ async def test_the_log_of_the_database_is_asked(owner: asyncpg.Connection, datab
     assert shown[KAFKA]["partitions"][0]["end"] == 9
 
 
+async def test_who_looks_writes_nothing_and_hears_which_logs_were_not_asked(
+    owner: asyncpg.Connection, database: str
+) -> None:
+    await table_log.append(owner, [MessageRow(3, b"orders/1", (), None)])
+    before = await owner.fetch("SELECT source FROM fencepost.queues")
+    for urls, trouble in (
+        (f"redis://127.0.0.1:{free_port()}/items", "redis:items: its log was"),
+        ("bogus", "the logs"),
+    ):
+        told = json.loads(await asyncio.to_thread(run_command, database, "status", "--queues", urls, "--json"))
+        assert [each.startswith(trouble) for each in told["queue_trouble"]] == [True]
+        assert {each["name"]: each["lags"] for each in told["queues"]} == {
+            KAFKA: [2, 0], DEFAULT: [0, 0, 0, 1, 0, 0, 0, 0],
+        }  # fmt: skip
+    assert await owner.fetch("SELECT source FROM fencepost.queues") == before
+
+
 async def measured(queue: Queue) -> dict[tuple[str, str | None, str | None], float]:
     """Give what /metrics has: by metric, queue and partition."""
     metrics, shown = Metrics(), {}

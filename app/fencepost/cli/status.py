@@ -110,7 +110,7 @@ def status(settings: Settings, as_json: bool) -> None:
     seen = on_database(settings, _look)
     queues, trouble = _look_at_queues(settings, seen)
     if as_json:
-        described = {**_as_json(seen), "queues": [queue_as_json(each) for each in queues]}
+        described = {**_as_json(seen), "queues": [queue_as_json(each) for each in queues], "queue_trouble": trouble}
         click.echo(json.dumps(described, indent=2, ensure_ascii=False))
         return
     _print_tables(seen)
@@ -136,13 +136,19 @@ def status(settings: Settings, as_json: bool) -> None:
 def _look_at_queues(settings: Settings, seen: _Snapshot) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
     from fencepost.queue_status import as_noted  # noqa: PLC0415 - heavy
+    from fencepost.queues.registry import DEFAULT  # noqa: PLC0415
 
     if not seen.queues:
         return [], []
-    try:
-        return look_at_queues(settings)
-    except click.ClickException as error:
-        return [as_noted(each) for each in seen.queues], [f"the logs of queues were not asked: {error.message}"]
+    trouble: list[str] = []
+    for asked in (settings, settings.model_copy(update={"queues": None, "default_queue": DEFAULT})):
+        try:
+            queues, more = look_at_queues(asked)
+        except click.ClickException as error:
+            trouble = trouble or [f"the logs of queues were not asked: {error.message}"]
+        else:
+            return queues, trouble + more
+    return [as_noted(each) for each in seen.queues], trouble
 
 
 def _print_tables(seen: _Snapshot) -> None:

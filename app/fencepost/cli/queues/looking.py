@@ -1,7 +1,7 @@
 """How queues stand, for the commands that show it: the database and the logs that are configured here are asked."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 from pydantic import SecretStr
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from fencepost.observe.events import Event
     from fencepost.queue_status import QueueStatus
 
+_NEVER_OPENED: Final = "its log was not asked: no gateway and no consumer has opened this queue on this database"
+
 
 def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
-    """Ask the database and the logs; what is the trouble with logs, a line each."""
+    """Ask the database and the logs, and write nothing; what is the trouble with logs, a line each."""
     from fencepost.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
     from fencepost.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
     from fencepost.queue_status import look_at  # noqa: PLC0415
     from fencepost.queue_wiring import queues_opened, read_queues  # noqa: PLC0415
+    from fencepost.queues.registry import DEFAULT  # noqa: PLC0415
     from fencepost.startup import StartupError  # noqa: PLC0415
+    from fencepost.storage.queues import progress  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})
@@ -33,11 +37,13 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     async def run() -> list["QueueStatus"]:
         configured = read_queues(resolved)
         await check_database(dsn)
-        async with (
-            database_for_commands(resolved) as database,
-            queues_opened(configured, database, dsn, note) as logs,
-        ):
-            return await look_at(database, logs)
+        async with database_for_commands(resolved) as database:
+            async with database.connection() as connection:
+                known = {each.name for each in await progress.known(connection)}
+            trouble.extend(f"{each.name}: {_NEVER_OPENED}" for each in configured if each.name not in known)
+            asked = [each for each in configured if each.name in known]
+            async with queues_opened(asked, database, dsn, note, register=False) as logs:
+                return await look_at(database, logs, also=DEFAULT)
 
     try:
         return run_command(run), trouble
