@@ -5,6 +5,7 @@ import gc
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -114,7 +115,7 @@ async def test_what_became_of_messages_is_shown_everywhere(connect: Connect, dat
 async def test_why_a_consumer_elsewhere_is_paused_is_shown_until_it_goes_on(connect: Connect, database: str) -> None:
     owner, name = await connect(), "redis:orders"
     await make_tables(owner)
-    settings = settings_of(database, queues=f"redis://127.0.0.1:{free_port()}/orders")
+    settings = settings_of(database, shutdown_timeout=120, queues=f"redis://127.0.0.1:{free_port()}/orders")
     async with opened(database, owner) as queue:
 
         async def seen() -> list[bool]:
@@ -129,7 +130,8 @@ async def test_why_a_consumer_elsewhere_is_paused_is_shown_until_it_goes_on(conn
         async def everywhere() -> bool:
             return all(await seen())
 
-        async with consumer_gateway(settings, read_queues(settings), SOON) as gateway:
+        times = Times(consuming=replace(SOON.consuming, end_within=60.0))  # it has to say that it is over
+        async with consumer_gateway(settings, read_queues(settings), times) as gateway:
             consumer = consumer_of(gateway, name, settings, "eu-1")
             async with consuming(gateway, {name: consumer}, settings):
                 await eventually(everywhere, what="the pause to be shown")
