@@ -114,6 +114,15 @@ async def test_an_outage_pauses_all_and_is_over_by_itself_and_the_member_stays_o
     assert sorted(mocked.done) == [0, 1, 2]
 
 
+async def test_a_pause_that_a_former_process_of_the_member_has_noted_is_over() -> None:
+    mocked = MockedConsumer(times=ConsumingTimes(note_every=0.01))
+    async with running(mocked):
+        await until("the note", lambda: mocked.ledger.noted_pauses == [None])
+        await mocked.append("t/a")
+        await mocked.all_done(1)
+    assert mocked.ledger.noted_pauses == [None], "it is said once"
+
+
 async def test_what_one_message_waits_for_keeps_no_other_waiting() -> None:
     tries = 0
 

@@ -5,6 +5,7 @@ and then it asks the log, too, what that has committed: records of such messages
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Final
 
 from fencepost.consuming.ledger import Ledger
 from fencepost.consuming.progress import Progress
@@ -14,6 +15,8 @@ from fencepost.consuming.waiting import Pause, wait_for
 from fencepost.queues.log import Log, LogError
 from fencepost.storage.errors import StorageError
 from fencepost.times import TIMES, ConsumingTimes
+
+_OF_BEFORE: Final = "what a former process of this member has noted"
 
 
 class QueueConsumer:
@@ -32,7 +35,7 @@ class QueueConsumer:
         self._times = times
         self._stopping = asyncio.Event()
         self._session: Session | None = None
-        self._noted_pause: str | None = None
+        self._noted_pause: str | None = _OF_BEFORE
         self._committed: tuple[int, list[int]] | None = None
         """What was noted last: the generation, and by partition below which offset all is committed."""
 
