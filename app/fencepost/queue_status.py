@@ -8,6 +8,7 @@ from typing import Final
 from fencepost.consuming.consumer import QueueConsumer
 from fencepost.gateway.gateway import Gateway
 from fencepost.observe.instruments import QueueFigures
+from fencepost.observe.logs import spelled_out
 from fencepost.observe.metrics import Metrics
 from fencepost.queues.log import Log, LogError
 from fencepost.storage.connections.engine import Database
@@ -73,7 +74,7 @@ class QueueStatus:
         return {what: sum(getattr(each, what) for each in self.known.partitions) for what in _COUNTS}
 
     def faults(self, paused: str | None = None) -> list[str]:
-        """Say why all or some of it is not applied, and what is the trouble with its log, a sentence each."""
+        """Say why all or some of it is not applied, and what is the trouble with its log, a line each."""
         found, paused = [], paused or self.known.paused
         if self.known.quarantined is not None:
             found.append(f"quarantined: {self.known.quarantined}")
@@ -84,7 +85,7 @@ class QueueStatus:
         found += [each.describe() for each in self.known.blocked]
         if self.trouble is not None:
             found.append(f"its log: {self.trouble}")
-        return found
+        return [spelled_out(each) for each in found]
 
 
 async def look_at_queues(gateway: Gateway) -> list[QueueStatus]:

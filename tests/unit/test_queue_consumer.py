@@ -120,7 +120,9 @@ async def test_a_pause_that_a_former_process_of_the_member_has_noted_is_over() -
         await until("the note", lambda: mocked.ledger.noted_pauses == [None])
         await mocked.append("t/a")
         await mocked.all_done(1)
-    assert mocked.ledger.noted_pauses == [None], "it is said once"
+        mocked.log.failing["take"] = LogUnavailableError("\0" + "x" * 5000)
+        await until("one of its own", lambda: len(mocked.ledger.noted_pauses) > 1)
+    assert mocked.ledger.noted_pauses[:2] == [None, "x" * 499], "that it goes on is said once; a reason is not long"
 
 
 async def test_what_one_message_waits_for_keeps_no_other_waiting() -> None:

@@ -1,5 +1,7 @@
 """How queues stand, by what was noted and what a log in memory (a mock) says: what is not known has no sample."""
 
+from dataclasses import replace
+
 import pytest
 from tests.support.queue_mock import MockLog, message
 
@@ -66,3 +68,11 @@ def test_a_time_that_is_none_is_not_known(content: bytes) -> None:
     progress = Progress()
     progress.taken([Received(Position(0, 0), message("t/a"), seconds_of(content))])
     assert [each.oldest for each in progress.collect(5000.0)] == [None]
+
+
+async def test_what_servers_say_is_a_line_in_which_nothing_is_for_a_terminal() -> None:
+    log = MockLog()
+    log.failing["state"] = LogUnavailableError("a\nb\x1b[2J")
+    paused = replace(known(), paused="eu-1: c\rd")
+    status = await look_at_queue(paused, log, 5000.0)
+    assert status.faults() == [r"paused: eu-1: c\x0dd", r"its log: a\x0ab\x1b[2J"]

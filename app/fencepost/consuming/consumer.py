@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from fencepost.consuming.ledger import Ledger
-from fencepost.consuming.progress import Progress
+from fencepost.consuming.progress import Progress, noted_reason
 from fencepost.consuming.reports import Reports
 from fencepost.consuming.session import ConsumerLimits, Decides, Session, SessionParts
 from fencepost.consuming.waiting import Pause, wait_for
@@ -115,5 +115,5 @@ class QueueConsumer:
         if reason is None and self._noted_pause is None:
             return
         with suppress(StorageError):  # it is noted the next time
-            await self._ledger.note_pause(self._parts.member, reason)
+            await self._ledger.note_pause(self._parts.member, reason and noted_reason(reason))
             self._noted_pause = reason

@@ -12,6 +12,11 @@ _REASON: Final = 500
 """Characters of a reason that are noted."""
 
 
+def noted_reason(reason: str) -> str:
+    """Give what is noted of a reason: a server's text may be long, and have a NUL, which no text in PostgreSQL has."""
+    return reason[:_REASON].replace("\0", "")
+
+
 @dataclass(frozen=True, slots=True)
 class _Blocked:
     resource: str
@@ -54,7 +59,7 @@ class Progress:
         """This is tried in vain since then, by the clock that `collect` is given."""
         partition = self._partitions.setdefault(received.position.partition, _Partition())
         resource = received.message.key.decode("utf-8", "replace").replace("\0", "")
-        found = _Blocked(resource, reason[:_REASON].replace("\0", ""), since)
+        found = _Blocked(resource, noted_reason(reason), since)
         if partition.blocked.get(received.position.offset) != found:
             partition.blocked[received.position.offset] = found
             partition.changed = True

@@ -92,6 +92,11 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F
 }
 
 
+def spelled_out(text: str) -> str:
+    """Spell control characters out: a terminal would obey them."""
+    return text if text.isprintable() else text.translate(_CONTROL)
+
+
 def without_control_characters(
     _logger: object, _method: str, entry: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
@@ -99,8 +104,8 @@ def without_control_characters(
     could be made to show lines that were never logged. A traceback keeps its lines.
     """
     for key, value in entry.items():
-        if isinstance(value, str) and key != "exception" and not value.isprintable():
-            entry[key] = value.translate(_CONTROL)
+        if isinstance(value, str) and key != "exception":
+            entry[key] = spelled_out(value)
     return entry
 
 
