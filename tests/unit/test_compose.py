@@ -43,6 +43,7 @@ def test_the_profile_of_a_queue_has_a_topic_a_gateway_that_submits_and_a_consume
             "kafka-topic": "service_completed_successfully",
         }
     assert services["consumer-kafka"]["command"][:2] == ["consume", "kafka:orders"]
+    assert services["consumer-kafka"]["healthcheck"] == {"disable": True}, "it has no /readyz"
     assert "--topic orders --partitions 8" in services["kafka-topic"]["command"]
     broker = services["kafka"]["environment"]
     assert (broker["KAFKA_PROCESS_ROLES"], broker["KAFKA_LOG_FLUSH_INTERVAL_MESSAGES"]) == ("broker,controller", "1")
