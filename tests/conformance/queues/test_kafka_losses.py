@@ -109,8 +109,11 @@ async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafk
         await append(log, str(number))
     assert await values_after(log, 1, 2) == [b"0", b"1"]
     client = admin(cluster)
+    (before,) = await log.oldest()
     there = TopicPartition(topic, 0, 4)
     await asyncio.to_thread(client.delete_records([there])[there].result, 30)
+    (after,) = await log.oldest()
+    assert (before or 0) < (after or 0), "the age is that of a message that is there"
     member = joined(log, 1)
     assert "messages 2 to 3 were deleted before they were decided" in await changed(member)
     await member.close()

@@ -74,15 +74,20 @@ class Cluster:
 
     async def _state(self) -> LogState:
         described = await self._described()
-        count = len(described.partitions)
-        asked = {TopicPartition(self._settings.topic, each): OffsetSpec.latest() for each in range(count)}
-        answers = await self._ask_each(self._the_client.list_offsets(asked, request_timeout=_ANSWERS_WITHIN_S))
-        found: dict[int, Ends] = {partition.partition: ends for partition, ends in answers.items()}
+        ends = await self._offsets(described, OffsetSpec.latest())
         return LogState(
-            str(described.topic_id),
-            tuple(found[each].offset for each in range(count)),
-            tuple(found[each].leader_epoch for each in range(count)),
+            str(described.topic_id), tuple(each.offset for each in ends), tuple(each.leader_epoch for each in ends)
         )
+
+    async def _starts(self) -> list[int]:
+        return [each.offset for each in await self._offsets(await self._described(), OffsetSpec.earliest())]
+
+    async def _offsets(self, described: TopicDescription, which: OffsetSpec) -> list[Ends]:
+        count = len(described.partitions)
+        asked = {TopicPartition(self._settings.topic, each): which for each in range(count)}
+        answers = await self._ask_each(self._the_client.list_offsets(asked, request_timeout=_ANSWERS_WITHIN_S))
+        found: dict[int, Ends] = {partition.partition: each for partition, each in answers.items()}
+        return [found[each] for each in range(count)]
 
     async def decided(self) -> list[int]:
         """Ask what the group has committed, by partition; 0 where it has nothing."""
@@ -100,10 +105,12 @@ class Cluster:
         return [max(0, committed.get(each, 0)) for each in range(count)]
 
     async def oldest(self) -> list[float | None]:
-        """Read, by partition, when the first message was appended that the group has not committed."""
-        decided, state = await asyncio.gather(self.decided(), self.state())
-        places = enumerate(zip(decided, state.ends, strict=False))
-        waiting = {each: below for each, (below, end) in places if below < end}
+        """Read, by partition, when the first message was appended that the group has not committed. None where there is
+        none, also where all that it has not committed was deleted.
+        """
+        decided, state, starts = await asyncio.gather(self.decided(), self.state(), self._settled(self._starts))
+        first = [max(below, start) for below, start in zip(decided, starts, strict=False)]
+        waiting = {each: at for each, (at, end) in enumerate(zip(first, state.ends, strict=False)) if at < end}
         times = await self._oldest.times(state.incarnation, waiting)
         return [times.get(each) for each in range(state.partitions)]
 
