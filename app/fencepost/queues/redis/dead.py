@@ -49,7 +49,7 @@ class RedisDeadLetters:
             "HGETALL", self._keys[2], about=self._about
         )
         pairs = answer.items() if isinstance(answer, dict) else zip(answer[::2], answer[1::2], strict=True)
-        return {int(partition): int(count) for partition, count in pairs if int(count)}
+        return {int(partition): int(count) for partition, count in pairs if int(count) > 0}
 
     def _read(self, written: bytes) -> DeadLetter:
         try:

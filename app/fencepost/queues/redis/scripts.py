@@ -240,7 +240,8 @@ DROP_DEAD: Final = Script("""
 -- KEYS dead letters, their order, counts by partition; ARGV id. Gives 1, or 0: there was none.
 local letter = redis.call('HGET', KEYS[1], ARGV[1])
 local readable, read = pcall(cjson.decode, letter)
-if letter and readable then redis.call('HINCRBY', KEYS[3], read['partition'], -1) end
+local partition = readable and type(read) == 'table' and read['partition']
+if type(partition) == 'number' then redis.call('HINCRBY', KEYS[3], partition, -1) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """)

@@ -138,3 +138,11 @@ async def test_a_key_of_another_program_is_not_taken_for_a_queue(port: int, log:
     await command(port, "SET", QUEUE, "something")
     with pytest.raises(LogUnavailableError, match=r"something else than a queue as fencepost:\{orders\}"):
         await log.append(message(0))
+
+
+@pytest.mark.parametrize("content", ["{}", "7", '{"partition": []}', "no letter", '{"partition": 3}'])
+async def test_what_is_no_dead_letter_can_be_dropped(port: int, log: RedisLog, content: str) -> None:
+    await command(port, "HSET", f"{QUEUE}:dead", "x", content)
+    assert await log.dead.drop("x") is True
+    assert await log.dead.drop("x") is False
+    assert await log.dead.count() == {}
