@@ -207,5 +207,6 @@ def _figures(status: QueueStatus, partition: int, noted: progress.KnownPartition
     age = status.ages[partition] if 0 <= partition < len(status.ages) else None
     dead = None if status.dead is None else status.dead.get(partition, 0)
     if noted is None:
-        return QueueFigures(lag, age, 0, 0, 0, 0, dead)
+        count = 0 if partition >= 0 else None  # letters of no partition
+        return QueueFigures(lag, age, count, count, count, count, dead)
     return QueueFigures(lag, age, noted.applied, noted.refused, noted.failed, noted.redelivered, dead)

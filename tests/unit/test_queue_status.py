@@ -8,7 +8,7 @@ from tests.support.queue_mock import MockLog, message
 from fencepost.consuming.progress import Progress
 from fencepost.observe.metrics import Metrics
 from fencepost.queue_status import look_at_queue, publish
-from fencepost.queues.log import LogUnavailableError, Position, Received
+from fencepost.queues.log import DeadLetter, LogUnavailableError, Position, Received
 from fencepost.queues.redis.entry import seconds_of
 from fencepost.storage.queues.progress import KnownPartition, KnownQueue
 
@@ -76,3 +76,11 @@ async def test_what_servers_say_is_a_line_in_which_nothing_is_for_a_terminal() -
     paused = replace(known(), paused="eu-1: c\rd")
     status = await look_at_queue(paused, log, 5000.0)
     assert status.faults() == [r"paused: eu-1: c\x0dd", r"its log: a\x0ab\x1b[2J"]
+
+
+async def test_letters_that_are_of_no_partition_have_their_number_only() -> None:
+    log, metrics = MockLog(), Metrics()
+    await log.dead.put(DeadLetter("x", "", Position(-1, 0), message("t/a"), 0.0))
+    publish([await look_at_queue(known(), log, 5000.0)], {}, metrics)
+    shown = [line for line in metrics.exposition().decode().splitlines() if 'partition="-1"' in line]
+    assert shown == ['fencepost_queue_dead{partition="-1",queue="kafka:q"} 1.0']
