@@ -78,6 +78,7 @@ async def test_who_looks_writes_nothing_and_hears_which_logs_were_not_asked(
         assert {each["name"]: each["lags"] for each in told["queues"]} == {
             KAFKA: [2, 0], DEFAULT: [0, 0, 0, 1, 0, 0, 0, 0],
         }  # fmt: skip
+    assert await asyncio.to_thread(run_command, database, "dead", "list", DEFAULT) == ""
     assert await owner.fetch("SELECT source FROM fencepost.queues") == before
 
 

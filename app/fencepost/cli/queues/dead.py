@@ -236,7 +236,7 @@ def _on_queue(settings: Settings, queue: str, work: Work[T]) -> T:
         await check_database(dsn)
         async with (
             database_for_commands(resolved) as database,
-            queues_opened(wanted, database, dsn, _report) as logs,
+            queues_opened(wanted, database, dsn, _report, register=False) as logs,
         ):
             return await work(logs[queue], database)
 
