@@ -90,7 +90,7 @@ async def test_a_look_at_the_tables_is_not_one_of_those_that_wait_too_many(
     demo_database: str, start_gateway: StartGateway
 ) -> None:
     limits = {"pool_size": 1, "max_waiting": 2, "pool_timeout": 60, "lock_timeout": 60}
-    url = await start_gateway(demo_database, **limits)
+    url = await start_gateway(demo_database, **limits, consume_here=False)  # its consumer would wait, too
     async with (
         locked(url, demo_database) as holder,
         httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http,
