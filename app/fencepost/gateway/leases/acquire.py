@@ -117,17 +117,9 @@ async def _acquire_in_time(
         return outcome
     lease = outcome.lease
     tokens = len(lease.tokens) + bool(wanted.claims) if lease.verdict == "granted" else 0
-    gateway.emit(
-        LeaseAsked(
-            "acquire",
-            lease.verdict,
-            wanted.names,
-            str(outcome.lease_id),
-            wanted.owner,
-            outcome.waited_ms / 1000,
-            tokens,
-        )
-    )
+    waited = outcome.waited_ms / 1000
+    asked = LeaseAsked("acquire", lease.verdict, wanted.names, str(outcome.lease_id), wanted.owner, waited, tokens)
+    gateway.emit(asked)
     if not gone.done():
         return outcome
     return await _release_for_nobody(gateway, wanted, outcome, can_be_used=wanted.chosen and may_ask_again())
