@@ -5,7 +5,6 @@ and prepared transactions that were forgotten: they hold locks, and no session s
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 
 import pytest
 from tests.support.commands import command
@@ -189,7 +188,7 @@ async def test_errors_of_reads_are_mapped_on_each_way_to_a_connection(database: 
     """Callers know StorageError only; with all connections lent, a question about the database gets a new one."""
     opened = await Database.open(database, Limits(pool_size=1))
     try:
-        for lend in (opened.connection, opened.spare, opened.lease_connection):
+        for lend in (opened.connection, opened.spare):
             with pytest.raises(RefusedError, match="division by zero"):
                 async with lend() as connection:
                     await connection.execute("SELECT 1 / 0")
@@ -210,7 +209,7 @@ async def test_a_connection_that_ends_as_it_is_handed_over_is_replaced(database:
             return found
 
     try:
-        for lend in (partial(pool.connection, writing=True), pool.batch_connection, pool.connection):
+        for lend in (pool.for_writing, pool.batch_connection, pool.connection):
             async with lend() as first:
                 waits = asyncio.create_task(used(lend()))
                 await settled()

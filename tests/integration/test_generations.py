@@ -151,7 +151,7 @@ async def test_another_origin_is_refused_at_the_next_connection_and_reported_onc
     try:
         for _ in range(3):
             with pytest.raises(QuarantinedError, match="another cluster, with a copy of the data") as refusal:
-                async with db.connection(writing=True):
+                async with db.for_writing():
                     pass
             known = refusal.value.members["known"]
             assert isinstance(known, dict)
@@ -160,7 +160,7 @@ async def test_another_origin_is_refused_at_the_next_connection_and_reported_onc
             assert await reading.fetchval("SELECT 1") == 1
         raised = await generations.raise_generation(connection, "restored on purpose")
         for _ in range(3):
-            async with db.connection(writing=True) as writing:
+            async with db.for_writing() as writing:
                 assert await writing.fetchval("SELECT 1") == 1
     finally:
         await db.close()

@@ -52,7 +52,7 @@ async def every_session_has_it(url: str) -> None:
     opened = await Database.open(url, Limits())
     try:
         for _ in range(2):  # the second time as it came back
-            async with opened.connection(writing=True) as connection:
+            async with opened.for_writing() as connection:
                 assert {name: await connection.fetchval(f"SHOW {name}") for name in KEPT} == KEPT
             async with opened.batch_connection() as connection:
                 found = {name: await connection.fetchval(f"SHOW {name}") for name in KEPT}

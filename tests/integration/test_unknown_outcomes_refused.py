@@ -135,7 +135,7 @@ async def test_a_row_that_a_policy_hides_shows_nothing(race: Race) -> None:
 
 
 async def test_another_clients_backend_that_has_the_old_ones_pid_is_left_alone(race: Race) -> None:
-    async with open_gateway(race.dsn) as gateway, gateway.database.connection(writing=True) as connection:
+    async with open_gateway(race.dsn) as gateway, gateway.database.for_writing() as connection:
         ours = await race.a.fetchrow("SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")
         assert ours is not None
         await backends.end(connection, Backend(ours["pid"], ours["backend_start"] - timedelta(microseconds=1)))

@@ -23,6 +23,10 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connection
 from tests.support.violations import promised
 
+from fencepost.storage.connections.connection import Limits
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.errors import OutcomeUnknownError, UnavailableError
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.standby import Pair
 from fencepost.testing.servers.waiting import eventually
@@ -97,6 +101,29 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
             assert (answer.status_code, answer.headers["Idempotent-Replayed"]) == (200, "true")
             assert (await granted).status_code in (200, 201)
         await loses_nothing_that_was_acknowledged(pair, http)
+
+
+@pytest.mark.parametrize(("repeatable", "error"), [(False, OutcomeUnknownError), (True, UnavailableError)])
+async def test_the_gateways_own_writes_are_no_success_either(
+    bin_dir: Path, *, repeatable: bool, error: type[Exception]
+) -> None:
+    """Also of those that are done again, and look up what was recorded: it may be lost yet."""
+    async with shop(bin_dir) as pair, sql(in_database(pair.primary.url, "shop")) as db:
+        await db.execute("SET synchronous_commit = local")
+        database = await Database.open(in_database(pair.primary.url, "shop"), Limits(pool_size=1))
+        await pair.synchronous()
+        await pair.cut()
+        work = run_write(
+            database.for_writing,
+            lambda connection: connection.fetchval("SELECT pg_logical_emit_message(true, 'fencepost', '')"),
+            repeatable=repeatable,
+        )
+        writing = asyncio.create_task(work)
+        pid = await eventually(lambda: db.fetchval("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+        await db.execute("SELECT pg_cancel_backend($1)", pid)
+        with pytest.raises(error, match="standby"):
+            await writing
+        await database.close()
 
 
 async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_standby(bin_dir: Path) -> None:

@@ -19,9 +19,9 @@ from fencepost.gateway.roles import acting
 from fencepost.gateway.together import NOTHING, Together
 from fencepost.gateway.use_cases import MOST_DOUBTS
 from fencepost.observe.events import Accepted, Event, Refused
-from fencepost.storage.connections.connection import gateway_connection
-from fencepost.storage.connections.transactions import retry_conflicts
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, map_errors
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.transactions import in_transaction
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError
 from fencepost.storage.tables.catalog import Table
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
 async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T | Problem:
     for last in [False] * MOST_DOUBTS + [True]:
         try:
-            answer = await acting(gateway, retry_conflicts(partial(_once, gateway, use, run)))
+            answer = await acting(gateway, gateway.run_write(partial(_once, gateway, use, run)))
         except RefusedError as error:  # sessions with old query plans: all are new by now
             if last or not error.of_an_old_query_plan:
                 raise
@@ -78,28 +78,21 @@ async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run
     return answer
 
 
-async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T:
+async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run, connection: Connection) -> T:
     run.events.clear()
     run.doubted.clear()
-    async with gateway.connection(writing=True) as connection:
-        whole, committing = Together(connection, doubted=run.doubted), False
-        try:
-            with map_errors(writing=True):
-                async with connection.transaction():
-                    answer = await use(replace(gateway, together=whole, emit=run.events.append))
-                    committing = True
-        except Undone as undone:
-            if whole.failed is not None:
-                raise whole.failed from undone
-            run.events[:] = [event for event in run.events if not isinstance(event, Accepted)]
-            refused: T = undone.answer
-            return refused
-        except OutcomeUnknownError as error:
-            if committing:
-                raise
-            raise UnavailableError(NOTHING.format(error)) from error
-        gateway_connection(connection).require_replicated()
-    return answer
+    whole = Together(connection, doubted=run.doubted)
+    part = replace(gateway, together=whole, emit=run.events.append)
+    try:
+        return await in_transaction(connection, lambda: use(part))
+    except Undone as undone:
+        if whole.failed is not None:
+            raise whole.failed from undone
+        run.events[:] = [event for event in run.events if not isinstance(event, Accepted)]
+        refused: T = undone.answer
+        return refused
+    except UncommittedError as error:
+        raise UnavailableError(NOTHING.format(error)) from error
 
 
 async def _is_outdated(gateway: Gateway, run: _Run) -> bool:

@@ -10,13 +10,11 @@ FENCEPOST_MAX_WAITING.
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
-from fencepost.fencing.caller import Caller
 from fencepost.gateway.turns import Turns
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
 
 BATCHES_AT_ONCE: Final = 4
@@ -87,7 +85,7 @@ class Share:
         self._own = asyncio.Semaphore(max(batches.of_lines - 1, 1))
 
     @asynccontextmanager
-    async def connection(self, database: Database, caller: Caller, *, writing: bool) -> AsyncIterator[Connection]:
-        """Lend one of the share. It is waited for as long as it takes; raises what Database.connection does."""
-        async with self._own, self._all, database.connection(writing=writing, caller=caller, counted=False) as lent:
+    async def connection(self, connection: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
+        """Lend it as one of the share, which is waited for as long as it takes."""
+        async with self._own, self._all, connection as lent:
             yield lent

@@ -1,9 +1,10 @@
 """The parts that use cases share: the database, the picture of its tables, locks, group commit."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from fencepost.election.watching import Watches
 from fencepost.fencing.access_problem_types import OF_CALLERS
@@ -28,10 +29,12 @@ from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.times import TIMES, Times
 
 DEFAULT_QUEUE: Final = "postgres:default"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +81,26 @@ class Gateway:
         """Give the same parts to the use cases of this caller's request."""
         return self if caller is self.caller else replace(self, caller=caller)
 
-    def connection(self, *, writing: bool = False) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection for statements on users' tables. Raises what Database.connection does."""
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for questions about users' tables. Raises what Database.connection does."""
         if self.together is not None:
             return nullcontext(self.together.connection)
-        return self._lend(self.caller, writing=writing)
+        return self._of_share(self.database.connection(caller=self.caller, counted=self.share is None))
 
     def own_connection(self) -> AbstractAsyncContextManager[Connection]:
         """Lend one for a question of the gateway's own, for whoever asks. Raises what Database.connection does."""
         if self.together is not None and self.caller.role is None:
             return nullcontext(self.together.connection)
-        return self._lend(EVERYBODY, writing=False)
+        return self._of_share(self.database.connection(counted=self.share is None))
+
+    async def run_write(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do a write to users' tables as the caller (transactions.py)."""
+        lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None)
+        return await run_write(lambda: self._of_share(lend()), work)
+
+    def _of_share(self, connection: AbstractAsyncContextManager[Connection]) -> AbstractAsyncContextManager[Connection]:
+        """Have a connection lent as one of the batch's share, if a batch's line asks."""
+        return connection if self.share is None else self.share.connection(connection)
 
     def look(self) -> AbstractAsyncContextManager[None]:
         """Let a look at whether a table has changed begin: those of a million lines are not to be at once."""
@@ -102,11 +114,6 @@ class Gateway:
         """Give the same parts to the lines of a batch of this caller."""
         share = Share(self.batches)
         return replace(self, share=share, turns=share.turns)
-
-    def _lend(self, caller: Caller, *, writing: bool) -> AbstractAsyncContextManager[Connection]:
-        if self.share is not None:
-            return self.share.connection(self.database, caller, writing=writing)
-        return self.database.connection(writing=writing, caller=caller)
 
     def read_connection(self, whose: str = UNKNOWN) -> AbstractAsyncContextManager[Connection]:
         """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError."""

@@ -52,7 +52,7 @@ async def wait(gateway: Gateway, write_id: WriteId, within: float, caller: str) 
 async def _look(gateway: Gateway, write_ids: Sequence[str]) -> dict[str, Recorded]:
     # For writing: a result that is found is first made as safe as a commit is.
     found = await run_write(
-        gateway.database, lambda connection: results.results(connection, write_ids), repeatable=True
+        gateway.database.for_writing, lambda connection: results.results(connection, write_ids), repeatable=True
     )
     return {write_id: result.answer for write_id, result in found.items()}
 

@@ -64,7 +64,9 @@ class ApiKeys:
         """Note in the database which keys were used since the last time. Raises StorageError."""
         used, self._used = sorted(self._used), set()
         if used:
-            await run_write(self._database(), lambda connection: api_keys.note_uses(connection, used), repeatable=True)
+            await run_write(
+                self._database().for_writing, lambda connection: api_keys.note_uses(connection, used), repeatable=True
+            )
 
 
 def _judge(key_id: str, secret: str, key: StoredKey | None, asked: float, streams_end_after: float) -> Caller | Problem:

@@ -178,7 +178,7 @@ async def _note(database: Database, queue: str, letter_id: str, resource: str, b
         await results.close_letter(connection, letter_id, became)
         await stopped.clear_resource(connection, queue, resource, letter_id)
 
-    await run_write(database, note, repeatable=True)
+    await run_write(database.for_writing, note, repeatable=True)
 
 
 def once_more(letter: DeadLetter, nonce: str) -> Message:
@@ -196,7 +196,9 @@ async def _ids_of_letters(database: Database, ids: Sequence[str]) -> list[str]:
     """Give the ids that the letters of these writes have: where a message is in the log twice, its letter has the id
     under which it was decided.
     """
-    decided = await run_write(database, lambda connection: results.results(connection, ids), repeatable=True)
+    decided = await run_write(
+        database.for_writing, lambda connection: results.results(connection, ids), repeatable=True
+    )
     return [decided[each].id if each in decided else each for each in ids]
 
 

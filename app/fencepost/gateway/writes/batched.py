@@ -25,7 +25,8 @@ from fencepost.gateway.writes.verbs import steps_of
 from fencepost.gateway.writes.write import Verb, Write
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UncommittedError, map_errors
+from fencepost.storage.connections.transactions import in_transaction
+from fencepost.storage.errors import RefusedError
 from fencepost.storage.statements import idempotency
 from fencepost.storage.statements.batch_prelude import Opened, Prelude, ScopeOf, prelude
 from fencepost.storage.statements.idempotency import CALLER, Record
@@ -197,7 +198,7 @@ class _Batches:
     async def run_in_transaction(self, connection: Connection, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Look the keys up, enter the scopes, write, record."""
         try:
-            return await self._transaction(connection, batch)
+            return await in_transaction(connection, lambda: self._steps(connection, batch))
         except RefusedError as error:
             return self._left_alone(batch, error)
 
@@ -205,19 +206,6 @@ class _Batches:
         if self.lenient and error.lacks_privilege:
             return [ALONE] * len(batch)
         raise error
-
-    async def _transaction(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
-        committing = False
-        try:
-            with map_errors(writing=True):
-                async with connection.transaction():
-                    answers = await self._steps(connection, batch)
-                    committing = True
-                return answers
-        except OutcomeUnknownError as error:
-            if committing:
-                raise
-            raise UncommittedError(str(error)) from error
 
     async def _steps(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
         answers: list[Answer] = [ALONE] * len(batch)

@@ -34,16 +34,10 @@ from fencepost.storage.batches.batch_queue import Broken
 from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.connections.roles import as_gateway
-from fencepost.storage.connections.transactions import retry_conflicts
+from fencepost.storage.connections.transactions import in_transaction
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, map_errors
 
 _NOT_ASKED: Final = "the outcome could not be asked for: {}"
-
-
-class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
 
 
 async def perform(gateway: Gateway, operation: Operation, after: Broken | None = None) -> Outcome:
@@ -62,23 +56,26 @@ async def _until_decided(gateway: Gateway, operation: Operation, after: Broken |
     times, clock = gateway.times.requests, gateway.times.clock
     unknown: OutcomeUnknownError | None = after.error if after is not None else None
     broken: GatewayConnection | None = after.connection if after is not None else None
+    deciding: GatewayConnection | None = None
     deadline = 0.0 if after is None else clock.monotonic() + times.resolve_within
+
+    async def decide(connection: Connection) -> Outcome:
+        nonlocal broken, deciding
+        if unknown is not None and broken is not None:
+            async with as_gateway(connection, gateway.caller):  # whose backend it was
+                ended = await _end(gateway, connection, unknown, broken)
+            if (settled := await _settle(connection, operation, unknown, ended=ended)) is not None:
+                return settled
+            broken = None  # only now: whatever breaks before is asked again
+        deciding = gateway_connection(connection)
+        return await _decide(connection, operation)
+
     while True:
+        deciding = None
         try:
-            async with gateway.connection(writing=True) as connection:
-                if unknown is not None and broken is not None:
-                    async with as_gateway(connection, gateway.caller):  # whose backend it was
-                        ended = await _end(gateway, connection, unknown, broken)
-                    if (settled := await _settle(connection, operation, unknown, ended=ended)) is not None:
-                        return settled
-                    broken = None  # only now: whatever breaks before is asked again
-                mine = gateway_connection(connection)
-                try:
-                    return await _decide(connection, operation)
-                except OutcomeUnknownError:
-                    broken = mine
-                    raise
+            return await gateway.run_write(decide)
         except OutcomeUnknownError as error:
+            broken = deciding or broken
             pause = 0.0 if unknown is None else times.resolve_pause
             deadline = deadline or clock.monotonic() + times.resolve_within
             # With a key, what came before is settled only by a look-up that was answered.
@@ -132,9 +129,7 @@ def _give_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
 async def _decide(connection: Connection, operation: Operation) -> Outcome:
     async with with_column(connection, operation.table, operation.body, operation.row.key, operation.query):
         try:
-            if connection.is_in_transaction():  # of several writes, which starts over as a whole
-                return await _once(connection, operation)
-            return await retry_conflicts(lambda: _once(connection, operation))
+            return await _once(connection, operation)
         except RefusedError as error:
             problem = await operation.explain(connection, error)
             if problem is None:
@@ -146,26 +141,10 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
     once = operation.once
     whole = operation.binding is not None or operation.marks.in_transaction
     if once is None and not whole and not connection.is_in_transaction():
-        outcome = await operation.marks.attempt(connection, operation)
-        gateway_connection(connection).require_replicated()
-        return outcome
+        return await operation.marks.attempt(connection, operation)
     while True:
-        committing = False
         try:
-            with map_errors(writing=True):
-                async with connection.transaction():
-                    outcome = await _attempted(connection, operation)
-                    if isinstance(outcome, Problem):
-                        raise _Refused(outcome)  # noqa: TRY301 - leaving the block is what undoes it
-                    committing = True
-                gateway_connection(connection).require_replicated()
-                return outcome
-        except _Refused as refused:
-            return refused.problem
-        except OutcomeUnknownError as error:
-            if committing:
-                raise
-            raise UncommittedError(str(error)) from error
+            return await in_transaction(connection, lambda: _attempted(connection, operation))
         except RefusedError as error:
             if once is None or not landed_meanwhile(error):
                 raise

@@ -14,9 +14,9 @@ from typing import Final, Literal, TypeVar
 
 from fencepost.locks.builtin.queue import Queue, Visit
 from fencepost.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
-from fencepost.storage.connections.connection import Connection, gateway_connection
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import retry_conflicts, run_write
+from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases import withdrawn
@@ -109,17 +109,13 @@ class PostgresLocks(Leases):
     async def _take_or_queue(
         self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
     ) -> tuple[Acquired, object]:
-        async def connected() -> tuple[Acquired, object]:
-            async with self._slot(), self._database.connection(writing=True) as connection:
-                taken = await self._take_and_claim(connection, wanted, claim, visit, wait_ms)
-                # A repeated grant has locked rows, which is logged: its commit waits for a standby, too.
-                gateway_connection(connection).require_replicated()
-                return taken
+        async def take(connection: Connection) -> tuple[Acquired, object]:
+            return await self._take_and_claim(connection, wanted, claim, visit, wait_ms)
 
         unknown = overtaken = 0
         while True:
             try:
-                return await retry_conflicts(connected)
+                return await run_write(self._slot, take)
             except _Busy:
                 verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
                 return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None
@@ -135,7 +131,7 @@ class PostgresLocks(Leases):
                     raise
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _slot(self) -> AsyncIterator[Connection]:
         within = self.queue.times.queue.slot_within
         try:
             async with asyncio.timeout(within if self._slots.locked() else None):
@@ -145,7 +141,8 @@ class PostgresLocks(Leases):
                 f"other requests for locks kept this one from PostgreSQL for {within:g} s"
             ) from error
         try:
-            yield
+            async with self._database.for_writing() as connection:
+                yield connection
         finally:
             self._slots.release()
 
@@ -248,7 +245,8 @@ class PostgresLocks(Leases):
     ) -> T:
         # What others read, a list of all locks say, or withdraw is no reason for renewals to wait.
         if writing:
-            return await run_write(self._database, statement, upkeep=upkeep)
+            lend = self._database.for_upkeep if upkeep else self._database.for_writing
+            return await run_write(lend, statement)
         async with self._database.connection() as connection:
             return await statement(connection)
 

@@ -14,16 +14,20 @@ The queue itself is in the database: a waiter's ticket is drawn under the rows o
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID, uuid4
 
 from fencepost.clock import Clock, Timer
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import StorageError, UnavailableError, map_errors
+from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.errors import StorageError, UnavailableError
 from fencepost.storage.leases import builtin as leases
 from fencepost.times import TIMES, Times
+
+T = TypeVar("T")
 
 REPEATS: Final = 30
 """Beats that repeat who has left where that is in doubt: longer than a statement may run."""
@@ -117,9 +121,11 @@ class Queue:
 
     async def _leave(self, visit: UUID, keep_ms: int) -> None:
         # One at a time: when a thousand leave at once, renewals find a connection all the same.
-        async with self._leaving, self._database.lease_connection() as connection:
-            with map_errors(writing=True):
-                await leases.leave(connection, visit, keep_ms)
+        async with self._leaving:
+            await self._write(lambda connection: leases.leave(connection, visit, keep_ms))
+
+    async def _write(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+        return await run_write(self._database.for_upkeep, statement, repeatable=True)
 
     def wake(self, visits: Iterable[UUID]) -> None:
         """Let these try again, as far as they still wait here."""
@@ -152,16 +158,13 @@ class Queue:
             await asyncio.gather(self._beating, return_exceptions=True)
         if self._registered:
             try:
-                async with self._database.lease_connection() as connection:
-                    with map_errors(writing=True):
-                        await leases.retire(connection, self.gateway)
+                await self._write(lambda connection: leases.retire(connection, self.gateway))
             except StorageError as error:
                 self._failed(f"this gateway's waiters could not be taken out of their queues: {error}")
 
     async def _beat(self) -> None:
-        async with self._database.lease_connection() as connection:
-            with map_errors(writing=True):
-                due = await leases.beat(connection, self.gateway, list(self._visits), left := list(self._left))
+        left = list(self._left)
+        due = await self._write(lambda connection: leases.beat(connection, self.gateway, list(self._visits), left))
         self._registered = True
         for visit_id in left:
             self._left[visit_id] -= 1

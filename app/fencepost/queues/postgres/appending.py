@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.queues.log import LogError, LogUnavailableError
-from fencepost.queues.postgres.errors import connection_of
-from fencepost.storage.connections.connection import gateway_connection
+from fencepost.queues.postgres.errors import ask, write
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.queues import table_log
 from fencepost.storage.queues.table_log import MessageRow
@@ -92,10 +91,7 @@ class TableAppender:
                     each.offset.set_result(offset)
 
     async def _append(self, rows: list[MessageRow]) -> list[int]:
-        async with connection_of(self._database, writing=True) as connection:
-            offsets = await table_log.append(connection, rows)
-            gateway_connection(connection).require_replicated()
+        offsets = await write(self._database, lambda connection: table_log.append(connection, rows))
         with suppress(LogError):  # whether or not this reaches consumers, they look once a second
-            async with connection_of(self._database) as connection:
-                await table_log.notify(connection)
+            await ask(self._database, table_log.notify)
         return offsets

@@ -14,14 +14,16 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from fencepost.queues.log import TAKEN_BYTES, LogError, Message, Position, Received, namesake
-from fencepost.queues.postgres.errors import connection_of
+from fencepost.queues.postgres.errors import ask, write
 from fencepost.queues.postgres.waking import Waking
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.queues import table_log
-from fencepost.storage.queues.table_log import PlacedRow
+from fencepost.storage.queues.table_log import Owned, PlacedRow
 
 TTL: Final = 10.0
 """Seconds after which a member that did not say that it is there loses its partitions to others."""
@@ -75,17 +77,16 @@ class PostgresConsumer:
         partitions = self._owned - self._leaving
         if not partitions:
             return []
-        async with connection_of(self._database) as connection:
-            return await table_log.take(connection, self._member, partitions, list(self._in_hand), most, TAKEN_BYTES)
+        in_hand = list(self._in_hand)
+        return await ask(
+            self._database,
+            lambda connection: table_log.take(connection, self._member, partitions, in_hand, most, TAKEN_BYTES),
+        )
 
     async def _own(self) -> None:
         """Say that this member is there, and see which partitions it has."""
         self._bell.freed = False
-        busy = {partition for partition, _ in self._in_hand}
-        async with connection_of(self._database, writing=True) as connection:
-            ttl_ms, comes = round(TTL * 1000), not self._has_come
-            is_it = await table_log.join(connection, self._member, self._process, ttl_ms, comes=comes)
-            now = await table_log.own(connection, self._member, ttl_ms, busy) if is_it else None
+        now = await write(self._database, self._join, repeatable=True)
         self._displaced = now is None
         if now is None:
             self._lose(self._owned)
@@ -97,6 +98,13 @@ class PostgresConsumer:
         surplus = max(len(owned) - now.share, 0)
         self._leaving = frozenset(sorted(owned, reverse=True)[:surplus])
         self._lose(gone)
+
+    async def _join(self, connection: Connection) -> Owned | None:
+        ttl_ms, comes = round(TTL * 1000), not self._has_come
+        busy = {partition for partition, _ in self._in_hand}
+        if not await table_log.join(connection, self._member, self._process, ttl_ms, comes=comes):
+            return None
+        return await table_log.own(connection, self._member, ttl_ms, busy)
 
     def _lose(self, gone: frozenset[int]) -> None:
         self._owned -= gone
@@ -113,8 +121,7 @@ class PostgresConsumer:
         ]
         if not places:
             return
-        async with connection_of(self._database, writing=True) as connection:
-            await table_log.done(connection, places)
+        await write(self._database, lambda connection: table_log.done(connection, places), repeatable=True)
         self._forget(places)
 
     def _forget(self, places: Iterable[tuple[int, int]]) -> None:
@@ -128,8 +135,8 @@ class PostgresConsumer:
         try:
             if self._displaced:
                 return
-            async with connection_of(self._database, writing=True) as connection:
-                await table_log.leave(connection, self._member)
+            leave = partial(table_log.leave, member=self._member)
+            await write(self._database, leave, repeatable=True)
         except LogError:
             pass
         finally:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from fencepost.queues.log import DeadLetter, Message, Position
-from fencepost.queues.postgres.errors import connection_of
-from fencepost.storage.connections.connection import gateway_connection
+from fencepost.queues.postgres.errors import ask, write
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.queues import table_log
 from fencepost.storage.queues.table_log import BuriedRow, MessageRow
@@ -21,9 +20,7 @@ class PostgresDeadLetters:
         message = letter.message
         row = MessageRow(letter.position.partition, message.key, message.headers, message.value)
         buried = BuriedRow(letter.id, letter.reason, letter.position.offset, row, letter.at)
-        async with connection_of(self._database, writing=True) as connection:
-            await table_log.bury(connection, buried)
-            gateway_connection(connection).require_replicated()
+        await write(self._database, lambda connection: table_log.bury(connection, buried))
 
     async def list(self, most: int) -> Sequence[DeadLetter]:
         """List the oldest."""
@@ -35,18 +32,15 @@ class PostgresDeadLetters:
         return _letter(rows[0]) if rows else None
 
     async def _buried(self, most: int, letter_id: str | None) -> Sequence[BuriedRow]:
-        async with connection_of(self._database) as connection:
-            return await table_log.buried(connection, most, letter_id)
+        return await ask(self._database, lambda connection: table_log.buried(connection, most, letter_id))
 
     async def drop(self, letter_id: str) -> bool:
         """Remove one; whether it was there."""
-        async with connection_of(self._database, writing=True) as connection:
-            return await table_log.exhume(connection, letter_id)
+        return await write(self._database, lambda connection: table_log.exhume(connection, letter_id))
 
     async def count(self) -> dict[int, int]:
         """Count them by partition."""
-        async with connection_of(self._database) as connection:
-            return await table_log.count_dead(connection)
+        return await ask(self._database, table_log.count_dead)
 
 
 def _letter(buried: BuriedRow) -> DeadLetter:

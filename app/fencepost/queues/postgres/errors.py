@@ -1,14 +1,17 @@
 """A statement of this log: its connection, its time limit, and what can go wrong, as a log's errors."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
 
 from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, map_errors
+from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError
+
+T = TypeVar("T")
 
 ANSWERS_WITHIN: Final = 10.0
 """Seconds within which PostgreSQL answers, or counts as unavailable: it may be paused, and keep its connections."""
@@ -17,16 +20,24 @@ ANSWERS_WITHIN: Final = 10.0
 _OF_THE_MESSAGE: Final = ("22", "54")
 
 
-@asynccontextmanager
-async def connection_of(database: Database, *, writing: bool = False) -> AsyncIterator[Connection]:
-    """Lend a connection for one statement. `writing`: what was asked for may have been done although it was not
-    answered. Raises a log's errors.
-    """
+async def ask(database: Database, question: Callable[[Connection], Awaitable[T]]) -> T:
+    """Ask what changes nothing. Raises a log's errors."""
     with _map_storage_errors():
-        async with database.connection(writing=writing) as connection:
-            with map_errors(writing=writing):
-                async with asyncio.timeout(ANSWERS_WITHIN):
-                    yield connection
+        async with database.connection() as connection, asyncio.timeout(ANSWERS_WITHIN):
+            return await question(connection)
+
+
+async def write(database: Database, work: Callable[[Connection], Awaitable[T]], *, repeatable: bool = False) -> T:
+    """Write, as a transaction; LogUnknownError: it may have been done, unless it is `repeatable`. Raises a log's
+    errors.
+    """
+
+    async def in_time(connection: Connection) -> T:
+        async with asyncio.timeout(ANSWERS_WITHIN):
+            return await work(connection)
+
+    with _map_storage_errors():
+        return await run_write(database.for_writing, in_time, repeatable=repeatable)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from fencepost.queues.partitioner import partition_of
 from fencepost.queues.postgres.appending import TableAppender
 from fencepost.queues.postgres.consumer import PostgresConsumer, received
 from fencepost.queues.postgres.dead_letters import PostgresDeadLetters
-from fencepost.queues.postgres.errors import connection_of
+from fencepost.queues.postgres.errors import ask
 from fencepost.queues.postgres.waking import Waking
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
@@ -71,11 +71,9 @@ class PostgresLog:
         that when it is used.
         """
         try:
-            async with connection_of(self._database) as connection:
-                return await question(connection)
+            return await ask(self._database, question)
         except LogUnavailableError:
-            async with connection_of(self._database) as connection:
-                return await question(connection)
+            return await ask(self._database, question)
 
     def consumer(self, member: str, lost: Callable[[frozenset[int]], None]) -> PostgresConsumer:
         """Make a member (Log.consumer)."""
@@ -83,8 +81,7 @@ class PostgresLog:
 
     async def advice(self) -> list[str]:
         """Name settings under which an acknowledged message may be lost (Log.advice)."""
-        async with connection_of(self._database) as connection:
-            fsync = await connection.fetchval("SELECT pg_catalog.current_setting('fsync')")
+        fsync = await ask(self._database, lambda c: c.fetchval("SELECT pg_catalog.current_setting('fsync')"))
         return (
             [] if fsync == "on" else ["fsync is off: after a crash of its machine, PostgreSQL may have lost messages"]
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -115,19 +115,31 @@ class Database:
         for pool in self._pools:
             pool.end()
 
-    @asynccontextmanager
-    async def connection(
-        self, *, writing: bool = False, caller: Caller = EVERYBODY, counted: bool = True
-    ) -> AsyncIterator[Connection]:
-        """Lend a connection. UnavailableError when none can be had in time. Errors inside are mapped (errors.py), with
-        `writing` by the caller. One that shows that sessions have old query plans makes all of them new.
-        `writing`: only to the database that writes were allowed on (StandbyError, QuarantinedError: R19), and only if
-        PostgreSQL takes writes (ReadOnlyError).
+    def connection(
+        self, *, caller: Caller = EVERYBODY, counted: bool = True
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for reading. UnavailableError when none can be had in time. Errors inside are mapped
+        (errors.py). One that shows that sessions have old query plans makes all of them new.
         `caller`: whose role the session has for as long as it is lent (roles.py); RoleError when it cannot.
         `counted`: whoever waits is one of `most_waiting`, and refused where these are there already.
         """
-        async with self._lend(self._pool, caller, writing=writing, counted=counted) as connection:
-            yield connection
+        return self._lend(self._pool, caller, writing=False, counted=counted)
+
+    def for_writing(
+        self, *, caller: Caller = EVERYBODY, counted: bool = True
+    ) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection to `run_write` (transactions.py), which maps errors: only to the database that writes were
+        allowed on (StandbyError, QuarantinedError: R19), and only if PostgreSQL takes writes (ReadOnlyError).
+        """
+        return self._lend(self._pool, caller, writing=True, counted=counted)
+
+    def for_upkeep(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend `run_write` a connection for a short statement that keeps leases and their queues alive."""
+        return self._lend(self._lease_pool, EVERYBODY, writing=True)
+
+    def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for batches of writes (group_commit.py), which are counted there."""
+        return self._lend(self._batch_pool, caller, writing=True, counted=False)
 
     @asynccontextmanager
     async def spare(self) -> AsyncIterator[Connection]:
@@ -146,18 +158,6 @@ class Database:
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=self._times.close_within)
-
-    @asynccontextmanager
-    async def batch_connection(self, caller: Caller = EVERYBODY) -> AsyncIterator[Connection]:
-        """Lend a connection for batches of writes, as `connection(writing=True)` does. Their writes are counted."""
-        async with self._lend(self._batch_pool, caller, writing=True, counted=False) as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def lease_connection(self, *, writing: bool = False) -> AsyncIterator[Connection]:
-        """Lend a connection for a short statement that keeps leases and their queues alive, as `connection` does."""
-        async with self._lend(self._lease_pool, EVERYBODY, writing=writing) as connection:
-            yield connection
 
     @asynccontextmanager
     async def _lend(

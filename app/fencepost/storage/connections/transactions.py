@@ -1,14 +1,21 @@
-"""Writes of the gateway's own, parts of a transaction that are undone, and whole ones that are repeated."""
+"""How writes are run: whole ones, again after conflicts; all or nothing; parts of a transaction that are undone."""
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final, TypeVar
 
+from fencepost.fencing.problems import Problem
 from fencepost.storage.connections.connection import Connection, gateway_connection
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import RETRIED, RefusedError, map_errors
+from fencepost.storage.errors import (
+    RETRIED,
+    OutcomeUnknownError,
+    RefusedError,
+    UnavailableError,
+    UncommittedError,
+    map_errors,
+)
 
 T = TypeVar("T")
 
@@ -17,26 +24,57 @@ RETRIES: Final = 10
 
 
 async def run_write(
-    database: Database, work: Callable[[Connection], Awaitable[T]], *, repeatable: bool = False, upkeep: bool = False
+    lend: Callable[[], AbstractAsyncContextManager[Connection]],
+    work: Callable[[Connection], Awaitable[T]],
+    *,
+    repeatable: bool = False,
 ) -> T:
-    """Do a write of the gateway's own as a whole: again after a conflict with others (R4), and with an answer only when
-    it is as safe as PostgreSQL makes commits (R19). Raises StorageError.
+    """Do a write as a whole, on a connection that is lent for writing: again from the start after a conflict with
+    others (R4), and with an answer only when it is as safe as PostgreSQL makes commits (R19). Raises StorageError.
 
-    `repeatable`: it is done again when it is not known to have landed. So a connection that breaks is an
-    UnavailableError, and it does not matter whether a wait for a standby was cancelled.
-    `upkeep`: it keeps leases alive, or their queues, on a connection that is not to wait for requests.
+    All that the gateway writes, for others and of its own, goes through here or, in batches, through group_commit.py.
+    `repeatable`: it is done again when it is not known to have landed. So what else is an OutcomeUnknownError is an
+    UnavailableError.
     """
 
     async def attempt() -> T:
-        lend = database.lease_connection if upkeep else database.connection
-        async with lend(writing=True) as connection:
+        async with lend() as connection:
             with map_errors(writing=not repeatable):
                 answer = await work(connection)
-            if not repeatable:
+            try:
                 gateway_connection(connection).require_replicated()
+            except OutcomeUnknownError as error:
+                if repeatable:
+                    raise UnavailableError(str(error)) from error
+                raise
             return answer
 
-    return await retry_conflicts(attempt)
+    return await _retry_conflicts(attempt)
+
+
+async def in_transaction(connection: Connection, work: Callable[[], Awaitable[T]]) -> T:
+    """Do all of it or nothing: an answer that is a Problem, or an error, undoes it. UncommittedError: the connection
+    broke before COMMIT was sent. OutcomeUnknownError: it broke after that.
+    """
+    committing = False
+    try:
+        with map_errors(writing=True):
+            async with connection.transaction():
+                answer = await work()
+                if isinstance(answer, Problem):
+                    raise _Refused  # noqa: TRY301 - leaving the block is what undoes it
+                committing = True
+    except _Refused:
+        return answer
+    except OutcomeUnknownError as error:
+        if committing:
+            raise
+        raise UncommittedError(str(error)) from error
+    return answer
+
+
+class _Refused(Exception):  # noqa: N818 - it is not an error; it rolls a transaction back
+    pass
 
 
 @asynccontextmanager
@@ -49,10 +87,8 @@ async def savepoint(connection: Connection) -> AsyncIterator[None]:
         yield
 
 
-async def retry_conflicts(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Run `attempt` again after a deadlock or serialization failure, verdict and all; neither is answered as stale
-    (R4).
-    """
+async def _retry_conflicts(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Run it again after a deadlock or serialization failure, verdict and all; neither is answered as stale (R4)."""
     for number in range(RETRIES):
         try:
             return await attempt()

@@ -106,7 +106,7 @@ async def prune_records(database: Database, keep_seconds: float) -> int:
     total = 0
     for _ in range(STEPS_PER_RUN):
         pruned = await run_write(
-            database, lambda connection: idempotency.prune(connection, keep_seconds), repeatable=True
+            database.for_writing, lambda connection: idempotency.prune(connection, keep_seconds), repeatable=True
         )
         total += pruned
         if pruned < idempotency.ROWS_PER_STEP:
@@ -143,10 +143,12 @@ class Pruner:
         return total
 
     async def _ask_horizon(self) -> Horizon:
-        return await run_write(self._database, horizon, repeatable=True)
+        return await run_write(self._database.for_writing, horizon, repeatable=True)
 
     async def _prune(self, until: Horizon, keep_seconds: float) -> PruneStep:
         after = self._after
         return await run_write(
-            self._database, lambda connection: prune_step(connection, until, keep_seconds, after), repeatable=True
+            self._database.for_writing,
+            lambda connection: prune_step(connection, until, keep_seconds, after),
+            repeatable=True,
         )

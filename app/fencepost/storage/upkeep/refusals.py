@@ -25,7 +25,7 @@ async def add(database: Database, counts: Mapping[tuple[str, str], tuple[int, st
     rows = [(caller, code, count, detail) for (caller, code), (count, detail) in counts.items()]
     columns = [[row[column] for row in rows] for column in range(4)]
     sql = "SELECT fencepost.add_refusals($1, $2, $3, $4)"
-    await run_write(database, lambda connection: connection.execute(sql, *columns))
+    await run_write(database.for_writing, lambda connection: connection.execute(sql, *columns))
 
 
 async def newest(connection: Connection, limit: int) -> list[CallersRefusals]:

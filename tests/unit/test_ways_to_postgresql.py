@@ -1,0 +1,47 @@
+"""By which ways the gateway reaches PostgreSQL: what is written goes through `run_write`, or in batches.
+
+Both map errors and answer only when a commit is as safe as PostgreSQL makes it; who lent a connection for itself could
+forget that.
+"""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.test_docs_names import ROOT
+
+APP = ROOT / "app/fencepost"
+PROGRAMS = ("cli", "client", "testing", "torture")
+"""They work beside the gateway, and not on its connections."""
+CALLS = {
+    # `_slot` lends it to `run_write`, to five at a time.
+    "for_writing": {"locks/builtin/leases.py"},
+    "for_upkeep": set(),
+    "batch_connection": {"storage/batches/group_commit.py"},
+    "require_replicated": {"storage/connections/transactions.py", "storage/batches/group_commit.py"},
+    "connect": {
+        "storage/connections/connection.py",  # of the pools
+        "storage/connections/session.py",  # checks before the start
+        "storage/connections/listen.py",
+        "queues/postgres/waking.py",  # listens, too
+        "storage/demo.py",  # before the start
+        "storage/inspecting/session.py",  # doctor and status
+        "storage/schema/migrate.py",  # SQLAlchemy's, for alembic
+        "locks/advisory/session.py",  # a lock service, maybe in another database
+    },
+}
+
+
+def _calls(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_only_these_call(name: str) -> None:
+    paths = [path for path in APP.rglob("*.py") if path.relative_to(APP).parts[0] not in PROGRAMS]
+    found = {
+        str(path.relative_to(APP)) for path in paths if name in _calls(ast.parse(path.read_text("utf-8"), str(path)))
+    }
+    assert found == CALLS[name], "what writes is handed to run_write (storage/connections/transactions.py)"
