@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.responses import Response
 from tools import problems_page
 
@@ -28,7 +28,9 @@ def nasty_table() -> Table:
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     catalog = Catalog(1, {NASTY: nasty_table()})
-    app = Starlette(routes=[*problem_routes(), *docs_routes(lambda: catalog, version="1.2.3", demo=False)])
+    app = FastAPI(docs_url=None)
+    app.include_router(problem_routes())
+    app.include_router(docs_routes(lambda: catalog, version="1.2.3", demo=False))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         yield client
 

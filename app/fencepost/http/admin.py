@@ -5,10 +5,8 @@ credential, and has an address of its own to listen on.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi.routing import APIRoute
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fencepost.http.problems.response import http_problem
@@ -26,9 +24,9 @@ class Admin:
 
 def admin_app(health: Health, edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
     """Give what answers on it."""
-    found = health_routes(health, figures=True, details=lambda _scope: True).routes
-    routes = [Route(each.path, each.endpoint, methods=["GET"]) for each in found if isinstance(each, APIRoute)]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: http_problem})
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.include_router(health_routes(health, figures=True, details=lambda _scope: True))
+    app.add_exception_handler(HTTPException, http_problem)
     app.add_middleware(edge)
     return app
 

@@ -9,12 +9,10 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fencepost import __version__
@@ -117,20 +115,16 @@ class Application(FastAPI):
     def _add_routes(self, parts: Parts) -> None:
         """Add all routes but those of data and batches."""
         self.include_router(claim_routes(self._gateway_of, parts.max_body_bytes))
-        leases = lease_routes(self._gateway_of, parts.max_body_bytes)
-        self.include_router(leases)
+        self.include_router(lease_routes(self._gateway_of, parts.max_body_bytes))
         self.include_router(election_routes(self._gateway_of))
         self.include_router(write_routes(self._gateway_of))
         details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
         self.include_router(health_routes(parts.health, figures=parts.admin is None, details=details))
-        # Clients that work under locks ask these often: FastAPI documents them, and plain routes to the same functions
-        # answer them, which take the bare request.
-        plain = [Route(r.path, r.endpoint, methods=r.methods) for r in leases.routes if isinstance(r, APIRoute)]
-        self.router.routes[:0] = plain
         authenticated = parts.authenticator is not None
-        pages = docs_routes(self._catalog, version=__version__, demo=parts.demo, authenticated=authenticated)
-        self.router.routes.extend(pages)
-        self.router.routes.extend(problem_routes())
+        self.include_router(
+            docs_routes(self._catalog, version=__version__, demo=parts.demo, authenticated=authenticated)
+        )
+        self.include_router(problem_routes())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""

@@ -4,9 +4,8 @@ import json
 from html import escape
 from http import HTTPStatus
 
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, Response
 
 from fencepost.fencing.problem_type import ProblemType
 from fencepost.fencing.problem_types import NO_ROUTE, PROBLEM_TYPES
@@ -16,9 +15,12 @@ from fencepost.http.problems.examples import example_problem
 from fencepost.http.problems.response import problem_response
 
 
-def problem_routes() -> list[Route]:
+def problem_routes() -> APIRouter:
     """Give the routes `/problems` and `/problems/{slug}`."""
-    return [Route("/problems", _index), Route("/problems/{slug}", _page)]
+    router = APIRouter(include_in_schema=False)
+    router.add_api_route("/problems", _index)
+    router.add_api_route("/problems/{slug}", _page)
+    return router
 
 
 def problem_page(kind: ProblemType) -> HTMLResponse:

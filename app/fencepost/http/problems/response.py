@@ -1,12 +1,13 @@
 """A problem as an answer: application/problem+json, with what its reader's client understands beside it."""
 
+from http import HTTPStatus
 from typing import Final
 
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 
 from fencepost.fencing.identity_problem_types import AUTHENTICATION_REQUIRED, INSUFFICIENT_SCOPE, INVALID_CREDENTIAL
 from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
@@ -32,7 +33,7 @@ class RequestError(Exception):
 def problem_response(problem: Problem, headers: dict[str, str] | None = None) -> Response:
     """Build the answer. `Retry-After` only where trying again can help; `WWW-Authenticate` where a token can."""
     all_headers = {"Cache-Control": "no-store", **(headers or {})}
-    if problem.type in _CHALLENGES:
+    if problem.type in _CHALLENGES or problem.http_status == HTTPStatus.UNAUTHORIZED:
         all_headers["WWW-Authenticate"] = _challenge(problem)
     if problem.retry_after is not None:
         all_headers["Retry-After"] = str(problem.retry_after)
@@ -43,7 +44,7 @@ def problem_response(problem: Problem, headers: dict[str, str] | None = None) ->
 
 def _challenge(problem: Problem) -> str:
     """Write WWW-Authenticate (RFC 6750 §3). A request without a credential gets no error."""
-    error = _CHALLENGES[problem.type]
+    error = _CHALLENGES.get(problem.type)
     if error is None:
         return "Bearer"
     detail = "".join(each if " " <= each <= "~" and each not in '"\\' else "'" for each in problem.detail)
@@ -51,11 +52,15 @@ def _challenge(problem: Problem) -> str:
     return f'Bearer error="{error}", error_description="{detail}"{scope}'
 
 
-def _allowed(request: Request, first: str) -> str:
-    """List the methods of a path (RFC 9110 §10.2.1). `first`: those of its first route, which Starlette gives alone."""
-    routes = [r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] is not Match.NONE]
-    methods = {*first.split(", "), *(method for each in routes for method in each.methods or ())}
-    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))  # HEAD: see http/edge.py
+def _allowed(request: Request) -> str:
+    """List the methods of a path (RFC 9110 §10.2.1). Starlette names those of one route of it only."""
+
+    def is_served(method: str) -> bool:
+        scope = {**request.scope, "method": method}
+        return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+    methods = [method for method in ("DELETE", "GET", "PATCH", "POST", "PUT") if is_served(method)]
+    return ", ".join([*methods, "HEAD"] if "GET" in methods else methods)  # HEAD: see http/edge.py
 
 
 async def http_problem(request: Request, error: Exception) -> Response:
@@ -64,7 +69,7 @@ async def http_problem(request: Request, error: Exception) -> Response:
         raise error
     headers = dict(error.headers or {})
     if error.status_code == METHOD_NOT_ALLOWED.status:
-        headers["Allow"] = _allowed(request, headers["Allow"])
+        headers["Allow"] = _allowed(request)
         return problem_response(Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path."), headers)
     if error.status_code == NO_ROUTE.status:
         return problem_response(Problem(NO_ROUTE, f"There is no route {request.url.path}."), headers)

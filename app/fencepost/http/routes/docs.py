@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from fencepost.fencing.problem_types import NO_ROUTE
 from fencepost.fencing.problems import Problem
@@ -54,9 +53,7 @@ _DEMO_WRITES: Final = "/v1/data/orders /v1/claims /v1/leases"
 """The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
 
 
-def docs_routes(
-    catalog: Callable[[], Catalog], *, version: str, demo: bool, authenticated: bool = False
-) -> list[Route]:
+def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool, authenticated: bool = False) -> APIRouter:
     """Give the routes `/`, `/docs` and `/docs/assets/{name}`. `catalog` returns the current picture; `demo`: the demo's
     table was asked for; `authenticated`: the gateway has authentication.
     """
@@ -68,11 +65,11 @@ def docs_routes(
         writes = _DEMO_WRITES if demo and is_demo(catalog().find("orders")) else ""
         return docs_page(version, writes=writes, authenticated=authenticated)
 
-    return [
-        Route("/", index),
-        Route("/docs", docs),
-        Route("/docs/assets/{name}", _asset),
-    ]
+    router = APIRouter(include_in_schema=False)
+    router.add_api_route("/", index)
+    router.add_api_route("/docs", docs)
+    router.add_api_route("/docs/assets/{name}", _asset)
+    return router
 
 
 def docs_page(version: str, *, writes: str, authenticated: bool = False) -> HTMLResponse:
