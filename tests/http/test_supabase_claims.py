@@ -67,6 +67,8 @@ async def test_a_policy_with_auth_uid_gives_each_user_its_own_rows(notes: str) -
             assert code(theirs) == (404, "FP006"), theirs.text
         forged = await http.post("/v1/data/notes", json={"id": 2, "user_id": ANN}, headers=of(BOB))
         assert code(forged) == (403, "42501")
+        nobodys = await http.post("/v1/data/notes", json={"id": 3}, headers={"X-Fence-Token": "41"})
+        assert (code(nobodys), nobodys.headers["WWW-Authenticate"]) == ((401, "42501"), "Bearer"), "as PostgREST says"
         mine = await http.patch("/v1/data/notes/1", json={"body": "mine"}, headers=of(ANN) | {"X-Fence-Token": "41"})
         assert mine.json()["body"] == "mine"
         assert code(await http.get("/v1/data/notes", headers=of(ANN, role="service_role"))) == (403, "FP043")

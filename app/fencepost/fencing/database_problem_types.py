@@ -27,7 +27,8 @@ PERMISSION_DENIED: Final = ProblemType(
     "permission-denied",
     "The gateway's database role may not do this",
     "PostgreSQL refused for lack of a privilege, or by a row security policy.",
-    "GRANT the privilege to the role of the caller, or, where it has none, to the role in FENCEPOST_DATABASE_URL.",
+    "GRANT the privilege to the role of the caller, or, where it has none, to the role in FENCEPOST_DATABASE_URL. The "
+    "status is 401 where the request has no credential: with one it may have the privilege.",
 )
 DATABASE_BUSY: Final = ProblemType(
     None,

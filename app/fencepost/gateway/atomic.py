@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from fencepost.fencing.problem_types import OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.refusals import RETRY_AFTER, problem_of_refused, unavailable
+from fencepost.gateway.refusals import RETRY_AFTER, as_for, problem_of_refused, unavailable
 from fencepost.gateway.roles import acting
 from fencepost.gateway.together import NOTHING, Together
 from fencepost.gateway.use_cases import MOST_DOUBTS
@@ -51,7 +51,7 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
     try:
         answer = await _decided(gateway, use, run)
     except RefusedError as error:
-        answer = problem_of_refused(error)
+        answer = as_for(gateway.caller, problem_of_refused(error))
     except OutcomeUnknownError as error:
         detail = f"It is not known whether the batch landed: {error}"
         answer = Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER)

@@ -2,8 +2,10 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Final
 
+from fencepost.fencing.caller import ANONYMOUS, Caller
 from fencepost.fencing.database_problem_types import (
     CONSTRAINT_VIOLATION,
     DATABASE_BUSY,
@@ -105,6 +107,15 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
         retry_after=1 if status == 503 else None,  # noqa: PLR2004 - an HTTP status
         extra=dict(named),
     )
+
+
+def as_for(caller: Caller, problem: Problem) -> Problem:
+    """Give a refusal as this caller gets it: who sent no credential, and lacks a privilege, may have it with one
+    (PostgREST's 401).
+    """
+    if caller.name != ANONYMOUS or problem.type is not PERMISSION_DENIED:
+        return problem
+    return replace(problem, status=401, hint=problem.hint or "Authorization: Bearer …, with a JWT or an API key.")
 
 
 def _read_detail(error: RefusedError) -> dict[str, str] | None:

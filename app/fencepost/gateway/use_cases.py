@@ -25,7 +25,7 @@ from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.read import ReadMany, ReadOne
-from fencepost.gateway.refusals import RETRY_AFTER, SUPPRESSED, problem_of_refused, source_problem, unavailable
+from fencepost.gateway.refusals import RETRY_AFTER, SUPPRESSED, as_for, problem_of_refused, source_problem, unavailable
 from fencepost.gateway.roles import acting
 from fencepost.gateway.submit import Submission
 from fencepost.gateway.superseded import with_holder
@@ -141,6 +141,7 @@ async def on_table(
     except SourceError as error:
         outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
+        outcome = as_for(gateway.caller, outcome)
         outcome = await with_holder(gateway, table, outcome)
         outcome = await with_blocker(gateway, table, outcome)
     # Names that no table has would make as many series of metrics as callers can invent.
