@@ -115,6 +115,19 @@ async def test_a_database_that_cannot_be_asked_is_no_refusal(database: str, owne
     assert (found.name, found.http_status, found.retry_after) == ("FP039", 503, 1)
 
 
+async def test_a_fault_of_ours_is_raised_by_all_who_asked(
+    opened: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_asked: object) -> None:
+        raise ValueError("a fault")
+
+    keys = ApiKeys(lambda: opened)
+    _, key = await api_keys.create(owner, FOR_ALL)
+    monkeypatch.setattr(api_keys, "look_up", broken)
+    found = await asyncio.gather(keys.verify(key), keys.verify(key), return_exceptions=True)
+    assert [type(each) for each in found] == [ValueError, ValueError]
+
+
 async def test_the_work_of_comparing_shows_nothing(
     opened: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.manual_clock import settled
 
 from fencepost.locks.source import Capabilities
 from fencepost.storage.errors import UnavailableError
@@ -107,6 +108,38 @@ async def test_a_request_that_is_cancelled_with_its_grant_leaves_no_hold(make: C
             return not stage.service.held
 
         await eventually(free, what="the hold given back")
+
+
+async def test_a_gateway_that_stops_lets_a_hold_be_given_back_before_it_leaves_the_service(
+    make: Callable[..., Any],
+) -> None:
+    done: list[str] = []
+    async with make(slow={"a"}) as stage:
+        service, release = stage.service, stage.service.release
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def release_later(*asked: Any) -> None:
+            begun.set()
+            await may_end.wait()
+            await release(*asked)
+            done.append("released")
+
+        async def close() -> None:
+            done.append("closed")
+
+        service.release, service.close = release_later, close
+        asking = asyncio.create_task(stage.acquire("a"))
+        await service.asked.wait()
+        service.gate.set()
+        asking.cancel()
+        await begun.wait()
+        asking.cancel()  # the caller waits no longer
+        await asyncio.wait([asking])
+        closing = asyncio.create_task(stage.locks.close())
+        await settled()
+        may_end.set()
+        await closing
+        assert done == ["released", "closed"]
 
 
 async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., Any]) -> None:

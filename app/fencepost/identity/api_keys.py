@@ -128,7 +128,7 @@ class _Lookups:
             wanted, self._wanted = self._wanted, {}
             try:
                 found = await self._look_up(list(wanted))
-            except StorageError as error:
+            except Exception as error:  # noqa: BLE001 - whoever asked raises it
                 for answer in wanted.values():
                     answer.set_exception(error)
                     answer.exception()  # all who asked may have gone

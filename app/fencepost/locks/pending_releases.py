@@ -49,10 +49,12 @@ class PendingReleases:
         """
         return asyncio.shield(self.begin(_tried(release)))
 
-    async def drain(self) -> None:
-        """Return once all is given back, or has failed to."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+    async def drain(self, within: float | None = None) -> None:
+        """Return once all is given back, or has failed to, or so many seconds are over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
 
     @staticmethod
     async def _undo(task: asyncio.Task[T], release: Callable[[Grant], Awaitable[None]]) -> None:

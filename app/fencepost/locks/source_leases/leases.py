@@ -89,10 +89,11 @@ class SourceLocks(Leases):
 
     async def close(self, within: float = 2 * REQUEST_TIMEOUT) -> None:
         """End what lives by this process's session, and close the connections to the service, in `within` seconds: half
-        of them for the holds one by one, the rest for their session, with which they end as well.
+        of them for what is being given back and for the holds one by one, the rest for their session, with which they
+        end as well.
         """
         deadline = asyncio.get_running_loop().time() + within
-        await self._watch.close(within / 2)
+        await asyncio.gather(self._grants.pending.drain(within / 2), self._watch.close(within / 2))
         try:
             async with asyncio.timeout_at(deadline):
                 await self.source.close()
