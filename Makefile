@@ -72,7 +72,6 @@ audit: install-dev
 	$(BIN)/python -m tools.audit
 
 format: install-dev
-	$(BIN)/python -m tools.sync_client
 	$(BIN)/python -m tools.problems_page
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

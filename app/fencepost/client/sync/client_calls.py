@@ -1,8 +1,4 @@
-"""Calls that are passed on to the asynchronous client, on the event loop of the synchronous one.
-
-Written by tools/sync_client.py, from client.py and elections/campaign.py.
-Do not edit: change these, and run `make format`.
-"""
+"""Calls that are passed on to the asynchronous client, on the event loop of the synchronous one."""
 
 import ssl
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,4 @@
-"""Calls that are passed on to the asynchronous client, on the event loop of the synchronous one.
-
-Written by tools/sync_client.py, from elections/campaign.py and leases/lease.py.
-Do not edit: change these, and run `make format`.
-"""
+"""Calls that are passed on to the asynchronous client, on the event loop of the synchronous one."""
 
 from datetime import datetime
 

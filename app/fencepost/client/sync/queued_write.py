@@ -28,5 +28,12 @@ class SyncQueuedWrite(Generic[T]):
         return self._loop.run(self._queued.state)
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait until it is decided, and return what the same write would have returned at once; see `QueuedWrite`."""
+        """Wait until it is decided, and return what the same write would have returned at once: the row; None after a
+        delete. May be called again.
+
+        timeout: seconds, then StillQueued; None: for ever. A gateway that cannot be reached is asked again, however
+        long that takes: StillQueued has the last such error as its cause. StaleToken, SpentToken: the fence refused its
+        token. WriteFailed: it was refused for another reason, and is a dead letter. NotFound: the gateway no longer
+        knows.
+        """
         return self._loop.run(lambda: self._queued.result(timeout))
