@@ -118,9 +118,11 @@ class Settings(BaseSettings):
     batch_pool_size: Positive = Field(
         default=4, description="More connections, per worker, which carry batches of single-row writes."
     )
-    lease_pool_size: Positive = Field(
-        default=2,
-        description="More connections, per worker, for renewals, mints and releases of leases, and heartbeats.",
+    lease_pool_size: int = Field(
+        default=7,
+        ge=2,
+        description="More connections, per worker, for leases: all but two, at least one, take locks; the others are"
+        " for renewals, mints, releases and heartbeats.",
     )
     max_waiting: Positive = Field(
         default=1000,

@@ -56,6 +56,8 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
         await eventually(two_read, what="two reads that hold a connection")
         async with asyncio.timeout(PATIENCE):  # a connection of the pool would be waited for for ten minutes
             await renewed_minted_and_released(client, lease)
+            taken = await client.post("/leases", json=LEASE | {"lock": "hourly"})
+            assert taken.status_code == 201, taken.text
 
         async def ready() -> bool:
             return "all connections" in (await client.get(f"{url}/readyz")).raise_for_status().json()["database"]

@@ -139,7 +139,7 @@ BAD = [
     ("database_url_file", "/nowhere"), ("sources_file", "/"), ("queues_file", "/nowhere"), ("jwt_secret_file", "/"),
     ("seal_keys_file", "/nowhere"), ("seal_lifetime", "59"), ("port", "x"), ("port", "-1"), ("port", "65536"),
     ("admin_port", "x"), ("admin_port", "65536"), ("workers", "0"), ("pool_size", "0"), ("pool_timeout", "0"),
-    ("batch_pool_size", "0"), ("lease_pool_size", "0"), ("max_waiting", "0"), ("batch_lines", "0"),
+    ("batch_pool_size", "0"), ("lease_pool_size", "1"), ("max_waiting", "0"), ("batch_lines", "0"),
     ("statement_timeout", "-1"), ("lock_timeout", "soon"),
     ("max_body_bytes", "1k"), ("max_rows", "0"), ("max_ttl", "2000001"), ("max_wait", "0"), ("max_tokens", "0"),
     ("max_waiters", "0"), ("max_watchers", "0"), ("max_waiters_per_caller", "0"), ("max_watchers_per_caller", "0"),

@@ -6,7 +6,7 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 from tests.support.racing import Race, open_race, outcome
-from tests.support.use_cases import delete, gateway_pid, keyed, open_gateway, patch, put, result_of
+from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, patch, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
@@ -88,7 +88,7 @@ async def test_the_claim_waits_for_a_write_of_the_old_holder_and_returns_what_it
         await expire(race, old)
         writing = await race.begin(race.a)
         assert await race.update(race.a, "k", old.lease.tokens[0], n=7)
-        pid = await gateway_pid(gateway)
+        pid = await grants_pid(gateway)
         grant = await race.waits_at(pid, lease(gateway, asking("x", secret="new", claims=("orders/k",))))
         assert await nothing_visible_of(race, "new")
         await writing.commit()
@@ -104,7 +104,7 @@ async def test_a_grant_whose_claim_waited_says_how_much_time_is_left(race: Race,
         await race.insert(race.a, "k", 30)
         writing = await race.begin(race.a)
         await race.update(race.a, "k", 31)
-        pid = await gateway_pid(gateway)
+        pid = await grants_pid(gateway)
         grant = await race.waits_at(pid, lease(gateway, asking("x", secret="new", claims=("orders/k",))))
         await clock.advance(waited)
         await writing.commit()
@@ -172,7 +172,7 @@ async def test_a_deadlock_with_a_claim_is_tried_again_and_never_reported(race: R
     )
     await race.a.execute("SET deadlock_timeout = '30s'")  # so that the grant is the one that finds out
     async with open_gateway(race.dsn) as gateway:
-        pid = await gateway_pid(gateway)
+        pid = await grants_pid(gateway)
         deadlocks = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'"
         foreign = await race.begin(race.a)
         await race.update(race.a, "k2", 31)
@@ -222,7 +222,7 @@ async def test_a_secret_that_is_used_for_other_locks_is_refused_even_at_the_same
         await race.a.execute(
             "SELECT fencepost.acquire('{a}', $1, 'o', 60000, 1, '{}', NULL, NULL, 0, '{}')", hash_secret("both")
         )
-        pid = await gateway_pid(gateway)
+        pid = await grants_pid(gateway)
         waiting = await race.waits_at(pid, ask(gateway, asking("b", secret="both")))
         await under_way.commit()
         refused = await waiting

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, put, result_of
+from tests.support.use_cases import gateway_pid, grants_pid, keyed, open_gateway, put, result_of
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
@@ -181,7 +181,7 @@ async def test_a_lease_claims_the_key_of_the_table_that_has_the_name_now(race: R
 
 async def test_protect_waits_for_a_grant_that_has_claimed(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
-        pid = await gateway_pid(gateway)
+        pid = await grants_pid(gateway)
         making = await race.begin(race.b)
         await race.b.execute("SELECT fencepost.raise_mark('orders/k', 1, 'strict', true)")
         granting = await race.waits_at(pid, ask(gateway, asking("x", secret="new", claims=("orders/k",))))

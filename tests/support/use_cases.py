@@ -67,6 +67,12 @@ async def gateway_pid(gateway: Gateway) -> int:
         return connection.get_server_pid()
 
 
+async def grants_pid(gateway: Gateway) -> int:
+    """Where locks are taken, while no other request about leases is under way."""
+    async with gateway.database.for_leases() as connection:
+        return connection.get_server_pid()
+
+
 def body(**values: object) -> Body:
     return Body(json.dumps(values), tuple(values), values)
 

@@ -14,9 +14,9 @@ APP = ROOT / "app/fencepost"
 PROGRAMS = ("cli", "client", "testing", "torture")
 """They work beside the gateway, and not on its connections."""
 CALLS = {
-    # `_slot` lends it to `run_write`, to five at a time.
-    "for_writing": {"locks/builtin/leases.py"},
-    "for_upkeep": set(),
+    "for_writing": set(),
+    # `_slot` lends it to `run_write`, to so many at a time.
+    "for_leases": {"locks/builtin/leases.py"},
     "batch_connection": {"storage/batches/group_commit.py"},
     "require_replicated": {"storage/connections/transactions.py", "storage/batches/group_commit.py"},
     "connect": {

@@ -141,7 +141,7 @@ class PostgresLocks(Leases):
                 f"other requests for locks kept this one from PostgreSQL for {within:g} s"
             ) from error
         try:
-            async with self._database.for_writing() as connection:
+            async with self._database.for_leases() as connection:
                 yield connection
         finally:
             self._slots.release()
@@ -204,11 +204,11 @@ class PostgresLocks(Leases):
 
     async def withdraw(self, secret_hash: bytes) -> Withdrawal:
         """Let no lease of any source be granted under this secret any more."""
-        return await self._ask(lambda c: withdrawn.withdraw(c, secret_hash), writing=True, upkeep=False)
+        return await run_write(self._slot, lambda c: withdrawn.withdraw(c, secret_hash))
 
     async def is_withdrawn(self, secret_hash: bytes) -> bool:
         """Whether the client of this secret waits no more."""
-        return await self._ask(lambda c: withdrawn.is_withdrawn(c, secret_hash), writing=True, upkeep=False)
+        return await run_write(self._slot, lambda c: withdrawn.is_withdrawn(c, secret_hash))
 
     async def inspect(self, lease_id: int) -> Lease | None:
         """Look at a live lease."""
@@ -240,13 +240,10 @@ class PostgresLocks(Leases):
         while position is not None:
             position = await self._ask(functools.partial(_forget, keep_seconds, position), writing=True)
 
-    async def _ask(
-        self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False, upkeep: bool = True
-    ) -> T:
-        # What others read, a list of all locks say, or withdraw is no reason for renewals to wait.
+    async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
         if writing:
-            lend = self._database.for_upkeep if upkeep else self._database.for_writing
-            return await run_write(lend, statement)
+            return await run_write(self._database.for_leases, statement)
+        # What others read, a list of all locks say, is no reason for renewals to wait.
         async with self._database.connection() as connection:
             return await statement(connection)
 

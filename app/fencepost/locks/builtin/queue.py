@@ -125,7 +125,7 @@ class Queue:
             await self._write(lambda connection: leases.leave(connection, visit, keep_ms))
 
     async def _write(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
-        return await run_write(self._database.for_upkeep, statement, repeatable=True)
+        return await run_write(self._database.for_leases, statement, repeatable=True)
 
     def wake(self, visits: Iterable[UUID]) -> None:
         """Let these try again, as far as they still wait here."""

@@ -166,7 +166,7 @@ class Grants:
 
     async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
-        return await run_write(self._database.for_upkeep, statement)
+        return await run_write(self._database.for_leases, statement)
 
 
 def ms_since(moment: float) -> int:

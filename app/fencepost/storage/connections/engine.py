@@ -43,7 +43,7 @@ LOCK_WAIT_MS: Final = 10
 
 class Database:
     """Three pools: one for requests; one for batches (group_commit.py), whose statements hardly wait for locks; and one
-    for what keeps leases alive, which is not to wait for the other two.
+    for leases, which are not to wait for the other two.
 
     Leaving `connection()` and its like gives the connection back, which changes no answer.
     """
@@ -133,8 +133,8 @@ class Database:
         """
         return self._lend(self._pool, caller, writing=True, counted=counted)
 
-    def for_upkeep(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend `run_write` a connection for a short statement that keeps leases and their queues alive."""
+    def for_leases(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend `run_write` a connection for leases and their queues, for which no other request waits."""
         return self._lend(self._lease_pool, EVERYBODY, writing=True)
 
     def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Connection]:
