@@ -61,12 +61,18 @@ def grants(chosen: random.Random, table: str) -> Iterator[str]:
 
 @pytest.fixture
 async def race(connect: Connect, database: str) -> Race:
-    """Give items, which share scopes, and jobs, whose rows have marks."""
+    """Give items, which share scopes, and jobs and the partitioned parts, whose rows have marks."""
     race = await scoped_race(connect, database, "epoch")
     await race.observer.execute(
         "CREATE TABLE jobs (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0)"
     )
+    await race.observer.execute(
+        "CREATE TABLE parts (LIKE jobs INCLUDING DEFAULTS, PRIMARY KEY (id)) PARTITION BY HASH (id);"
+        "CREATE TABLE parts_0 PARTITION OF parts FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+    )
     await protect(race.observer, "jobs", rule="epoch")
+    await protect(race.observer, "parts", rule="epoch")
     await race.observer.execute("CREATE TABLE plain (id int PRIMARY KEY, account_id int, n int)")
     await race.observer.execute("CREATE VIEW seen AS SELECT id, account_id, n FROM jobs")
     await race.observer.execute("SELECT fencepost.issue_beyond(1000000)")

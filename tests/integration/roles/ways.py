@@ -22,7 +22,7 @@ from fencepost.storage.statements.query import Condition, Field, Query, Selected
 
 MARK = "last_fence_token"
 VISIBLE = ("id", "account_id", "n")
-COLUMNS = {"jobs": (*VISIBLE, MARK), "items": VISIBLE, "plain": VISIBLE, "seen": VISIBLE}
+COLUMNS = {"jobs": (*VISIBLE, MARK), "parts": (*VISIBLE, MARK), "items": VISIBLE, "plain": VISIBLE, "seen": VISIBLE}
 
 Need = tuple[str, str]
 """A privilege, and the column; `*`: of the table."""
@@ -44,7 +44,7 @@ def of(rows: set[Need], scoped: set[Need], *unprotected: str) -> dict[str, set[N
     """What it takes in a table whose rows have marks, and what where they share their scope's; `unprotected`: what has
     no marks, and can be read all the same.
     """
-    return {"jobs": rows, "items": scoped} | dict.fromkeys(unprotected, SHOWN)
+    return {"jobs": rows, "parts": rows, "items": scoped} | dict.fromkeys(unprotected, SHOWN)
 
 
 ROW = need("SELECT", "id", MARK)
@@ -80,7 +80,7 @@ async def whole(gateway: Gateway, *parts: Callable[[Gateway], Awaitable[Outcome]
 
 async def claimed_by_lease(gateway: Gateway, table: str, key: int) -> Outcome:
     # a scope of its own: tokens of leases are above all others here
-    name = f"jobs/{key}" if table == "jobs" else f"account/{key}"
+    name = f"account/{key}" if table == "items" else f"{table}/{key}"
     got = await ask(gateway, asking(name, secret=f"{key:032}", claims=(name,)))
     return got.claims[0] if isinstance(got, Granted) else got
 
@@ -124,7 +124,7 @@ WAYS: dict[str, Way] = {
     "DELETE filter": Way(DELETED_MANY, lambda g, t, k, _f, n: delete(g, filtered(t, k, n))),
     "claim": Way(
         of(SHOWN | ROW | RAISED, need("write", "*")),
-        lambda g, t, k, _f, n: claim(g, Claim(parse_resource(f"jobs/{k}" if t == "jobs" else "account/42"), Token(n))),
+        lambda g, t, k, _f, n: claim(g, Claim(parse_resource("account/42" if t == "items" else f"{t}/{k}"), Token(n))),
     ),
     "claim of a lease": Way(
         of(SHOWN | ROW | RAISED, need("write", "*")), lambda g, t, k, _f, _n: claimed_by_lease(g, t, k)
@@ -141,7 +141,7 @@ WAYS: dict[str, Way] = {
     ),
     "fences": Way(
         of(ROW, need("read", "*")),
-        lambda g, t, k, _f, _n: explain(g, parse_resource(f"jobs/{k}" if t == "jobs" else "account/42")),
+        lambda g, t, k, _f, _n: explain(g, parse_resource("account/42" if t == "items" else f"{t}/{k}")),
     ),
 }
 """A scope is none of a table's columns: its claim needs some privilege to write to one of its tables, and a look at it
