@@ -91,11 +91,12 @@ def _require_seal(table: ProtectedTable, presented: SealedToken, seals: Seals) -
 
 def require_reach(table: ProtectedTable, authority: Authority) -> Problem | None:
     """Refuse a DELETE under a seal that is not for all of the table, where foreign keys may take other rows of it with
-    the one that is named (ON DELETE CASCADE from a row to its children). A scope's own trigger sees to it.
+    the one that is named (ON DELETE CASCADE from a row to its children). It is for rows that have marks of their own:
+    a scope's own trigger sees to it.
     """
     number, binding = authority
     fence = table.fence
-    if binding is None or not fence.deletes_own_rows or fence.scope is not None:
+    if binding is None or not fence.deletes_own_rows:
         return None
     if binding.covers_all(f"{encode_name(fence.name)}/"):
         return None

@@ -157,8 +157,7 @@ def _rule_of(table: Table | None, resource: str | None) -> Rule:
     fence = table.fence if table is not None else None
     if fence is None or resource is None:
         return _UNKNOWN_RULE
-    name = fence.name if fence.scope is None else fence.scope.prefix
-    return fence.rule if resource.startswith(f"{encode_name(name)}/") else _UNKNOWN_RULE
+    return fence.rule if resource.startswith(f"{encode_name(fence.prefix)}/") else _UNKNOWN_RULE
 
 
 def _of_trigger(error: RefusedError, members: dict[str, str], rule: Rule) -> Problem:

@@ -24,6 +24,7 @@ from fencepost.gateway.preconditions import (
 )
 from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.gateway.seals import elsewhere
+from fencepost.gateway.writes.marks import marks_of
 from fencepost.gateway.writes.naming import name_of_body, name_of_key
 from fencepost.gateway.writes.write import OneRow, Write
 from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError
@@ -77,7 +78,7 @@ def _elsewhere(table: ProtectedTable, authority: Authority | None, resource: str
     """Refuse a seal that is for other resources. The scope of a row is not known yet: it is found out when the write
     is applied, where the seal is judged again in any case.
     """
-    if authority is None or authority[1] is None or table.fence.scope is not None:
+    if authority is None or authority[1] is None or not marks_of(table).names_rows:
         return None
     return elsewhere(authority[1], authority[0], (resource,))
 

@@ -29,8 +29,7 @@ async def with_holder(gateway: Gateway, table: Table | None, refused: Problem) -
     fence = table.fence if table is not None else None
     if fence is None or not fence.pinned or refused.type not in (STALE_TOKEN, SPENT_TOKEN) or mark is None:
         return refused
-    name = fence.name if fence.scope is None else fence.scope.prefix
-    if not (refused.resource or "").startswith(encode_name(name) + "/"):
+    if not (refused.resource or "").startswith(encode_name(fence.prefix) + "/"):
         return refused  # another table's trigger refused, and its marks may be another source's
     within = gateway.times.requests.explain_within
     try:

@@ -17,6 +17,7 @@ from fencepost.fencing.caller import Caller
 from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import Resource
+from fencepost.fencing.scope import Scope
 from fencepost.fencing.seal import Presented
 from fencepost.fencing.verdict import MissingRow, refusal
 from fencepost.gateway.claims.resources import claimable, refuse_scope, require_storable
@@ -25,10 +26,10 @@ from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import not_with_queue, require_once, require_protected, require_token, target_of
 from fencepost.gateway.writes.idempotency import Render, once_of
 from fencepost.gateway.writes.keys import needs_fitting, require_fitting
+from fencepost.gateway.writes.marks import OWN_MARKS, ScopeMarks
 from fencepost.gateway.writes.operation import Evidence, Operation, row_evidence
 from fencepost.gateway.writes.perform import perform
 from fencepost.gateway.writes.rounds import Answer, decide_alone, problem_of_verdict
-from fencepost.gateway.writes.scoped import scope_of
 from fencepost.gateway.writes.verbs import Rows
 from fencepost.gateway.writes.write import IdempotencyKey
 from fencepost.storage.batches.batch_queue import AGAIN
@@ -73,6 +74,7 @@ async def write(gateway: Gateway, request: Claim, render: Render | None, found: 
     if scope is None:
         claim = ClaimOfRow(
             table=table,
+            marks=OWN_MARKS,
             row=RowWrite(key, token),
             once=once,
             binding=binding,
@@ -83,9 +85,11 @@ async def write(gateway: Gateway, request: Claim, render: Render | None, found: 
     row = RowWrite((), token)
     claim_of_scope = ClaimOfScope(
         table=table,
+        marks=ScopeMarks(scope),
         row=row,
         once=once,
         binding=binding,
+        scope=scope,
         values=key,
         sharing=sharing,
         caller=gateway.caller,
@@ -113,20 +117,21 @@ class ClaimOfRow(Operation):
 class ClaimOfScope(Operation):
     """The claim of a scope, by the values of its columns. `sharing`: the tables of the scope."""
 
+    scope: Scope
     values: Key
     sharing: Sequence[Table]
     caller: Caller
 
-    async def scopes(self, connection: Connection) -> list[str]:
+    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
         """Name the scope."""
-        names = await scopes_typed(connection, self.table, scope_of(self.table), [self.values])
+        names = await scopes_typed(connection, self.table, scope, [self.values])
         await require_storable(connection, self.sharing, self.values)
         return names
 
     async def write(self, connection: Connection) -> Outcome:
         """Nothing is written: no older holder can write to the rows of the scope from now on."""
-        scope, name = scope_of(self.table), self.row.scope
-        refused = await refuse_scope(connection, self.caller, scope, self.sharing, name, writing=True)
+        name = self.row.scope
+        refused = await refuse_scope(connection, self.caller, self.scope, self.sharing, name, writing=True)
         return refused or Done([], self.row.token, resource=name, scope=name)
 
 
@@ -142,7 +147,7 @@ def _steps(table: ProtectedTable, most_bytes: int) -> "Claiming":
     def steps() -> Claiming:
         change = Change((), target_of(table, None, most_bytes, shown=True), named=True)
         first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
-        return Claiming(table, "block", first, careful)
+        return Claiming(table, OWN_MARKS, "block", first, careful)
 
     return table.kept("claim", steps)
 

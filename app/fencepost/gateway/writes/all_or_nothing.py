@@ -37,29 +37,28 @@ def answer_of_many(table: Table, write: Write, token: Token, outcome: ManyOutcom
             return refused_by_marks(table, token, [(row.resource, row.mark) for row in rows])
 
 
-def refused_by_marks(table: Table, token: Token, marks: Sequence[tuple[str, int]]) -> Problem:
-    """Give the answer when the marks of these resources refuse the token."""
+def refused_by_marks(table: Table, token: Token, marks: Sequence[tuple[str, int]], of: str = "rows") -> Problem:
+    """Give the answer when the marks of these resources, rows or scopes, refuse the token."""
     refusals = [
         Problem(SPENT_TOKEN if mark == token else STALE_TOKEN, "", resource=resource, current_token=mark)
         for resource, mark in marks
     ]
-    return refused_rows(table, token, refusals)
+    return refused_rows(table, token, refusals, of)
 
 
 def refused_by_scopes(table: Table, token: Token, by: Sequence[Entered]) -> Problem:
     """Give the answer when scopes were not entered."""
-    return refused_by_marks(table, token, [(each.scope, each.refused_by or 0) for each in by])
+    return refused_by_marks(table, token, [(each.scope, each.refused_by or 0) for each in by], "scopes")
 
 
-def refused_rows(table: Table, token: Token, refusals: list[Problem]) -> Problem:
-    """Give the answer when some rows refuse the token: none was written (R10)."""
+def refused_rows(table: Table, token: Token, refusals: list[Problem], of: str = "rows") -> Problem:
+    """Give the answer when some rows, or scopes, refuse the token: no row was written (R10)."""
     stale = [p for p in refusals if p.type is STALE_TOKEN]
     kind = STALE_TOKEN if stale else SPENT_TOKEN
     first = (stale or refusals)[0]
     shows = (
         all(shown_mark(table.fence.rule, p.current_token or 0) is not None for p in refusals) if table.fence else True
     )
-    of = "scopes" if table.fence is not None and table.fence.scope is not None else "rows"
     return Problem(
         kind,
         f"Token {token} is {'stale' if stale else 'spent'} for {len(refusals)} of the {of} of {table.name} that this"

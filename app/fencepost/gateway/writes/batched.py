@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fencepost.fencing.caller import Caller
-from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.turns import busy
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Keeping, answer_of, keeping
+from fencepost.gateway.writes.marks import marks_of
 from fencepost.gateway.writes.operation import Operation
 from fencepost.gateway.writes.perform import perform
 from fencepost.gateway.writes.rounds import Answer, Steps, round_of
@@ -92,16 +92,16 @@ def shape_of(table: Table, write: Write, once: IdempotentRequest | None, *, name
 
 def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> Lanes | None:
     """Make the queues of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
-    scope, verb, kept = table.fence.scope, shape.verb, shape.keeping
+    verb, kept, marks = shape.verb, shape.keeping, marks_of(table)
     if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
-    if scope is not None and not _names_its_scope(table, scope, verb, change):
+    if not marks.fit_a_batch(table, verb, change):
         return None
     steps = steps_of(table, verb, change, "skip")
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
     caller, looked_up = kept if kept is not None else (CALLER, False)
-    first = prelude(table, scope, scope_of, caller if looked_up else None)
-    simple = verb != "put" and kept is None and scope is None
+    first = prelude(table, table.fence.scope, scope_of, caller if looked_up else None)
+    simple = verb != "put" and kept is None and not marks.in_transaction
 
     def make(lane: Caller) -> WriteQueue:
         # A batch locks a row that it deletes, and a PUT's may create others' rows: alone, a write may need less.
@@ -113,14 +113,6 @@ def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> Lanes | Non
         return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, most, caller=lane)
 
     return Lanes(RoleQueues(make), table.shows_caller)
-
-
-def _names_its_scope(table: Table, scope: Scope, verb: Verb, change: Change) -> bool:
-    """Whether such a write changes something, and names its scope if no row does."""
-    if verb in ("patch", "put") and not (change.columns or change.defaults):
-        return False
-    named = {*change.columns, *(() if verb == "post" else table.key)}
-    return verb in ("patch", "delete") or named.issuperset(scope.columns)
 
 
 def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
@@ -227,9 +219,9 @@ class _Batches:
         for number, opened in enumerate(await prelude.run(connection, [write.row for write in batch])):
             row = batch[number].row
             answer: Answer | None = answer_of(opened.key)
-            if answer is None and self.table.fence.scope is not None:
+            if answer is None:
                 row.scope = opened.scope
-                answer = _not_entered(self.table, row, opened)
+                answer = None if opened.verdict == "entered" else _not_entered(self.table, row, opened)
             if answer is None:
                 left.append(number)
             else:

@@ -6,6 +6,7 @@ from typing import Final
 
 from fencepost.fencing.problem_types import SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN, WRONG_TOKEN_SOURCE
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.scope import Scope
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import ready_to_write, target_of
@@ -13,9 +14,10 @@ from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes,
 from fencepost.gateway.writes.batched import Batched, Lanes, Shape, alone, in_a_batch, lanes_of, shape_of
 from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import may_need_fitting
+from fencepost.gateway.writes.marks import marks_of
 from fencepost.gateway.writes.operation import Evidence, Operation, rows_evidence
 from fencepost.gateway.writes.rounds import judge, problem_of_verdict
-from fencepost.gateway.writes.scoped import no_scope, require_columns_of, scope_of
+from fencepost.gateway.writes.scoped import no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import UNIQUE_VIOLATION
 from fencepost.gateway.writes.write import Write
 from fencepost.storage.batches.batch_queue import Alone, Broken
@@ -54,6 +56,7 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
         return answer
     rows = NewRows(
         table=table,
+        marks=marks_of(table),
         row=write.row,
         body=request.body,
         once=once,
@@ -85,14 +88,12 @@ class NewRows(Operation):
             rows = await statement.rows(connection, self.row)
         if len(rows) != 1:
             return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])
-        (row,) = rows
-        mark = row.mark if table.fence.scope is None else self.row.token
-        name = row.resource
-        return Done([row.json], mark, created=True, resource=name, scope=self.row.scope, resources=(name,))
+        done = self.marks.done(self.row, rows[0], created=True)
+        done.resources = (done.resource,)
+        return done
 
-    async def scopes(self, connection: Connection) -> list[str]:
+    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
         """Render the scopes that the body names."""
-        scope = scope_of(self.table)
         require_columns_of(scope, self.table, self.columns)
         names = await scope_names.scopes_of_body(connection, self.table, scope, self.row.body)
         return [name if name is not None else no_scope(scope, self.table) for name in names]
@@ -106,7 +107,7 @@ class NewRows(Operation):
         under a token that was never issued is FP018.
         """
         table, fence = self.table, self.table.fence
-        if error.sqlstate not in _MAY_BE_A_MARK or table.fence.scope is not None or not self._names_keys():
+        if error.sqlstate not in _MAY_BE_A_MARK or not self._names_keys():
             return None
         with map_errors(writing=False):
             standings = await self._standings(connection)

@@ -32,9 +32,9 @@ from fencepost.gateway.writes.batched import Batched, Lanes, Shape, alone, in_a_
 from fencepost.gateway.writes.idempotency import IdempotentRequest
 from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
 from fencepost.gateway.writes.naming import name_of_key
-from fencepost.gateway.writes.operation import Evidence, Operation, row_evidence
+from fencepost.gateway.writes.operation import Evidence, Marks, Operation, row_evidence
 from fencepost.gateway.writes.rounds import Steps, decide_alone, judge, problem_of_verdict
-from fencepost.gateway.writes.scoped import no_scope, require_columns_of, scope_of
+from fencepost.gateway.writes.scoped import no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import no_row, steps_of
 from fencepost.gateway.writes.write import Body, Write
 from fencepost.storage.batches.batch_queue import Alone, Broken
@@ -53,6 +53,7 @@ class Plan:
     """What is the same for all writes of one verb that name the same columns: checked and written once."""
 
     table: ProtectedTable
+    marks: Marks
     change: Change
     alone: Steps
     """Its statements for a write that is decided alone."""
@@ -69,7 +70,7 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
         return ready
     plan, (token, binding) = ready
     name = ""
-    if binding is not None and plan.table.fence.scope is None:
+    if binding is not None and plan.marks.names_rows:
         name = await name_of_key(gateway, plan.table, key)
         if (refused := elsewhere(binding, token, (name,))) is not None:
             return refused
@@ -79,20 +80,21 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
     to_fit = plan.alone.creates and needs_fitting(found, key)
     write = Batched.of(key, token, request.body.text, once)
     # A row's scope is known in the transaction only, where a batch would have raised its mark by then.
-    goes_alone = doubtful or to_fit or (binding is not None and plan.table.fence.scope is not None)
+    goes_alone = doubtful or to_fit or (binding is not None and not plan.marks.names_rows)
     lanes = None if goes_alone else plan.lanes
     answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
     operation = OfRow(
         table=plan.table,
+        marks=plan.marks,
         row=write.row,
         body=request.body,
         once=once,
         binding=binding,
         query=Query(request.select),
         plan=plan,
-        check=KeyCheck(plan.table, write.row, doubtful, to_fit),
+        key_check=KeyCheck(plan.table, write.row, doubtful, to_fit),
         name=name,
     )
     return await alone(gateway, operation, lanes, write, answer)
@@ -123,7 +125,8 @@ def _plan(table: ProtectedTable, shape: Shape, most_bytes: int) -> Plan:
     given = tuple(c for c in shape.columns if c not in table.key)
     change = Change(given, target, _replaceable(table, given) if shape.verb == "put" else (), named=shape.named)
     names_key = len(given) < len(shape.columns)
-    return Plan(table, change, steps_of(table, shape.verb, change, "block"), lanes_of(table, shape, change), names_key)
+    alone = steps_of(table, shape.verb, change, "block")
+    return Plan(table, alone.marks, change, alone, lanes_of(table, shape, change), names_key)
 
 
 def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -150,7 +153,6 @@ class OfRow(Operation):
     """A write of one row."""
 
     plan: Plan
-    check: KeyCheck
     name: str
     """The name of its resource, where its token is sealed."""
     missing: bool = False
@@ -160,15 +162,11 @@ class OfRow(Operation):
         """Write, ask, create, until it is decided."""
         if self.missing:
             return no_row(self.table, self.row.key)
-        if self.table.fence.scope is None:
-            await self.check.run(connection)
         return await decide_alone(connection, self.plan.alone, self.row)
 
-    async def scopes(self, connection: Connection) -> list[str]:
+    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
         """Read the row's scope; that of a row to be created, or that is missing, the request may name."""
-        scope = scope_of(self.table)
         named = {*self.table.key, *self.plan.change.columns}
-        await self.check.run(connection)
         if self.plan.alone.creates:
             require_columns_of(scope, self.table, named)
             return [await self._named_scope(connection, scope) or no_scope(scope, self.table)]
@@ -186,7 +184,7 @@ class OfRow(Operation):
         """Answer a DELETE as stale or spent where the row was written before in the same transaction (of a batch that
         lands as a whole): PostgreSQL's function sees an own write, and takes it for a trigger's.
         """
-        if error.sqlstate != SUPPRESSED or self.table.fence.scope is not None or not connection.is_in_transaction():
+        if error.sqlstate != SUPPRESSED or not connection.is_in_transaction():
             return None
         with map_errors(writing=False):
             (standing,) = await asking.ask(connection, self.table, [self.row.key])

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.scope import Scope
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, require_reach, target_of
 from fencepost.gateway.writes.all_or_nothing import answer_of_many, names_of, refused_by_scopes
 from fencepost.gateway.writes.idempotency import IdempotentRequest
-from fencepost.gateway.writes.operation import HOW_TO_ASK, Operation
+from fencepost.gateway.writes.marks import marks_of
+from fencepost.gateway.writes.operation import Operation
 from fencepost.gateway.writes.perform import perform
-from fencepost.gateway.writes.scoped import scope_of
 from fencepost.gateway.writes.write import Write
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
@@ -37,11 +38,15 @@ async def write(
     if isinstance(ready, Problem):
         return ready
     table, (token, binding) = ready
-    if request.verb == "delete" and (refused := require_reach(table, (token, binding))) is not None:
-        return refused
+    marks = marks_of(table)
+    if request.verb == "delete" and marks.names_rows:
+        refused = require_reach(table, (token, binding))
+        if refused is not None:
+            return refused
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
     rows = RowsMatching(
         table=table,
+        marks=marks,
         row=RowWrite((), token, request.body.text),
         body=request.body,
         once=once,
@@ -51,7 +56,7 @@ async def write(
         change=Change(request.body.columns, target) if request.verb == "patch" else None,
         target=target,
         limit=_limit(request, gateway.max_rows),
-        named=binding is not None and table.fence.scope is None,
+        named=binding is not None and marks.names_rows,
     )
     return await perform(gateway, rows)
 
@@ -100,9 +105,9 @@ class RowsMatching(Operation):
             )
         return self._answer(outcome)
 
-    async def scopes(self, connection: Connection) -> list[str] | Outcome:
+    async def scopes(self, connection: Connection, scope: Scope) -> list[str] | Outcome:
         """Read the scopes of the rows that match."""
-        scope, filters = scope_of(self.table), self.query.filters
+        filters = self.query.filters
         names = await scope_names.scopes_matching(connection, self.table, scope, filters, self.limit)
         if isinstance(names, TooManyRows):
             return self._answer(names)
@@ -118,8 +123,6 @@ class RowsMatching(Operation):
     @property
     def how_to_ask(self) -> str:
         """Name any of the rows, for they were written together."""
-        if self.table.fence.scope is not None:
-            return HOW_TO_ASK
         return (
             "Which rows matched is not known any more, and so no mark was asked. All of them were written, or none: ask"
             " GET /v1/fences?resource=… for one that should have been, or read it."

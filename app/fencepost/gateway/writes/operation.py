@@ -1,14 +1,5 @@
-"""What a write that is decided alone does on a connection, and which marks judge it.
-
-A row has a mark of its own, which the statement that writes it compares with the token (R1). Or it shares that of its
-scope, of which there is one for many rows (R8). Then an attempt is one transaction, in this order:
-
-1. the scopes: read from the rows, without a lock (their columns never change), or rendered from key and body;
-2. enter them, in a statement of its own: their marks are judged and raised, sorted; who holds them is waited for;
-3. the write, in a later statement: it sees all that older holders have committed, and is bound to the scopes entered.
-
-No row at 3 that was there at 1: it was deleted, or made anew in another scope. Everything is rolled back, the marks
-too, and starts over as after a serialization failure. A refusal rolls back as well (perform.py).
+"""What a write that is decided alone is: a verb, with a request's own values. Whose marks judge it, and so how it is
+attempted, is another matter (marks.py).
 """
 
 from abc import ABC, abstractmethod
@@ -20,19 +11,22 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.seal import Binding
 from fencepost.fencing.token import Token
+from fencepost.fencing.verdict import MissingRow
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.writes.idempotency import IdempotentRequest
-from fencepost.gateway.writes.scoped import enter, refused_scope
-from fencepost.gateway.writes.write import NO_BODY, Body
+from fencepost.gateway.writes.keys import KeyCheck
+from fencepost.gateway.writes.rounds import Answer, RowSteps, Verdict
+from fencepost.gateway.writes.scoped import refused_scope
+from fencepost.gateway.writes.write import NO_BODY, Body, Verb
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import RefusedError, map_errors
-from fencepost.storage.statements import scope_marks
+from fencepost.storage.errors import RefusedError
 from fencepost.storage.statements.asking import KeyState, read_resource
 from fencepost.storage.statements.checks import keys_may_change
+from fencepost.storage.statements.keyed import Change, FencedRow
 from fencepost.storage.statements.parameters import Key, RowWrite
 from fencepost.storage.statements.query import NO_QUERY, Query
 from fencepost.storage.statements.scope_marks import Entered
-from fencepost.storage.tables.catalog import ProtectedTable
+from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 HOW_TO_ASK: Final = "Ask GET /v1/fences?resource=…, or read the row."
 
@@ -51,6 +45,8 @@ class Operation(ABC):
     """What a request does to a table: a verb, with the request's own values. Its `marks` use what it says of itself."""
 
     table: ProtectedTable
+    marks: "Marks"
+    """Whose marks judge it."""
     row: RowWrite
     """Its values. The key is empty where it is none of a row of the table."""
     body: Body = NO_BODY
@@ -60,19 +56,26 @@ class Operation(ABC):
     """What the token's seal is bound to; None: it has none."""
     query: Query = NO_QUERY
     """What it selects, and by which filters."""
-    marks: "Marks" = field(init=False)
+    key_check: KeyCheck | None = None
+    """What is to be checked of its key; None: nothing."""
+    entered: list[str] = field(init=False)
+    """The scopes whose marks the last attempt raised, sorted."""
 
     def __post_init__(self) -> None:
-        """Find whose marks judge it. A batch may have entered a scope before."""
-        scope = self.table.fence.scope
-        self.marks = OWN_MARKS if scope is None else ScopeMarks(scope, [self.row.scope] if self.row.scope else [])
+        """A batch may have entered a scope before."""
+        self.entered = [self.row.scope] if self.row.scope else []
+
+    async def check(self, connection: Connection) -> None:
+        """Refuse a key that only PostgreSQL can tell to be unfit (QueryError), before any statement writes or locks."""
+        if self.key_check is not None:
+            await self.key_check.run(connection)
 
     @abstractmethod
     async def write(self, connection: Connection) -> Outcome:
         """Write, to rows that have marks of their own, or whose scopes (`row.scopes`) were entered."""
 
-    async def scopes(self, connection: Connection) -> list[str] | Outcome:
-        """Find the scopes to enter, without locks; or what makes it needless."""
+    async def scopes(self, connection: Connection, scope: Scope) -> list[str] | Outcome:
+        """Find the scopes to enter, of the table's `scope`, without locks; or what makes it needless."""
         raise NotImplementedError(f"{self.table.name}: it was not expected to have a scope")
 
     def refused(self, by: Sequence[Entered]) -> Problem:
@@ -80,7 +83,9 @@ class Operation(ABC):
         return refused_scope(self.table, by[0], self.row.token)
 
     async def explain(self, _connection: Connection, _error: RefusedError) -> Problem | None:
-        """Explain a refusal of PostgreSQL's, after everything was undone; None: it is answered as it is."""
+        """Explain a refusal of PostgreSQL's by rows' own marks, after everything was undone; None: it is answered as it
+        is.
+        """
         return None
 
     async def evidence(self, _connection: Connection) -> Evidence:
@@ -89,7 +94,9 @@ class Operation(ABC):
 
     @property
     def how_to_ask(self) -> str:
-        """Say how a client finds out whether it landed, when the connection has broken and there was no key."""
+        """Say how a client finds out by rows' own marks whether it landed, when the connection has broken and there was
+        no key.
+        """
         return HOW_TO_ASK
 
     def written(self, done: Done) -> Sequence[str]:
@@ -98,83 +105,60 @@ class Operation(ABC):
 
 
 class Marks(Protocol):
-    """Whose marks judge an operation, and so how it is attempted."""
+    """Whose marks judge writes to a table: what differs between a row's own and its scope's."""
 
-    in_transaction: bool
-    """Whether an attempt is several statements that must be one."""
+    @property
+    def names_rows(self) -> bool:
+        """Whether rows are what is judged, and what a sealed token is for: they are named before they are written."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether an attempt is several statements that must be one."""
 
     async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
         """Do it, from the start."""
 
+    async def explain(self, connection: Connection, operation: Operation, error: RefusedError) -> Problem | None:
+        """Explain a refusal of PostgreSQL's, after everything was undone; None: it is answered as it is."""
+
     async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
         """Ask the marks whether an attempt can have landed, when its backend is gone."""
+
+    def how_to_ask(self, operation: Operation) -> str:
+        """Say how a client finds that out."""
 
     def written(self, operation: Operation, done: Done) -> Sequence[str]:
         """Name the resources whose marks let it pass, by what an attempt came to."""
 
+    def fit_a_batch(self, table: Table, verb: Verb, change: Change) -> bool:
+        """Whether a batch can have such writes judged."""
 
-class OwnMarks:
-    """Each row has one."""
+    def done(self, write: RowWrite, row: FencedRow, *, created: bool) -> Done:
+        """Give the answer of a write of one row."""
 
-    in_transaction = False
+    def answers(self, writes: Sequence[RowWrite], rows: Sequence[FencedRow | None], *, created: bool) -> list[Answer]:
+        """Give the answers of writes of a row each; ALONE where no row was reached."""
 
-    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
-        """Write."""
-        return await operation.write(connection)
+    def made(self, writes: Sequence[RowWrite], rows: Sequence[FencedRow | None]) -> Sequence[Answer]:
+        """Give the answers of writes that had to create their rows; ALONE where something was in the way."""
 
-    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
-        """Ask the rows'."""
-        return await operation.evidence(connection)
+    async def why(self, connection: Connection, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+        """Find out why rows were not reached."""
 
-    def written(self, operation: Operation, done: Done) -> Sequence[str]:
-        """Name the rows."""
-        return operation.written(done)
-
-
-OWN_MARKS: Final = OwnMarks()
-
-
-@dataclass(slots=True)
-class ScopeMarks:
-    """Each scope has one, for all of its rows. `entered`: the scopes whose marks the last attempt raised."""
-
-    scope: Scope
-    entered: list[str]
-    in_transaction: bool = field(init=False, default=True)
-
-    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
-        """Find the scopes, enter them, write."""
-        self.entered, row = [], operation.row
-        with map_errors(writing=False):
-            scopes = await operation.scopes(connection)
-        if not isinstance(scopes, list):
-            return scopes
-        if scopes:
-            self.entered = sorted(scopes)
-            if refused_by := await enter(connection, operation.table, self.scope, scopes, row.token):
-                return operation.refused(refused_by)
-        row.scopes, row.scope = scopes, scopes[0] if scopes else ""
-        return await operation.write(connection)
-
-    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
-        """Find out by the scopes' marks whether the write can have landed: it would have raised all of them (R15).
-
-        A floor that equals the token is no operation's mark: it may have been pruned, or was another scope's.
+    async def duplicate(
+        self,
+        connection: Connection,
+        steps: RowSteps,
+        missing: tuple[RowWrite, MissingRow],
+        error: RefusedError,
+        number: int,
+    ) -> Answer:
+        """Say what it means that a key was taken when a row was to be created, in this round; the error, raised again,
+        if it is the request's own.
         """
-        if not self.entered:  # it broke before the marks were asked for: nothing was written yet
-            return Evidence(landed=False)
-        token = operation.row.token
-        found = await scope_marks.marks(connection, self.scope, self.entered)
-        lowest = min(found, key=lambda each: each.mark)
-        if lowest.mark < token:
-            return Evidence(landed=False, resource=lowest.scope, mark=lowest.mark)
-        own = next((each for each in found if each.mark == each.recorded == token), None)
-        shown = own or lowest
-        return Evidence(landed=True if own else None, resource=shown.scope, mark=shown.mark)
 
-    def written(self, _operation: Operation, _done: Done) -> Sequence[str]:
-        """Name the scopes: the write is bound to those that were entered."""
-        return self.entered
+    async def given_up(self, connection: Connection, steps: RowSteps, write: RowWrite) -> Outcome:
+        """Give up a write that nothing refuses and that reached no row."""
 
 
 async def row_evidence(

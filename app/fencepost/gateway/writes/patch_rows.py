@@ -13,30 +13,30 @@ their rows only (R8). Whatever was not met then starts over as well.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import asyncpg
 
 from fencepost.fencing.problem_types import ROW_NOT_FOUND, SPENT_TOKEN, STALE_TOKEN
 from fencepost.fencing.problems import Problem
+from fencepost.fencing.scope import Scope
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Unissued
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.preconditions import Authority, ready_to_write, require_protected, target_of
 from fencepost.gateway.writes.all_or_nothing import names_of, refused_by_scopes, refused_rows, unfit_count
 from fencepost.gateway.writes.idempotency import IdempotentRequest
-from fencepost.gateway.writes.operation import Evidence, Operation, rows_evidence
+from fencepost.gateway.writes.marks import marks_of
+from fencepost.gateway.writes.operation import Evidence, Marks, Operation, rows_evidence
 from fencepost.gateway.writes.perform import perform
 from fencepost.gateway.writes.rounds import ROUNDS, Answer, Verdict, contended, decide_alone, judge, problem_of_verdict
-from fencepost.gateway.writes.scoped import scope_of
 from fencepost.gateway.writes.write import Write
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_names
-from fencepost.storage.statements.asking import ElementScope, ElementState, ask_elements, place_elements
-from fencepost.storage.statements.keyed import Change
+from fencepost.storage.statements.asking import ElementState, ask_elements, place_elements
+from fencepost.storage.statements.keyed import Change, Wait
 from fencepost.storage.statements.many import LISTED_REFUSALS, Unwritten, write_elements
 from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.statements.query import Query, QueryError
@@ -54,21 +54,23 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
         return ready
     table, (token, binding) = ready
     columns = tuple(c for c in request.body.columns if c not in table.key)
-    named = binding is not None and table.fence.scope is None
+    marks = marks_of(table)
+    named = binding is not None and marks.names_rows
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
     change = Change(columns, target, named=named)
     row = RowWrite((), token, request.body.text)
     if not count:
-        return await perform(gateway, NoRows(table=table, row=row, once=once, binding=binding))
+        return await perform(gateway, NoRows(table=table, marks=marks, row=row, once=once, binding=binding))
     rows = NamedRows(
         table=table,
+        marks=marks,
         row=row,
         body=request.body,
         once=once,
         binding=binding,
         query=Query(request.select),
         change=change,
-        rounds=_Rounds(table, row, change),
+        rounds=_Rounds(table, marks, row, change),
     )
     return await perform(gateway, rows)
 
@@ -97,7 +99,7 @@ class NoRows(Operation):
         """Do nothing."""
         return Done([])
 
-    async def scopes(self, _connection: Connection) -> list[str]:
+    async def scopes(self, _connection: Connection, _scope: Scope) -> list[str]:
         """Enter none."""
         return []
 
@@ -112,29 +114,21 @@ class NamedRows(Operation):
 
     change: Change
     rounds: "_Rounds"
-    places: Sequence[ElementScope] = ()
-    """Where the rows are, of a table with a scope."""
+    missing: Sequence[str] = ()
+    """The rows whose scopes were looked for, and that are not there."""
 
     async def write(self, connection: Connection) -> Outcome:
         """Write all rows, or none."""
-        if self.table.fence.scope is None:
-            return await decide_alone(connection, self.rounds, self.row)
-        if missing := [each.resource for each in self.places if each.scope is None]:
-            return _no_rows(missing)
-        with map_errors(writing=True):
-            outcome = await write_elements(connection, self.table, self.row, self.change)
-            if not isinstance(outcome, Unwritten):
-                return Done(outcome.rows)
-            if self.table.row_security:  # we may see the rows, and a policy keeps us from writing them
-                return _no_rows([each.resource for each in self.places if each.element not in outcome.met])
-            raise asyncpg.SerializationError(f"{self.table.name}: a row left its scope while its mark was waited for")
+        if self.missing:
+            return _no_rows(self.missing)
+        return await decide_alone(connection, self.rounds, self.row)
 
-    async def scopes(self, connection: Connection) -> list[str]:
+    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
         """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
-        scope = scope_of(self.table)
-        self.places = await place_elements(connection, self.table, self.row.body)
-        _require_keys(self.table, [(each.element, each.resource) for each in self.places])
-        scopes = {each.scope for each in self.places}
+        places = await place_elements(connection, self.table, self.row.body)
+        self.rounds.know([(each.element, each.resource) for each in places])
+        self.missing = [each.resource for each in places if each.scope is None]
+        scopes = {each.scope for each in places}
         given = {*self.table.key, *self.change.columns}
         if None in scopes and given.issuperset(scope.columns):
             scopes |= set(await scope_names.scopes_of_body(connection, self.table, scope, self.row.body))
@@ -158,17 +152,30 @@ class NamedRows(Operation):
 
 @dataclass(slots=True)
 class _Rounds:
-    """What R5's loop runs for rows that have marks of their own: to it the array is one write."""
+    """What R5's loop runs: to it the array is one write."""
 
     table: ProtectedTable
+    marks: Marks
     row: RowWrite
     change: Change
+    wait: Wait = "block"
     creates: bool = False
     tried: int = 0
     """How often all marks would have let it pass, and yet it did not reach all rows."""
+    known: Sequence[tuple[int, str]] = ()
+    """The elements and their rows' names, as they were last asked for."""
     met: frozenset[int] = frozenset()
     """Elements whose rows the last try met."""
-    unmet: list[str] = field(default_factory=list)
+
+    @property
+    def unmet(self) -> list[str]:
+        """The rows that it did not meet."""
+        return [resource for element, resource in self.known if element not in self.met]
+
+    def know(self, known: Sequence[tuple[int, str]]) -> None:
+        """Keep the names of the elements' rows (QueryError: they cannot be the rows of one request)."""
+        _require_keys(self.table, known)
+        self.known = known
 
     async def write(self, connection: Connection, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
         """Write all rows, or none."""
@@ -178,12 +185,19 @@ class _Rounds:
         self.met = outcome.met
         return [ALONE]
 
-    async def ask(self, connection: Connection, _writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def ask(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+        """Find out why not all rows were reached."""
+        return await self.marks.why(connection, self, writes)
+
+    def absent(self, _writes: Sequence[RowWrite]) -> Sequence[Problem]:
+        """Answer as if there were none of the rows that were not met."""
+        return [_no_rows(self.unmet)]
+
+    async def ask_rows(self, connection: Connection, _writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Ask for the marks of all keys. In a transaction, what nothing refuses starts over: step 3 above."""
         asked = await ask_elements(connection, self.table, self.row.body)
         if (problem := self._why(asked)) is not None:
             return [problem]
-        self.unmet = [each.standing.resource for each in asked if each.element not in self.met]
         self.tried += 1
         if self.tried >= ROUNDS:
             return [self._give_up()]
@@ -193,7 +207,7 @@ class _Rounds:
         return [AGAIN]
 
     def _why(self, asked: Sequence[ElementState]) -> Problem | None:
-        _require_keys(self.table, [(each.element, each.standing.resource) for each in asked])
+        self.know([(each.element, each.standing.resource) for each in asked])
         fence = self.table.fence
         verdicts = [judge(each.standing, fence, self.row.token) for each in asked]
         problems = [problem_of_verdict(verdict, fence) for verdict in verdicts if verdict is not None]
@@ -213,9 +227,10 @@ class _Rounds:
         return self._give_up()
 
     def _give_up(self) -> Problem:
-        if self.table.row_security and self.unmet:
-            return _no_rows(self.unmet)  # we may see the rows, and a policy keeps us from writing them
-        return contended(self.unmet[0] if self.unmet else self.table.name)
+        unmet = self.unmet
+        if self.table.row_security and unmet:
+            return _no_rows(unmet)  # we may see the rows, and a policy keeps us from writing them
+        return contended(unmet[0] if unmet else self.table.name)
 
 
 def _require_keys(table: Table, named: Sequence[tuple[int, str]]) -> None:

@@ -1,7 +1,7 @@
 """One write, from a connection to its outcome: transaction, retries, and what happens when it is not decided at once.
 
 Every write of every verb that is decided alone comes through `perform`. What an attempt does on a connection, the verb
-and its marks say (operation.py). It may be run several times, each time from the start:
+(operation.py) and its marks (marks.py) say. It may be run several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
 - inside a transaction when it needs several statements, or has an Idempotency-Key (idempotency.py), or a sealed token.
@@ -131,7 +131,7 @@ async def _decide(connection: Connection, operation: Operation) -> Outcome:
         try:
             return await _once(connection, operation)
         except RefusedError as error:
-            problem = await operation.explain(connection, error)
+            problem = await operation.marks.explain(connection, operation, error)
             if problem is None:
                 raise
             return problem
@@ -187,7 +187,7 @@ def _unknown(
     elif may_still_land:
         hint = "It may land yet: claim the resource with a newer token, and read what the claim returns."
     else:
-        hint = f"{operation.how_to_ask} With an Idempotency-Key such a request can be repeated."
+        hint = f"{operation.marks.how_to_ask(operation)} With an Idempotency-Key such a request can be repeated."
     return Problem(
         OUTCOME_UNKNOWN,
         f"It is not known whether the write landed{', or will' if may_still_land else ''}: {error}",

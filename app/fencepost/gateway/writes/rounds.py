@@ -28,6 +28,7 @@ from fencepost.storage.batches.batch_queue import ALONE, Alone
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import StorageError, map_errors
 from fencepost.storage.statements.asking import KeyState
+from fencepost.storage.statements.keyed import Wait
 from fencepost.storage.statements.parameters import RowWrite
 from fencepost.storage.tables.catalog import Fence, ProtectedTable
 
@@ -63,6 +64,20 @@ class Steps(Protocol):
 
     async def never_reached(self, connection: Connection, write: RowWrite) -> Outcome:
         """Give a write up that nothing refuses and that reached no row in ROUNDS rounds."""
+
+
+class RowSteps(Steps, Protocol):
+    """What marks ask the steps of a verb when rows were not reached (marks.py)."""
+
+    @property
+    def wait(self) -> Wait:
+        """What its statements do about a row that is held."""
+
+    async def ask_rows(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+        """Ask the rows' own marks: step 2 above."""
+
+    def absent(self, writes: Sequence[RowWrite]) -> Sequence[Problem]:
+        """Answer as if there were no such rows."""
 
 
 async def decide_alone(connection: Connection, steps: Steps, write: RowWrite) -> Outcome:

@@ -36,13 +36,6 @@ def refused_scope(table: ProtectedTable, by: Entered, token: Token) -> Problem:
     return problem_of(verdict, rule)
 
 
-def scope_of(table: ProtectedTable) -> Scope:
-    """Give the scope of a table that has one."""
-    if table.fence.scope is None:
-        raise RuntimeError(f"{table.name} has no scope")
-    return table.fence.scope
-
-
 def require_columns_of(scope: Scope, table: Table, given: Collection[str]) -> None:
     """Refuse rows whose scope cannot be known (QueryError): the request does not name all of its columns."""
     if missing := [column for column in scope.columns if column not in given]:

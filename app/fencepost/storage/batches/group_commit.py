@@ -16,7 +16,7 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
 5. A batch that PostgreSQL refuses is undone as a whole, and its halves are tried again, each in a transaction of its
    own beside the queue's next batch; a write that fails by itself gets ALONE. So a caller's bad value, or wait, costs
    its neighbours a few round trips, and no verdict. An answer that is too large for a batch fails it, too (answers.py).
-6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (operation.py):
+6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (perform.py):
    it may wait, and its answer is the same as without group commit.
 7. A connection that breaks under a batch leaves all of its writes unknown (R15): each gets BROKEN, with the connection
    whose backend has to be ended before it can be known what landed.

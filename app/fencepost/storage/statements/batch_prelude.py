@@ -2,7 +2,7 @@
 are looked up (R16), then the scopes of those that are new are found and entered (R8).
 
 It leaves alone what another transaction holds, but for what fencepost.enter_each waits for, a moment
-(migrations/schema/scopes.sql). Scopes are read from rows without a lock, as operation.py says.
+(migrations/schema/scopes.sql). Scopes are read from rows without a lock, as marks.py says.
 """
 
 from collections.abc import Callable

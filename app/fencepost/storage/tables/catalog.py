@@ -100,6 +100,11 @@ class Fence:
         return self.source != EXTERNAL
 
     @property
+    def prefix(self) -> str:
+        """What stands before the slash in the names of what its marks judge: its rows, or their scopes."""
+        return self.name if self.scope is None else self.scope.prefix
+
+    @property
     def queue(self) -> str | None:
         """The queue that takes all the table's writes; None: there is none, and its tokens are those of a lock."""
         return self.source if ":" in self.source else None
