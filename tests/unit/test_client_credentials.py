@@ -52,11 +52,13 @@ class Gateway(httpx.AsyncBaseTransport):
     def __init__(self, *accepted: str) -> None:
         self.accepted = {f"Bearer {each}" for each in accepted}
         self.seen: list[str | None] = []
+        self.done: list[str] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         presented = request.headers.get("authorization")
         self.seen.append(presented)
         if presented in self.accepted:
+            self.done.append(f"{request.method} {request.url.path}")
             return httpx.Response(200, json=[])
         problem = {"code": "FP037", "detail": "The token has ended.", "status": 401}
         return httpx.Response(401, json=problem, headers={"content-type": "application/problem+json"})
@@ -159,6 +161,14 @@ async def test_a_token_that_stays_refused_is_an_error_of_its_own() -> None:
             with pytest.raises(Unauthenticated, match=r"The token has ended\. \(FP037\)") as raised:
                 await client.select("orders")
         assert (raised.value.status, raised.value.code, len(gateway.seen)) == (401, "FP037", sent)
+
+
+async def test_an_acquire_that_is_refused_for_its_token_is_withdrawn_as_soon_as_there_is_another() -> None:
+    give, gateway = Giver("old", "old", "new"), Gateway("new")
+    async with Client("http://x", token=give, transport=gateway) as client:
+        with pytest.raises(Unauthenticated):  # its key was rotated while it waited, and the gateway keeps the grant
+            await client.lock("job").__aenter__()
+    assert gateway.done == ["DELETE /v1/leases"]
 
 
 async def test_what_gives_no_token_sends_nothing() -> None:

@@ -3,16 +3,18 @@
 import asyncio
 import logging
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from fencepost.client.answers import GrantAnswer
-from fencepost.client.errors import ApiError, LeaseLost, OutcomeUnknown, Unavailable
+from fencepost.client.errors import ApiError, Forbidden, LeaseLost, OutcomeUnknown, Unauthenticated, Unavailable
 from fencepost.client.http.exchange import Exchange
 from fencepost.client.leases.acquiring import AcquireRequest, acquire
 from fencepost.client.leases.lease import Lease
 from fencepost.client.leases.pending_releases import PendingReleases, withdraw
 from fencepost.client.leases.trust import Timings
 from fencepost.client.leases.watchdog import keep, renew_in_time
+
+_NOT_CERTAIN: Final = (Unavailable, OutcomeUnknown, Unauthenticated, Forbidden)
 
 logger = logging.getLogger("fencepost.client")
 
@@ -126,5 +128,7 @@ async def _left(lease: Lease, watchdog: asyncio.Task[None]) -> None:
 
 
 def _is_certain(error: BaseException) -> bool:
-    """Whether the gateway answered that it granted nothing."""
-    return isinstance(error, ApiError) and not isinstance(error, Unavailable | OutcomeUnknown)
+    """Whether the gateway answered that it granted nothing. A refusal for who asks does not say so: it may be of a
+    repetition; and of a caller whose key was rotated while it waited, the gateway keeps the grant.
+    """
+    return isinstance(error, ApiError) and not isinstance(error, _NOT_CERTAIN)
