@@ -42,9 +42,7 @@ _UNKNOWN: Final = Place(None, None, None)
 
 def units_of(catalog: Catalog) -> AbstractSet[Hashable]:
     """List the units of a picture: in another one, rows of the same unit are named alike."""
-    return {table.oid for table in catalog.tables.values() if table.fence and table.fence.scope is None} | {
-        *catalog.scopes
-    }
+    return {_unit_of(table) for table in catalog.tables.values() if table.fence}
 
 
 def place_of(catalog: Catalog, write: Write) -> Place:
@@ -66,18 +64,27 @@ def place_of_claim(catalog: Catalog, resource: Resource) -> Place:
     table = catalog.find_or_scope(resource.table)
     if not isinstance(table, ProtectedTable):
         return _UNKNOWN
-    scope = table.fence.scope
-    if scope is not None and scope.prefix == resource.table:
-        return _place(catalog, table, _scope_of(table, resource.key))
-    return _place(catalog, table, _row_of_key(table, resource.key))
+    row = _named(table, resource.key) if resource.table == table.fence.prefix else _row_of_key(table, resource.key)
+    return _place(catalog, table, row)
 
 
 def _place(catalog: Catalog, table: ProtectedTable, row: Hashable | None) -> Place:
-    scope = table.fence.scope
-    of_unit: tuple[Table, ...] = (table,) if scope is None else catalog.scopes[scope.prefix]
+    unit = _unit_of(table)
+    of_unit: tuple[Table, ...] = catalog.scopes[unit] if isinstance(unit, str) else (table,)
     if row is not None and any(_goes_alone(each, of_unit) for each in of_unit):
         row = None
-    return Place(catalog.related[table.oid], table.oid if scope is None else scope.prefix, row)
+    return Place(catalog.related[table.oid], unit, row)
+
+
+def _unit_of(table: Table) -> int | str:
+    """Give the table's oid, or the prefix of its scope's template."""
+    scope = table.fence.scope if table.fence is not None else None
+    return table.oid if scope is None else scope.prefix
+
+
+def _naming(table: ProtectedTable) -> tuple[str, ...]:
+    """List the columns whose values name what the table's marks judge."""
+    return table.key if table.fence.scope is None else table.fence.scope.columns
 
 
 def _goes_alone(table: Table, of_unit: tuple[Table, ...]) -> bool:
@@ -89,32 +96,27 @@ def _goes_alone(table: Table, of_unit: tuple[Table, ...]) -> bool:
 
 
 def _row_of_key(table: ProtectedTable, key: Key) -> Hashable | None:
-    if len(key) != len(table.key) or needs_fitting(table, key):
+    columns = _naming(table)
+    if len(key) != len(table.key) or needs_fitting(table, key) or not set(columns) <= set(table.key):
         return None
-    scope = table.fence.scope
-    if scope is None:
-        return key if is_canonical(table, key) else None
-    if not set(scope.columns) <= set(table.key):
-        return None
-    return _scope_of(table, tuple(key[table.key.index(column)] for column in scope.columns))
+    return _named(table, tuple(key[table.key.index(column)] for column in columns))
 
 
 def _row_of_values(table: ProtectedTable, given: Mapping[str, object]) -> Hashable | None:
     """Find the row, or the scope, that a body names."""
-    scope = table.fence.scope
-    values = [given.get(column) for column in (table.key if scope is None else scope.columns)]
+    values = [given.get(column) for column in _naming(table)]
     if not values or not all(is_spelled_so(value) for value in values):
         return None
-    texts = tuple(str(value) for value in values)
-    return _row_of_key(table, texts) if scope is None else _scope_of(table, texts)
+    return _named(table, tuple(str(value) for value in values))
 
 
-def _scope_of(table: ProtectedTable, values: Key) -> Hashable | None:
-    scope = table.fence.scope
-    if scope is None or len(values) != len(scope.columns) or not is_canonical(table, values, scope.columns):
+def _named(table: ProtectedTable, values: Key) -> Hashable | None:
+    """Find the row, or the scope, that these values name; none where they may be stored as others."""
+    columns = _naming(table)
+    if len(values) != len(columns) or not is_canonical(table, values, columns):
         return None
     too_long = (
         most is not None and len(value) > most
-        for most, value in zip((table.columns[name].max_length for name in scope.columns), values, strict=True)
+        for most, value in zip((table.columns[name].max_length for name in columns), values, strict=True)
     )
     return None if any(too_long) else values
