@@ -24,7 +24,7 @@ def delete_body(target: Target, table: str, rule: Rule) -> str:
         return match, f"DELETE FROM {table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} {token}"
 
     match, delete = written(given, "token")
-    of_some = written([f"${n}" for n, _ in enumerate(given, 1)], f"${len(given) + 1}")[1] + " RETURNING "
+    by_place = written([f"${n}" for n, _ in enumerate(given, 1)], f"${len(given) + 1}")[1]
     return f"""
 #variable_conflict use_variable
 DECLARE
@@ -37,12 +37,7 @@ BEGIN
     ELSIF pg_catalog.cardinality(shown) {_EQ} 0 THEN
       RETURN QUERY {delete} RETURNING (NULL::{table}).*;
     ELSE
-      RETURN QUERY EXECUTE pg_catalog.concat({literal(of_some)}, (
-        SELECT pg_catalog.string_agg(pg_catalog.format('%s.%I', CASE
-                 WHEN a.attname::pg_catalog.text {_EQ} ANY (shown) THEN 'r' ELSE {literal(f"(NULL::{table})")} END,
-                 a.attname), ', ' ORDER BY a.attnum)
-          FROM pg_catalog.pg_attribute a
-         WHERE a.attrelid {_EQ} {literal(table)}::pg_catalog.regclass AND a.attnum {_GT} 0 AND NOT a.attisdropped))
+      RETURN QUERY EXECUTE {_showing_some(table, by_place)}
         USING {", ".join([*given, "token"])};
     END IF;
     EXIT WHEN FOUND;
@@ -64,3 +59,13 @@ BEGIN
   END IF;
   PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
 END"""
+
+
+def _showing_some(table: str, delete: str) -> str:
+    """Write the DELETE as a text that PL/pgSQL makes of the columns that are shown."""
+    return f"""pg_catalog.concat({literal(f"{delete} RETURNING ")}, (
+        SELECT pg_catalog.string_agg(pg_catalog.format('%s.%I', CASE
+                 WHEN a.attname::pg_catalog.text {_EQ} ANY (shown) THEN 'r' ELSE {literal(f"(NULL::{table})")} END,
+                 a.attname), ', ' ORDER BY a.attnum)
+          FROM pg_catalog.pg_attribute a
+         WHERE a.attrelid {_EQ} {literal(table)}::pg_catalog.regclass AND a.attnum {_GT} 0 AND NOT a.attisdropped))"""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+import asyncpg
+
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import MalformedScopeError, Scope, parse_scope
 from fencepost.fencing.token import Rule
@@ -82,33 +84,13 @@ async def examine_scope(
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         columns = await _template_columns(connection, target, target.oid, scope)
         reasons: list[str] = columns if isinstance(columns, list) else []
-        tables = await connection.fetch(_TABLES, scope.prefix)
-        names = {api_name(row["schema"], row["relation"]) for row in tables}
-        taken = await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM fencepost.protected WHERE name = $1)", scope.prefix
-        )
-        if scope.prefix in names or taken:
+        if await _is_a_table(connection, scope.prefix):
             reasons.append(
                 f"the scope's name {scope.prefix} is that of a table: a resource name would mean two things."
             )
         for row in await connection.fetch(_SIBLINGS, scope.prefix, target.oid):
-            if (row["rule"], row["source"]) != (rule, source):
-                reasons.append(
-                    f"{row['name']} has the same scope with the rule {row['rule']} and the source {row['source']}; one"
-                    " mark has one rule and one source: unprotect the others, change this one, and protect them again."
-                )
-            elif (row["max_token"], row["max_jump"]) != _of(ceiling):
-                jump = "no --max-jump" if row["max_jump"] is None else f"--max-jump {row['max_jump']}"
-                reasons.append(
-                    f"{row['name']} has the same scope with --max-token {row['max_token']} and {jump}; one mark has one"
-                    " ceiling: unprotect the others, change this one, and protect them again."
-                )
-            elif row["sealed"] != sealed:
-                reasons.append(
-                    f"{row['name']} has the same scope {'with' if row['sealed'] else 'without'} --sealed; one mark is"
-                    " raised by sealed tokens only, or by all: unprotect the others, change this one, and protect them"
-                    " again."
-                )
+            if (difference := _difference(row, rule, source, ceiling, sealed=sealed)) is not None:
+                reasons.append(difference)
             others = await _template_columns(connection, target, row["oid"], parse_scope(row["scope"]))
             if not isinstance(columns, list) and not isinstance(others, list) and _family(columns) != _family(others):
                 reasons.append(
@@ -118,6 +100,36 @@ async def examine_scope(
     if isinstance(columns, list) or reasons:
         raise ProtectError(target.name, reasons)
     return TableScope(scope, columns)
+
+
+async def _is_a_table(connection: Connection, name: str) -> bool:
+    """Whether a table is called so, or was when it was protected."""
+    tables = await connection.fetch(_TABLES, name)
+    if name in {api_name(row["schema"], row["relation"]) for row in tables}:
+        return True
+    taken: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM fencepost.protected WHERE name = $1)", name)
+    return taken
+
+
+def _difference(other: asyncpg.Record, rule: Rule, source: str, ceiling: Ceiling | None, *, sealed: bool) -> str | None:
+    """Say in what another table of the scope is protected differently; None: in nothing."""
+    if (other["rule"], other["source"]) != (rule, source):
+        return (
+            f"{other['name']} has the same scope with the rule {other['rule']} and the source {other['source']}; one"
+            " mark has one rule and one source: unprotect the others, change this one, and protect them again."
+        )
+    if (other["max_token"], other["max_jump"]) != _of(ceiling):
+        jump = "no --max-jump" if other["max_jump"] is None else f"--max-jump {other['max_jump']}"
+        return (
+            f"{other['name']} has the same scope with --max-token {other['max_token']} and {jump}; one mark has one"
+            " ceiling: unprotect the others, change this one, and protect them again."
+        )
+    if other["sealed"] != sealed:
+        return (
+            f"{other['name']} has the same scope {'with' if other['sealed'] else 'without'} --sealed; one mark is"
+            " raised by sealed tokens only, or by all: unprotect the others, change this one, and protect them again."
+        )
+    return None
 
 
 def _of(ceiling: Ceiling | None) -> tuple[int | None, int | None]:
