@@ -177,18 +177,7 @@ def _of_trigger(error: RefusedError, members: dict[str, str], rule: Rule) -> Pro
     if error.sqlstate == "FP400":
         return Problem(BAD_REQUEST, str(error), hint=error.hint, resource=resource)
     if error.sqlstate == UNISSUED:
-        source = members.get("source", BUILTIN)
-        if source == EXTERNAL:
-            jump = members.get("max_jump")
-            beyond = BeyondCeiling(
-                members["resource"],
-                Token(int(members["presented"])),
-                int(members["issued"]),
-                None if jump is None else int(jump),
-            )
-            return problem_of(beyond, _UNKNOWN_RULE)
-        unissued = Unissued(members["resource"], Token(int(members["presented"])), int(members["issued"]), source)
-        return problem_of(unissued, _UNKNOWN_RULE)
+        return problem_of(_unissued(members), _UNKNOWN_RULE)
     presented, mark = Token(int(members["presented"])), int(members["mark"])
     detail, of_a_mark = str(error), f": its mark is {mark}"
     # What is void since a generation was raised (bounds.sql) is no mark, and no token either.
@@ -202,6 +191,14 @@ def _of_trigger(error: RefusedError, members: dict[str, str], rule: Rule) -> Pro
         current_token=mark,
         shows_mark=not hidden,
     )
+
+
+def _unissued(members: dict[str, str]) -> Unissued | BeyondCeiling:
+    resource, presented, issued = members["resource"], Token(int(members["presented"])), int(members["issued"])
+    source, jump = members.get("source", BUILTIN), members.get("max_jump")
+    if source == EXTERNAL:
+        return BeyondCeiling(resource, presented, issued, None if jump is None else int(jump))
+    return Unissued(resource, presented, issued, source)
 
 
 def unavailable(error: UnavailableError) -> Problem:

@@ -141,11 +141,9 @@ async def on_table(
     except SourceError as error:
         outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
-        outcome = as_for(gateway.caller, outcome)
-        outcome = await with_holder(gateway, table, outcome)
+        outcome = as_for(gateway.caller, await with_holder(gateway, table, outcome))
         outcome = await with_blocker(gateway, table, outcome)
-    # Names that no table has would make as many series of metrics as callers can invent.
-    _report(gateway, table.name if table is not None else "", verb, outcome)
+    _report(gateway, table, verb, outcome)
     return outcome
 
 
@@ -196,7 +194,9 @@ def _doubt_of(error: RefusedError) -> Doubt:
     return "catalog" if error.may_be_outdated else None
 
 
-def _report(gateway: Gateway, table: str, verb: Verb, outcome: Outcome) -> None:
+def _report(gateway: Gateway, found: Table | None, verb: Verb, outcome: Outcome) -> None:
+    # Names that no table has would make as many series of metrics as callers can invent.
+    table = found.name if found is not None else ""
     if isinstance(outcome, Problem):
         gateway.report_if_forbidden(outcome)
         gateway.emit(

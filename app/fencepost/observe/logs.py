@@ -256,11 +256,10 @@ def _log_queues(level: int, event: OfQueues) -> None:
 
 def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one case for each kind
     match event:
-        case OriginJudged(accepted, generation, reason):
-            if accepted:
-                log.log(level, "writes are let through to this database", generation=generation)
-            else:
-                log.log(level, "writes are refused: not the database that tokens were issued on", reason=reason)
+        case OriginJudged(True, generation):
+            log.log(level, "writes are let through to this database", generation=generation)
+        case OriginJudged(_, _, reason):
+            log.log(level, "writes are refused: not the database that tokens were issued on", reason=reason)
         case SourceQuarantined(source, reason):
             log.log(level, "a token source is quarantined: its numbers went backwards", source=source, reason=reason)
         case SourceTrouble(source, reason):

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Self, TypeAlias
 
 import httpx
@@ -111,30 +112,17 @@ class Exchange:
         self.retry = retry
         self._decimals = decimals
         self._timeout = timeout
-
-        def connections(limits: httpx.Limits) -> httpx.AsyncClient:
-            return httpx.AsyncClient(
-                base_url=_check_url(url),
-                headers=headers,
-                timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
-                limits=limits,
-                verify=verify,
-                transport=transport,
-                trust_env=False,
-            )
-
-        self._data = connections(
-            httpx.Limits(
-                max_connections=DATA_CONNECTIONS,
-                max_keepalive_connections=DATA_CONNECTIONS,
-                keepalive_expiry=IDLE_SECONDS,
-            )
+        connections = partial(
+            httpx.AsyncClient,
+            base_url=_check_url(url),
+            headers=headers,
+            timeout=httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)),
+            verify=verify,
+            transport=transport,
+            trust_env=False,
         )
-        self._upkeep = connections(
-            httpx.Limits(
-                max_connections=None, max_keepalive_connections=IDLE_CONNECTIONS, keepalive_expiry=IDLE_SECONDS
-            )
-        )
+        self._data = connections(limits=_pooled(DATA_CONNECTIONS, DATA_CONNECTIONS))
+        self._upkeep = connections(limits=_pooled(None, IDLE_CONNECTIONS))
 
     async def __aenter__(self) -> Self:
         return self
@@ -283,6 +271,10 @@ def _shown(call: Call) -> str:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _pooled(most: int | None, idle: int) -> httpx.Limits:
+    return httpx.Limits(max_connections=most, max_keepalive_connections=idle, keepalive_expiry=IDLE_SECONDS)
 
 
 def _check_url(url: str) -> httpx.URL:
