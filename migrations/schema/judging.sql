@@ -6,7 +6,9 @@
 --   DELETE         judge_delete   by the row's own mark, which stays in fencepost.marks
 --   scope          enter          by the scope's mark, and then by the floor (scopes.sql)
 --
--- A refusal is an exception of `refuse`: FP409 (stale, spent) or FP428 (no token). Bounds of tokens are in bounds.sql.
+-- Each of them finds the mark, the token and whether the write goes on with one of its own transaction. `verdict` says what that
+-- means, and `enforce` makes it happen: FP409 (stale, spent), FP428 (no token), or a record behind broken glass. Bounds of
+-- tokens are in bounds.sql.
 
 -- The rule: whether a mark, or a floor, lets a token pass (R1, R2). A scope and a row are judged alike. The same comparison stands in
 --   accepts      fencing/token.py                    Python's: verdicts, and floors that a claim reads
@@ -14,7 +16,7 @@
 --   _update      storage/protecting/functions.py     the plain case of a table's trigger: a token above the mark, under both rules
 --   enter_each   scopes.sql                          the plain case of scopes
 -- tests/integration/test_one_rule.py holds all of them against each other. A mark that equals the token is accepted in the transaction that
--- set it, too: see ours. PostgreSQL puts the expression in place of the call, so that it costs nothing: no SET clause, not STRICT.
+-- set it, too: see verdict. PostgreSQL puts the expression in place of the call, so that it costs nothing: no SET clause, not STRICT.
 CREATE FUNCTION fencepost.accepts(rule text, mark bigint, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN mark < token OR mark = token AND rule = 'epoch';
 
@@ -34,38 +36,61 @@ EXCEPTION WHEN invalid_parameter_value THEN   -- "in the future": a frozen row's
   RETURN false;
 END $$;
 
-CREATE FUNCTION fencepost.refuse(resource text, token bigint, mark bigint) RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp AS $$
+-- The verdict on a token, null where none was given, against a mark. `own`: the write goes on with one of the same transaction.
+--   accepted   the mark lets it pass, or this transaction has set it
+--   own        without a token, to what this transaction has written under one: one transaction is one operation (R1), of which a
+--              trigger that goes on writing the row knows nothing
+--   no token, spent, stale
+-- Whatever the verdict, a mark never falls: where the write happens the new one is greatest(mark, token). PostgreSQL puts the
+-- expression in place of the call, and `own` stands in it once: it is found out only where it matters.
+CREATE FUNCTION fencepost.verdict(rule text, mark bigint, token bigint, own boolean) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN fencepost.accepts(rule, mark, token) THEN 'accepted'
+            WHEN (token = mark OR token IS NULL AND mark > 0) AND own THEN CASE WHEN token IS NULL THEN 'own' ELSE 'accepted' END
+            WHEN token IS NULL THEN 'no token'
+            WHEN token = mark THEN 'spent'
+            ELSE 'stale' END;
+
+-- What comes of a verdict: it returns where the write may happen, recorded behind broken glass, and raises where it may not. The row of an
+-- INSERT has its mark already when a higher one refuses it: no glass helps there. Token 0: its row came without one.
+CREATE FUNCTION fencepost.enforce(verdict text, tab text, resource text, verb text, token bigint, mark bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  IF token IS NULL THEN
+  IF verdict = 'accepted' THEN RETURN; END IF;
+  IF (verb <> 'INSERT' OR verdict = 'no token') AND fencepost.break_glass() THEN
+    PERFORM fencepost.record_break_glass(tab, resource, verb);
+    RETURN;
+  END IF;
+  IF verdict = 'own' THEN RETURN; END IF;
+  IF verdict = 'no token' THEN
     RAISE EXCEPTION USING ERRCODE = 'FP428',
-      MESSAGE = format('%s is protected: a write needs a fence token', resource),
+      MESSAGE = format(CASE WHEN token = 0 THEN '%s is protected: the row reached the table without a fence token'
+                       ELSE '%s is protected: a write needs a fence token' END, resource),
       DETAIL = json_build_object('resource', resource)::text,
-      HINT = CASE WHEN current_setting('fencepost.token', true) <> ''
+      HINT = CASE WHEN token = 0
+        THEN 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.'
+        WHEN current_setting('fencepost.token', true) <> ''
         THEN format('fencepost.token is %L, which is for another table: ''36'' is for all of them, ''orders=36'' for the'
           ' table that Fencepost calls orders.', current_setting('fencepost.token', true))
         ELSE 'In the same transaction: SET LOCAL fencepost.token = ''36'' with the token that the lock service gave.' END;
   END IF;
   RAISE EXCEPTION USING ERRCODE = 'FP409',
-    MESSAGE = format('%s token %s for %s: its mark is %s',
-                     CASE WHEN token = mark THEN 'spent' ELSE 'stale' END, token, resource, mark),
+    MESSAGE = format('%s token %s for %s: its mark is %s', verdict, token, resource, mark),
     DETAIL = json_build_object('resource', resource, 'presented', token::text, 'mark', mark::text)::text,
     HINT = CASE WHEN current_setting('fencepost.break_glass', true) <> ''
       THEN 'Behind broken glass no mark falls: leave last_fence_token out, and the row takes the mark of its key.'
-      WHEN token = mark
+      WHEN verdict = 'spent'
       THEN 'Under the rule strict each token writes a resource once: mint another one.'
       ELSE 'A newer token has been accepted since. Do not retry: acquire the lock anew and read again.' END;
 END $$;
 
 -- UPDATE, everything but the plain case: the mark to store, or an exception. The setting counts before the column (see
--- direct_sql.sql), and 0 in the column is no token (an ORM that writes defaults). A row version that this transaction has
--- written needs no token again: one transaction is one operation (R1), of which a trigger that goes on writing the row
--- knows nothing. What would be refused for its token passes behind broken glass, and leaves the higher one as the mark.
+-- direct_sql.sql), and 0 in the column is no token (an ORM that writes defaults). An operator's reset (reset.sql) is recorded already.
 CREATE FUNCTION fencepost.judge_update(tab text, resource text, rule text, old_mark bigint, new_mark bigint,
                                                   key_changed boolean, writer xid) RETURNS bigint LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   token bigint;
+  verdict text;
 BEGIN
   IF key_changed THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400',
@@ -79,17 +104,14 @@ BEGIN
     -- An upsert's proposed row had named it.
     IF token IS NULL AND rule = 'epoch' AND fencepost.take_explicit(resource, new_mark) THEN token := new_mark; END IF;
   END IF;
-  IF token IS NULL
-     OR NOT (fencepost.accepts(rule, old_mark, token) OR old_mark = token AND fencepost.is_own_write(writer)) THEN
-    IF NOT fencepost.break_glass() THEN
-      IF token IS NULL AND old_mark > 0 AND fencepost.is_own_write(writer) THEN RETURN old_mark; END IF;
-      PERFORM fencepost.refuse(resource, token, old_mark);
+  verdict := fencepost.verdict(rule, old_mark, token, fencepost.is_own_write(writer));
+  IF verdict <> 'accepted' THEN
+    IF new_mark < old_mark AND fencepost.break_glass() AND fencepost.is_reset(resource, old_mark, new_mark) THEN
+      RETURN new_mark;
     END IF;
-    IF new_mark < old_mark AND fencepost.is_reset(resource, old_mark, new_mark) THEN RETURN new_mark; END IF;
-    PERFORM fencepost.record_break_glass(tab, resource, 'UPDATE');
-    RETURN greatest(old_mark, token);
+    PERFORM fencepost.enforce(verdict, tab, resource, 'UPDATE', token, old_mark);
   END IF;
-  RETURN token;
+  RETURN greatest(old_mark, token);
 END $$;
 
 -- The upsert that R6 stands on: NULL when accepted, else the mark that refused. DO UPDATE waits for and locks the mark's
@@ -111,8 +133,8 @@ BEGIN
   ON CONFLICT (resource) DO UPDATE
      SET last_fence_token = excluded.last_fence_token, xid = excluded.xid,
          row_absent = excluded.row_absent, changed_at = clock_timestamp()
-   WHERE fencepost.accepts(p_rule, k.last_fence_token, excluded.last_fence_token)
-      OR k.last_fence_token = excluded.last_fence_token AND k.xid = excluded.xid AND fencepost.is_own_write(k.xmin);
+   WHERE fencepost.verdict(p_rule, k.last_fence_token, excluded.last_fence_token,
+                           k.xid = excluded.xid AND fencepost.is_own_write(k.xmin)) = 'accepted';
   IF FOUND THEN RETURN NULL; END IF;
   SELECT k.last_fence_token INTO STRICT refused_by FROM fencepost.marks k WHERE k.resource = p_resource;
   RETURN refused_by;
@@ -146,55 +168,46 @@ CREATE FUNCTION fencepost.judge_insert(tab text, p_resource text, p_token bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   rule text := p_rule;
+  token bigint := p_token;
   echo boolean := false;
-  refused_by bigint;
+  mark bigint;
+  verdict text;
 BEGIN
-  IF current_setting('fencepost.break_glass', true) <> '' AND fencepost.break_glass() THEN
-    PERFORM fencepost.record_break_glass(tab, p_resource, 'INSERT');
+  IF p_token = 0 OR current_setting('fencepost.break_glass', true) <> '' AND fencepost.break_glass() THEN
+    PERFORM fencepost.enforce('no token', tab, p_resource, 'INSERT', p_token, NULL);
     rule := 'epoch';
-  ELSIF p_token = 0 THEN
-    RAISE EXCEPTION USING ERRCODE = 'FP428',
-      MESSAGE = format('%s is protected: the row reached the table without a fence token', p_resource),
-      DETAIL = json_build_object('resource', p_resource)::text,
-      HINT = 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.';
   ELSIF rule = 'epoch' AND NOT fencepost.take_explicit(p_resource, p_token)
         AND fencepost.token_from_setting(tab) IS DISTINCT FROM p_token THEN
     rule := 'strict';
     echo := true;
   END IF;
-  refused_by := CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)
-                     ELSE fencepost.raise_mark(p_resource, p_token, rule, false) END;
-  IF refused_by IS NOT NULL THEN
-    PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
+  mark := CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)
+               ELSE fencepost.raise_mark(p_resource, p_token, rule, false) END;
+  IF mark IS NULL THEN
+    IF current_setting('transaction_isolation') = 'read committed' THEN
+      SELECT f.floor INTO mark FROM fencepost.floors f WHERE f.name = tab;
+    ELSE  -- an old snapshot must fail (40001), not read an old floor
+      SELECT f.floor INTO mark FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
+    END IF;
+    IF NOT FOUND THEN PERFORM fencepost.no_floor(tab); END IF;
   END IF;
-  IF current_setting('transaction_isolation') = 'read committed' THEN
-    SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab;
-  ELSE  -- an old snapshot must fail (40001), not read an old floor
-    SELECT f.floor INTO refused_by FROM fencepost.floors f WHERE f.name = tab FOR SHARE;
-  END IF;
-  IF NOT FOUND THEN PERFORM fencepost.no_floor(tab); END IF;
-  IF NOT fencepost.accepts(rule, refused_by, p_token) THEN
-    PERFORM fencepost.refuse(p_resource, CASE WHEN echo AND refused_by = p_token THEN NULL ELSE p_token END, refused_by);
-  END IF;
+  IF echo AND mark = p_token THEN token := NULL; END IF;
+  verdict := fencepost.verdict(rule, mark, token, false);
+  IF verdict <> 'accepted' THEN PERFORM fencepost.enforce(verdict, tab, p_resource, 'INSERT', token, mark); END IF;
 END $$;
 
 -- AFTER DELETE: the row's lock is ours, so its last version judges. Leaves the mark behind, and returns the token that was
--- given, null if none; for a row version of this transaction's see judge_update. Behind broken glass the row's own mark
+-- given, null if none; for a row version of this transaction's see verdict. Behind broken glass the row's own mark
 -- stays behind (none, if it was never written through a fence).
 CREATE FUNCTION fencepost.judge_delete(tab text, p_resource text, old_mark bigint, p_rule text, writer xid)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   given bigint := fencepost.token_from_setting(tab);
-  token bigint := given;
+  token bigint := greatest(old_mark, given);
+  verdict text := fencepost.verdict(p_rule, old_mark, given, fencepost.is_own_write(writer));
 BEGIN
-  IF token IS NULL
-     OR NOT (fencepost.accepts(p_rule, old_mark, token) OR old_mark = token AND fencepost.is_own_write(writer)) THEN
-    IF fencepost.break_glass() THEN
-      PERFORM fencepost.record_break_glass(tab, p_resource, 'DELETE');
-    ELSIF token IS NOT NULL OR old_mark = 0 OR NOT fencepost.is_own_write(writer) THEN
-      PERFORM fencepost.refuse(p_resource, token, old_mark);
-    END IF;
-    token := greatest(old_mark, token);
+  IF verdict <> 'accepted' THEN
+    PERFORM fencepost.enforce(verdict, tab, p_resource, 'DELETE', given, old_mark);
     IF token = 0 THEN
       UPDATE fencepost.marks k SET row_absent = true WHERE k.resource = p_resource;
       RETURN given;

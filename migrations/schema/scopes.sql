@@ -170,16 +170,17 @@ BEGIN
   PERFORM FROM fencepost.marks k  -- ours: xid may have come from another database, see raise_mark
     WHERE k.resource = p_scope AND k.xid = pg_current_xact_id() AND fencepost.is_own_write(k.xmin);
   IF FOUND THEN RETURN; END IF;
-  IF fencepost.break_glass() THEN
-    PERFORM fencepost.record_break_glass(tab, p_scope, p_verb);
+  IF NOT fencepost.break_glass() THEN token := fencepost.token_from_setting(tab); END IF;
+  IF token IS NULL THEN
+    PERFORM fencepost.enforce('no token', tab, p_scope, p_verb, NULL, NULL);
     -- The mark stays what it is, or none, and is locked: a claim of the scope waits, and then sees this write.
     PERFORM fencepost.meet_mark(p_scope);
     RETURN;
   END IF;
-  token := fencepost.token_from_setting(tab);
-  IF token IS NULL THEN PERFORM fencepost.refuse(p_scope, NULL, NULL); END IF;
   SELECT e.refused_by INTO refused FROM fencepost.enter(p_prefix, ARRAY[p_scope], token) e;
-  IF refused IS NOT NULL THEN PERFORM fencepost.refuse(p_scope, token, refused); END IF;
+  IF refused IS NOT NULL THEN  -- under whichever rule: stale or spent
+    PERFORM fencepost.enforce(fencepost.verdict('strict', refused, token, false), tab, p_scope, p_verb, token, refused);
+  END IF;
 END $$;
 
 -- A row without a scope, or one that would leave it.

@@ -212,13 +212,13 @@ DELETES_JUDGED = "judge_delete(text, text, bigint, text, xid)"
 
 # Function, line, what becomes of it, and the test that sees it.
 MUTANTS = [
-    (UPDATES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(",
+    (UPDATES_JUDGED, "IF verdict <> 'accepted'", "IF token IS NULL AND verdict <> 'accepted'",
      test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
-    (DELETES_JUDGED, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(",
+    (DELETES_JUDGED, "IF verdict <> 'accepted'", "IF given IS NULL AND verdict <> 'accepted'",
      test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
-    (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
+    (INSERTS_JUDGED, "IF mark IS NULL THEN", "IF true THEN",
      test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_left),
-    (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
+    (INSERTS_JUDGED, "IF mark IS NULL THEN", "IF true THEN",
      test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark_before),
     (DELETES_JUDGED, "VALUES (p_resource, token,", "VALUES (p_resource, 1,",
      test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark),

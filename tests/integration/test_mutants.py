@@ -34,12 +34,12 @@ class SqlMutant:
 
 
 SQL_MUTANTS = [
-    SqlMutant("INSERT ignores the mark that refuses it", JUDGE_INSERT, "IF refused_by IS NOT NULL THEN",
-        "IF false THEN", scenarios.insert_waits_for_delete),
-    SqlMutant("INSERT ignores the floor", JUDGE_INSERT, "IF NOT fencepost.accepts(rule, refused_by, p_token) THEN",
-        "IF false THEN", scenarios.pruned_mark_leaves_a_floor),
+    SqlMutant("INSERT ignores the mark that refuses it", JUDGE_INSERT, "IF mark IS NULL THEN",
+        "IF true THEN", scenarios.insert_waits_for_delete),
+    SqlMutant("INSERT ignores the floor", JUDGE_INSERT, "IF mark IS NULL THEN", "IF mark IS NULL THEN RETURN;",
+        scenarios.pruned_mark_leaves_a_floor),
     SqlMutant("INSERT takes a token that equals the floor", JUDGE_INSERT,
-        "IF NOT fencepost.accepts(rule, refused_by, p_token) THEN", "IF NOT (refused_by <= p_token) THEN",
+        "IF mark IS NULL THEN", "IF mark IS NULL THEN rule := 'epoch';",
         scenarios.pruned_mark_leaves_a_floor),
     SqlMutant("an old snapshot reads an old floor", JUDGE_INSERT, "FOR SHARE", "",
         scenarios.old_snapshot_fails_at_the_floor),
@@ -47,12 +47,12 @@ SQL_MUTANTS = [
         "RETURN given; INSERT INTO fencepost.marks AS k", scenarios.insert_waits_for_delete),
     SqlMutant("DELETE leaves the mark and does not record that the row is gone", JUDGE_DELETE,
         "row_absent = true, changed_at", "changed_at", scenarios.deleted_key_remembers),
-    SqlMutant("a mark can be raised by any token", RAISE_MARK, "WHERE fencepost.accepts(p_rule,",
-        "WHERE true OR fencepost.accepts(p_rule,", scenarios.insert_waits_for_delete),
+    SqlMutant("a mark can be raised by any token", RAISE_MARK, "WHERE fencepost.verdict(p_rule,",
+        "WHERE true OR fencepost.verdict(p_rule,", scenarios.insert_waits_for_delete),
     SqlMutant("a mark takes its own token again from another transaction", RAISE_MARK,
-        "WHERE fencepost.accepts(p_rule,", "WHERE fencepost.accepts('epoch',", scenarios.insert_waits_for_delete),
-    SqlMutant("an equal mark refuses under epoch", RAISE_MARK, "WHERE fencepost.accepts(p_rule,",
-        "WHERE fencepost.accepts('strict',", scenarios.insert_waits_for_delete, "epoch"),
+        "WHERE fencepost.verdict(p_rule,", "WHERE fencepost.verdict('epoch',", scenarios.insert_waits_for_delete),
+    SqlMutant("an equal mark refuses under epoch", RAISE_MARK, "WHERE fencepost.verdict(p_rule,",
+        "WHERE fencepost.verdict('strict',", scenarios.insert_waits_for_delete, "epoch"),
     SqlMutant("every transaction is ours, for UPDATE", JUDGE_UPDATE, "fencepost.is_own_write(writer)", "true",
         scenarios.spent_token_stays_spent_for_direct_sql),
     SqlMutant("every transaction is ours, for DELETE", JUDGE_DELETE, "fencepost.is_own_write(writer)", "true",
@@ -68,7 +68,8 @@ SQL_MUTANTS = [
     SqlMutant("a changed key goes the fast way", "{stem}_upd", 'NEW."order_id" OPERATOR(pg_catalog.=) OLD."order_id"',
         "true", scenarios.key_cannot_change),
     SqlMutant("DELETE does not look at the row's mark, in the function and in the trigger", JUDGE_DELETE,
-        "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts(", scenarios.spent_token_stays_spent_for_direct_sql),
+        "IF verdict <> 'accepted' THEN", "IF given IS NULL AND verdict <> 'accepted' THEN",
+        scenarios.spent_token_stays_spent_for_direct_sql),
 ]  # fmt: skip
 
 

@@ -27,6 +27,8 @@ async def assert_a_difference(world: World, cases: tuple[Case, ...]) -> None:
 
 
 ACCEPTS = "fencepost.accepts(text, bigint, bigint)"
+VERDICT = "fencepost.verdict(text, bigint, bigint, boolean)"
+ENFORCE = "fencepost.enforce(text, text, text, text, bigint, bigint)"
 UPDATES = "fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid)"
 INSERTS = "fencepost.judge_insert(text, text, bigint, text)"
 DELETES = "fencepost.judge_delete(text, text, bigint, text, xid)"
@@ -52,10 +54,11 @@ class Mutant:
 MUTANTS = [
     Mutant(ACCEPTS, "mark < token", "mark <= token"), Mutant(ACCEPTS, "mark < token", "mark + 1 < token"),
     Mutant(ACCEPTS, "mark = token", "false", rule="epoch"), Mutant(ACCEPTS, "rule = 'epoch'", "rule = 'strict'"),
-    Mutant(UPDATES, "accepts(rule,", "accepts('epoch',"),
-    Mutant(UPDATES, "accepts(rule,", "accepts('strict',", rule="epoch"),
-    Mutant(INSERTS, "accepts(rule,", "accepts('epoch',"), Mutant(DELETES, "accepts(p_rule,", "accepts('epoch',"),
-    Mutant(RAISES, "accepts(p_rule,", "accepts('epoch',"), Mutant(ENTERS, "accepts(found_rule,", "accepts('epoch',"),
+    Mutant(VERDICT, "'spent'", "'stale'"), Mutant(ENFORCE, "verdict = 'own'", "verdict <> 'no token'"),
+    Mutant(UPDATES, "verdict(rule,", "verdict('epoch',"),
+    Mutant(UPDATES, "verdict(rule,", "verdict('strict',", rule="epoch"),
+    Mutant(INSERTS, "verdict(rule,", "verdict('epoch',"), Mutant(DELETES, "verdict(p_rule,", "verdict('epoch',"),
+    Mutant(RAISES, "verdict(p_rule,", "verdict('epoch',"), Mutant(ENTERS, "accepts(found_rule,", "accepts('epoch',"),
     Mutant(ENTERS_EACH, "h.last_fence_token < u.token", "h.last_fence_token <= u.token"),
     Mutant(ENTERS_EACH, "BETWEEN oldest AND highest", "BETWEEN oldest AND highest + 1", "issued"),
     Mutant(ENTERS_EACH, "BETWEEN oldest AND highest", "BETWEEN oldest - 1 AND highest", "generation"),

@@ -80,9 +80,10 @@ MUTANTS = {
     "no token passes": Mutant(
         JUDGE, "IF token IS NULL THEN", "IF token IS NULL THEN RETURN;", scenarios.direct_sql_is_judged),
     "the glass is always broken": Mutant(
-        JUDGE, "IF fencepost.break_glass() THEN", "IF true THEN", scenarios.direct_sql_is_judged),
+        JUDGE, "IF token IS NULL THEN\n    PERFORM fencepost.enforce(", "IF true THEN\n    PERFORM concat(",
+        scenarios.direct_sql_is_judged),
     "broken glass is not recorded": Mutant(
-        JUDGE, "PERFORM fencepost.record_break_glass(tab, p_scope, p_verb);", "",
+        JUDGE, "PERFORM fencepost.enforce('no token',", "PERFORM concat(",
         direct.broken_glass_is_recorded_and_a_claim_waits_for_it),
     "broken glass is recorded once per scope only": Mutant(
         JUDGE, "PERFORM fencepost.meet_mark(p_scope);",

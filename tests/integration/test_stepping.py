@@ -22,5 +22,5 @@ async def test_a_deleted_row_is_not_created_again_by_a_stale_holder(connect: Con
 
 async def test_without_the_comparison_it_would_be(connect: Connect, database: str) -> None:
     race = await open_race(connect, database)
-    await mutate(race, RAISE_MARK, "WHERE fencepost.accepts(", "WHERE true OR fencepost.accepts(")
+    await mutate(race, RAISE_MARK, "WHERE fencepost.verdict(", "WHERE true OR fencepost.verdict(")
     await assert_seen(stale_insert_waits_for_the_newer_delete, race)

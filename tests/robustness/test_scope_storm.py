@@ -60,7 +60,7 @@ async def test_the_oracle_sees_scopes_that_any_token_enters(
     definition = await watched.fetchval(
         "SELECT pg_get_functiondef('fencepost.raise_mark(text, bigint, text, boolean)'::regprocedure)"
     )
-    mutant = definition.replace("WHERE fencepost.accepts(", "WHERE true OR fencepost.accepts(")
+    mutant = definition.replace("WHERE fencepost.verdict(", "WHERE true OR fencepost.verdict(")
     assert mutant != definition
     await watched.execute(mutant)
     await watched.execute("ALTER TABLE fencepost.marks DISABLE TRIGGER never_lower")

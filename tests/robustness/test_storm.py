@@ -84,7 +84,7 @@ async def test_the_oracle_sees_a_fence_that_lets_a_stale_insert_pass(
     definition = await watched.fetchval(
         "SELECT pg_get_functiondef('fencepost.judge_insert(text, text, bigint, text)'::regprocedure)"
     )
-    mutant = definition.replace("IF refused_by IS NOT NULL THEN", "IF false THEN")
+    mutant = definition.replace("IF mark IS NULL THEN", "IF true THEN")
     assert mutant != definition
     await watched.execute(mutant)
     async with asyncio.timeout(WITHIN):

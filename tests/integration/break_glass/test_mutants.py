@@ -8,10 +8,11 @@ from tests.integration.test_mutants import mutate
 from tests.support.racing import Race
 
 BREAK = "break_glass()"
-RECORD = "PERFORM fencepost.record_break_glass"
+ENFORCE = "PERFORM fencepost.enforce("
 UPDATES_JUDGED = "judge_update(text, text, text, bigint, bigint, boolean, xid)"
 INSERTS_JUDGED = "judge_insert(text, text, bigint, text)"
 DELETES_JUDGED = "judge_delete(text, text, bigint, text, xid)"
+ENFORCES = "enforce(text, text, text, text, bigint, bigint)"
 RECORDS = "record_break_glass(text, text, text)"
 
 
@@ -30,15 +31,17 @@ MUTANTS = [
     (RECORDS, "IF NOT fencepost.break_glass() THEN", "IF false THEN",
      test_operators.test_a_role_that_may_not_break_the_glass_records_and_learns_nothing),
     (RECORDS, "current_query()", "''", test_records.test_a_record_names_who_why_and_how),
-    (UPDATES_JUDGED, RECORD, "PERFORM concat",
+    (UPDATES_JUDGED, ENFORCE, "PERFORM concat(",
      test_marks.test_an_operator_writes_without_a_token_and_no_mark_falls),
-    (DELETES_JUDGED, RECORD, "PERFORM concat",
+    (DELETES_JUDGED, ENFORCE, "PERFORM concat(",
      test_marks.test_an_operator_writes_without_a_token_and_no_mark_falls),
-    (INSERTS_JUDGED, RECORD, "PERFORM concat",
+    (INSERTS_JUDGED, f"{ENFORCE}'no token',", "PERFORM concat(",
      test_marks.test_an_insert_under_the_marks_own_token_does_not_pass_unrecorded),
+    (ENFORCES, "PERFORM fencepost.record_break_glass(", "PERFORM concat(",
+     test_marks.test_an_operator_writes_without_a_token_and_no_mark_falls),
     (UPDATES_JUDGED, "RETURN greatest(old_mark, token)", "RETURN coalesce(token, 0)",
      test_marks.test_an_operator_writes_without_a_token_and_no_mark_falls),
-    (DELETES_JUDGED, "token := greatest(old_mark, token);", "token := 0;",
+    (DELETES_JUDGED, "greatest(old_mark, given)", "coalesce(given, 0)",
      test_marks.test_a_deleted_key_stays_deleted_for_the_stale_holder),
     (DELETES_JUDGED, "IF token = 0 THEN", "IF true THEN",
      test_races.test_an_operator_who_waits_for_a_newer_holder_keeps_the_newer_mark),
@@ -46,7 +49,7 @@ MUTANTS = [
      test_marks.test_an_operator_writes_without_a_token_and_no_mark_falls),
     (INSERTS_JUDGED, "CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)", "CASE WHEN p_token = 0 THEN NULL",
      test_races.test_a_claim_waits_for_a_row_that_is_inserted_behind_glass),
-    (INSERTS_JUDGED, "IF refused_by IS NOT NULL THEN", "IF false THEN",
+    (INSERTS_JUDGED, "IF mark IS NULL THEN", "IF true THEN",
      test_races.test_a_row_behind_glass_waits_for_a_claim_and_does_not_undercut_it),
     ("meet_mark(text)", "DELETE FROM fencepost.marks k WHERE k.resource = p_resource;", "",
      test_marks.test_a_new_row_is_met_by_the_first_token_of_its_key),

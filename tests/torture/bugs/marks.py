@@ -12,7 +12,11 @@ RAISE_MARK: Final = "fencepost.raise_mark(text, bigint, text, boolean)"
 ENTER: Final = "fencepost.enter(text, text[], bigint, oid, text)"
 ENTER_EACH: Final = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 
-NO_TRIGGER: Final = Line(JUDGE_UPDATE, "OR NOT (fencepost.accepts(", "OR NOT (true OR fencepost.accepts(")
+NO_TRIGGER: Final = Line(
+    JUDGE_UPDATE,
+    "IF verdict <> 'accepted'",
+    "IF token IS NOT NULL THEN RETURN token; ELSIF verdict <> 'accepted'",
+)
 """An UPDATE's trigger is a second line of defence behind the gateway's statement. With this it lets all tokens pass."""
 _ACCEPTS: Final = (
     "CREATE OR REPLACE FUNCTION fencepost.accepts(rule text, mark bigint, token bigint) RETURNS boolean LANGUAGE sql"
@@ -39,7 +43,7 @@ BUGS: Final = [
         "INSERT does not ask for the mark that outlived the row",
         "register",
         ROWS,
-        lines=(Line(JUDGE_INSERT, "IF refused_by IS NOT NULL THEN", "IF false THEN"),),
+        lines=(Line(JUDGE_INSERT, "IF mark IS NULL THEN", "IF true THEN"),),
     ),
     Planted(
         "marks of deleted rows are forgotten, and no floor is raised",

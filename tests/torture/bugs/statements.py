@@ -161,7 +161,7 @@ BUGS: Final = [
         "register",
         ROWS,
         (
-            Line(JUDGE_UPDATE, "OR NOT (fencepost.accepts(", "OR NOT (old_mark = token OR fencepost.accepts("),
+            Line(JUDGE_UPDATE, "fencepost.verdict(rule,", "fencepost.verdict('epoch',"),
             Line(JUDGE_UPDATE, "nullif(nullif(new_mark, old_mark), 0)", "nullif(new_mark, 0)"),
         ),
         gateway=_an_equal_token_passes,
@@ -171,7 +171,13 @@ BUGS: Final = [
         "DELETE does not compare the token",
         "register",
         ROWS,
-        (Line(JUDGE_DELETE, "NOT (fencepost.accepts(", "NOT (true OR fencepost.accepts("),),
+        (
+            Line(
+                JUDGE_DELETE,
+                "IF verdict <> 'accepted'",
+                "IF given IS NOT NULL THEN token := given; ELSIF verdict <> 'accepted'",
+            ),
+        ),
         table_lines=(
             TableLine("delete", "AND r.last_fence_token OPERATOR(pg_catalog.<", "AND 0 OPERATOR(pg_catalog.<"),
         ),

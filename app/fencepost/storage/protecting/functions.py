@@ -185,7 +185,9 @@ BEGIN
   IF NEW.{MARK_COLUMN} IS NULL OR current_setting('fencepost.break_glass', true) <> '' THEN
     NEW.{MARK_COLUMN} := coalesce(
       fencepost.mark_behind_glass({self.name}, {self.resource("NEW")}, NEW.{MARK_COLUMN}), NEW.{MARK_COLUMN});
-    IF NEW.{MARK_COLUMN} IS NULL THEN PERFORM fencepost.refuse({self.resource("NEW")}, NULL, NULL); END IF;
+    IF NEW.{MARK_COLUMN} IS NULL THEN
+      PERFORM fencepost.enforce('no token', {self.name}, {self.resource("NEW")}, 'INSERT', NULL, NULL);
+    END IF;
   END IF;
   RETURN NEW;
 END"""
