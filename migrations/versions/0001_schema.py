@@ -47,6 +47,8 @@ FILES = (
     "pruning",  # forgetting marks
     "partitions",  # tables that come and go
     "event_triggers",  # what sees them come and go
+    "protecting",  # what `protect` does to one table
+    "marks_of_rows",  # and which marks its rows then have
     "as_gateway",  # what the gateway asks while a caller's role is on
     "versions",  # which versions can work on this
     "grants",  # who may do what

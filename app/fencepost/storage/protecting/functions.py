@@ -112,20 +112,8 @@ class Functions:
         """
         types = ", ".join([*(k.type for k in self.target.key), "bigint", "text[]"])
         delete = f"{self.function_name('delete')}({types})"
-        body = f"""
-DECLARE
-  called text;
-BEGIN
-  FOR called IN SELECT f.oid::regprocedure::text FROM pg_proc f
-                 WHERE f.pronamespace = 'fencepost'::regnamespace AND f.proname = {literal(f"{self.stem}_delete")}
-                   AND (f.oid IS DISTINCT FROM to_regprocedure({literal(delete)})::oid
-                        OR f.prorettype <> (SELECT c.reltype FROM pg_class c
-                                             WHERE c.oid = {literal(self.table)}::regclass))
-  LOOP
-    EXECUTE 'DROP FUNCTION ' || called;
-  END LOOP;
-END"""
-        return "DO " + dollar(body)
+        name = literal(f"{self.stem}_delete")
+        return f"SELECT fencepost.drop_other_deletes({literal(self.table)}::regclass, {name}, {literal(delete)})"
 
     def bodies(self) -> dict[str, str]:
         """Write what each of the functions does, by its part of their names."""
@@ -239,16 +227,7 @@ def give_functions(functions: Sequence[str]) -> str:
     them. Who that is is asked when it runs, which for a printed script may be later and elsewhere.
     """
     named = ", ".join(literal(function) for function in functions)
-    body = f"""
-DECLARE
-  called text;
-BEGIN
-  FOREACH called IN ARRAY ARRAY[{named}] LOOP
-    EXECUTE format('ALTER FUNCTION %s OWNER TO %I', called,
-                   (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'fencepost'));
-  END LOOP;
-END"""
-    return "DO " + dollar(body)
+    return f"SELECT fencepost.give_functions(ARRAY[{named}])"
 
 
 def drop_functions(stem: str) -> list[str]:

@@ -7,22 +7,18 @@ from typing import Final
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.storage.protecting.functions import drop_functions
-from fencepost.storage.protecting.names import floors_condition, relation, take_name
+from fencepost.storage.protecting.names import relation, take_name
 from fencepost.storage.protecting.table import (
-    PREFIX,
-    TOO_HIGH,
-    column_sql,
     drop_scope_functions,
     drop_triggers,
     drop_truncate_triggers,
     mend_reset,
     refuse_above_sql,
     scope_marks_sql,
-    write_rows_sql,
 )
 from fencepost.storage.protecting.target import Target
-from fencepost.storage.statements.row_sql import dollar, encode_name, literal
-from fencepost.storage.tables.catalog import MARK_COLUMN, quote
+from fencepost.storage.statements.row_sql import encode_name, literal
+from fencepost.storage.tables.catalog import quote
 
 SCOPE_PARTS: Final = ("scope", "scope_ins", "scope_upd")
 
@@ -72,50 +68,11 @@ def leave_sql(
 
 
 def raise_rows_sql(target: Target, ceiling: Ceiling | None = None) -> list[str]:
-    """List what precedes a protection by rows: rows that have no marks of their own take the table's floor as theirs.
-
-    What the column of a table that has left a scope holds is of no account, nothing has guarded it. The rows of a table
-    in its place may have been copied with their marks, and none of these falls. Rows that are guarded are left alone.
-    A floor above the ceiling is refused, before it becomes the mark of every row.
-    """
+    """List what precedes a protection by rows: those that have no marks of their own take the floor as theirs."""
     table, name = f"{quote(target.schema)}.{quote(target.relation)}", literal(target.name)
-    floors = floors_condition(table, target.name)
-    write = (
-        f"UPDATE {table} AS r SET {MARK_COLUMN} = lowest WHERE r.{MARK_COLUMN} OPERATOR(pg_catalog.<) lowest"
-        f" OR unguarded AND r.{MARK_COLUMN} OPERATOR(pg_catalog.>) lowest;"
-    )
-    body = f"""
-#variable_conflict use_variable
-DECLARE
-  lowest bigint;
-  unguarded boolean;
-  of_floor text;
-BEGIN
-  SELECT max(f.floor), bool_or(f.relation IS NOT DISTINCT FROM {relation(table)}) INTO lowest, unguarded
-    FROM fencepost.floors f WHERE {floors};
-  IF lowest IS NULL OR EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = {relation(table)}
-                                  AND t.tgname = '{PREFIX}upd') THEN
-    RETURN;
-  END IF;{"" if ceiling is None else _refuse_floor(ceiling.max_token, floors)}
-  {column_sql(table)};{write_rows_sql(write)}
-  INSERT INTO fencepost.floors AS f (name, floor) VALUES ({name}, lowest)
-  ON CONFLICT ON CONSTRAINT floors_pkey DO UPDATE SET floor = greatest(f.floor, excluded.floor);
-  UPDATE fencepost.floors f SET covers_rows = false WHERE {floors};
-END"""
-    return ["DO " + dollar(body)]
-
-
-def _refuse_floor(max_token: int, floors: str) -> str:
-    """Write, for the body of raise_rows_sql, what refuses a floor above the ceiling. `floors`: which count."""
     mend = literal(mend_reset("%s", registered=True))
-    return f"""
-  IF lowest > {max_token} THEN
-    SELECT f.name INTO of_floor FROM fencepost.floors f WHERE {floors} ORDER BY f.floor DESC LIMIT 1;
-    RAISE EXCEPTION USING ERRCODE = '{TOO_HIGH}',
-      MESSAGE = format('The floor of %s is %s, above {max_token}, the highest token that the table is to take.',
-                       of_floor, lowest),
-      HINT = format({mend}, of_floor);
-  END IF;"""
+    above = "NULL" if ceiling is None else f"'{ceiling.max_token}'"
+    return [f"SELECT fencepost.raise_rows({literal(table)}::regclass, {name}, {above}, {mend})"]
 
 
 def unprotect_scope_sql(

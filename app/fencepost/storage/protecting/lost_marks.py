@@ -9,12 +9,11 @@ for since may be gone as well.
 import shlex
 from typing import Final
 
-from fencepost.fencing.token import BUILTIN, EXTERNAL
+from fencepost.fencing.token import EXTERNAL
 from fencepost.storage.protecting.check import ProtectError
-from fencepost.storage.protecting.names import relation
-from fencepost.storage.protecting.table import HIGHEST_MARK, MISMATCH
-from fencepost.storage.protecting.target import CONSTRAINT, Target
-from fencepost.storage.statements.row_sql import dollar, literal
+from fencepost.storage.protecting.table import HIGHEST_MARK
+from fencepost.storage.protecting.target import Target
+from fencepost.storage.statements.row_sql import literal
 from fencepost.storage.tables.catalog import MARK_COLUMN
 
 ABOVE: Final = "--above N"
@@ -49,37 +48,6 @@ def require_marks(target: Target, above: int | None) -> None:
 def restore_sql(table: str, name: str, above: int | None = None) -> str:
     """Make the column anew where it is gone from a table whose rows have marks of their own, once the table is locked.
     `table` is its name in SQL, `name` the one that commands take.
-
-    No row is rewritten: a constant default counts for all that are there.
     """
-    add = (
-        f"ALTER TABLE {table.replace('%', '%%')} ADD COLUMN {MARK_COLUMN} bigint NOT NULL DEFAULT %s,"
-        f" ALTER COLUMN {MARK_COLUMN} SET DEFAULT 0"
-    )
-    body = f"""
-DECLARE
-  p fencepost.protected;
-  known bigint := {"NULL" if above is None else above};
-BEGIN
-  SELECT x.* INTO p FROM fencepost.protected x WHERE x.relation = {relation(table)} AND x.scope IS NULL;
-  IF NOT FOUND OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {relation(table)}
-                             AND a.attname = {literal(MARK_COLUMN)} AND NOT a.attisdropped) THEN
-    RETURN;
-  END IF;
-  -- Whatever was accepted had been issued before; what is drawn from now on is above it.
-  IF p.source = {literal(BUILTIN)} THEN
-    known := fencepost.issued();
-  ELSIF p.source <> {literal(EXTERNAL)} THEN
-    known := fencepost.issued(p.source);
-  ELSIF known IS NULL THEN
-    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = {literal(lost_marks_reason(name))};
-  END IF;
-  known := greatest(known, 0, (SELECT f.floor FROM fencepost.floors f WHERE f.name = p.name),
-                    (SELECT max(m.last_fence_token) FROM fencepost.marks m
-                      WHERE starts_with(m.resource, fencepost.enc(p.name) || '/')));
-  EXECUTE format({literal(add)}, known);
-  ALTER TABLE {table} ADD CONSTRAINT {CONSTRAINT} CHECK ({MARK_COLUMN} >= 0) NOT VALID;
-  INSERT INTO fencepost.floors AS f (name, floor) VALUES (p.name, known)
-  ON CONFLICT (name) DO UPDATE SET floor = greatest(f.floor, excluded.floor);
-END"""
-    return "DO " + dollar(body)
+    known = "NULL" if above is None else f"'{above}'"
+    return f"SELECT fencepost.restore_marks({literal(table)}::regclass, {known}, {literal(lost_marks_reason(name))})"

@@ -25,13 +25,3 @@ def remember(table: str, name: str) -> str:
     marks of their own.
     """
     return f"UPDATE fencepost.floors SET relation = {relation(table)}, covers_rows = false WHERE name = {literal(name)}"
-
-
-def floors_condition(table: str, name: str) -> str:
-    """The floors f that hold for a table's rows, which have no marks of their own: it has left a scope, and may have
-    been renamed since; or the table that had left one under this name is gone, and this one is in its place.
-    """
-    return (
-        f"f.covers_rows AND (f.relation = {relation(table)}"
-        f" OR f.name = {literal(name)} AND fencepost.name_of(f.relation) IS NULL)"
-    )

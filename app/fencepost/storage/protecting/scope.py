@@ -11,10 +11,9 @@ from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.token import Rule
 from fencepost.storage.protecting.functions import drop_functions, give_functions
 from fencepost.storage.protecting.left_scope import leave_for, lock_prefix
-from fencepost.storage.protecting.names import floors_condition, take_name
+from fencepost.storage.protecting.names import take_name
 from fencepost.storage.protecting.scope_check import PREFIX_OF, TableScope
 from fencepost.storage.protecting.table import (
-    MISMATCH,
     ROW_PARTS,
     TableDdl,
     drop_scope_functions,
@@ -90,22 +89,10 @@ class ScopeDdl(TableDdl):
 
     def _require_one_rule(self) -> str:
         """Look again once no other session can protect a table of this scope: two may have been looking at once."""
-        body = f"""
-BEGIN
-  IF EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
-              WHERE {PREFIX_OF} = {self.prefix} AND p.relation <> {self.relation}
-                AND (p.rule, p.source, p.sealed, p.max_token, p.max_jump)
-                    IS DISTINCT FROM ({literal(self.rule)}, {literal(self.source)}, {str(self.sealed).lower()},
-                                      {self.ceiling_sql()})) THEN
-    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = 'a table was protected with this scope and another rule,'
-      ' source, seal or ceiling at the same moment.';
-  END IF;
-  IF EXISTS (SELECT FROM fencepost.protected p WHERE p.name = {self.prefix}) THEN
-    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}', MESSAGE = 'a table with the name of this scope was protected at the'
-      ' same moment.';
-  END IF;
-END"""
-        return "DO " + dollar(body)
+        return (
+            f"SELECT fencepost.require_one_rule({self.relation}, {self.prefix}, {literal(self.rule)},"
+            f" {literal(self.source)}, {str(self.sealed).lower()}, {self.ceiling_sql()})"
+        )
 
     def _bring_marks(self) -> list[str]:
         """The rows' marks become their scope's, those of keys without a row the floor of the prefix. None above the
@@ -127,7 +114,7 @@ DECLARE
 BEGIN
   IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {self.relation} AND a.attname = {literal(MARK_COLUMN)}
                 AND NOT a.attisdropped)
-     AND NOT EXISTS (SELECT FROM fencepost.floors f WHERE {floors_condition(self.table, self.target.name)}) THEN
+     AND NOT EXISTS (SELECT FROM fencepost.floors_of_rows({self.relation}, {self.name})) THEN
     SET LOCAL row_security = off;{of_rows}
     INSERT INTO fencepost.marks AS k (resource, last_fence_token, xid, row_absent)
     SELECT s.scope, s.mark, '0', true
@@ -185,17 +172,10 @@ END"""
         its highest mark, for none of the marks may be where it belongs.
         """
         bound = f"(SELECT pg_get_function_sqlbody(to_regprocedure({literal(f'{of}({self.table})')})))"
-        raised = f"""
-BEGIN
-  IF current_setting('fencepost.bound') <> '' AND current_setting('fencepost.bound') <> {bound} THEN
-    UPDATE fencepost.floors f SET floor = greatest(f.floor, (SELECT max(m.last_fence_token) FROM fencepost.marks m
-       WHERE starts_with(m.resource, {literal(encode_name(self.scope.prefix) + "/")}))) WHERE f.name = {self.prefix};
-  END IF;
-END"""
         return [
             f"SELECT set_config('fencepost.bound', coalesce({bound}, ''), true)",
             self.functions.bind("of", self.expression("r")),
-            "DO " + dollar(raised),
+            f"SELECT fencepost.fence_prefix({self.prefix}, {bound})",
         ]
 
     def bodies(self) -> dict[str, str]:

@@ -6,10 +6,10 @@ from typing import Final
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.token import BUILTIN, EXTERNAL, MAX_TOKEN, Rule
 from fencepost.storage.protecting.functions import Functions
-from fencepost.storage.protecting.target import CONSTRAINT, KEY_TYPES, KeyColumn, Target
+from fencepost.storage.protecting.target import KEY_TYPES, KeyColumn, Target
 from fencepost.storage.queues.progress import is_queue
 from fencepost.storage.statements.row_sql import dollar, encode_name, literal
-from fencepost.storage.tables.catalog import MARK_COLUMN, quote
+from fencepost.storage.tables.catalog import quote
 
 PREFIX: Final = "zzz_fencepost_"
 """Of the triggers' names: after all others, so that they judge what is really written."""
@@ -56,25 +56,14 @@ class TableDdl:
         what follows runs in the name of the role that protects it. `columns` are read besides the key's.
         """
         read = {column.name: column for column in (*self.target.key, *columns)}
-        types = ", ".join(
-            f"({literal(c.name)}::name, {literal(c.type)}::regtype::oid, {str(c.base_name in KEY_TYPES).lower()})"
-            for c in read.values()
-        )
-        body = f"""
-BEGIN
-  IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = {self.relation} AND c.relkind IN ('r', 'p'))
-     OR EXISTS (SELECT FROM (VALUES {types}) AS w(name, type, builtin) LEFT JOIN pg_attribute a
-                    ON a.attrelid = {self.relation} AND a.attname = w.name AND a.attnum > 0 AND NOT a.attisdropped
-                 WHERE a.atttypid IS DISTINCT FROM w.type OR w.builtin AND NOT fencepost.is_builtin(w.type))
-     OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = {self.relation} AND a.attname = {literal(MARK_COLUMN)}
-                   AND a.atttypid <> 'bigint'::regtype)
-     OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = {self.relation} AND k.conname = {literal(CONSTRAINT)}
-                   AND NOT starts_with(pg_get_constraintdef(k.oid), 'CHECK (({MARK_COLUMN} >= 0))')) THEN
-    RAISE EXCEPTION USING ERRCODE = '{MISMATCH}',
-      MESSAGE = 'the table was changed at the same moment, or is another one: look at it, and run this again.';
-  END IF;
-END"""
-        return [f"LOCK TABLE {self.table} IN ACCESS EXCLUSIVE MODE", "DO " + dollar(body)]
+        named = ", ".join(literal(c.name) for c in read.values())
+        types = ", ".join(literal(c.type) for c in read.values())
+        builtin = ", ".join(str(c.base_name in KEY_TYPES).lower() for c in read.values())
+        return [
+            f"LOCK TABLE {self.table} IN ACCESS EXCLUSIVE MODE",
+            f"SELECT fencepost.require_unchanged({self.relation}, ARRAY[{named}]::name[], ARRAY[{types}]::regtype[],"
+            f" ARRAY[{builtin}])",
+        ]
 
     def trigger(self, part: str, event: str, function: str, condition: str = "") -> str:
         """Make one of the table's triggers for each row; `function` is the part of its functions' names."""
@@ -125,18 +114,6 @@ END"""
             return "NULL::int8, NULL::int8"
         jump = "NULL" if self.ceiling.max_jump is None else f"'{self.ceiling.max_jump}'"
         return f"'{self.ceiling.max_token}'::int8, {jump}::int8"
-
-
-def write_rows_sql(write: str) -> str:
-    """Write to a table's rows, in the body of a DO. The table's own triggers may fire: they find their names as always,
-    so `write` names its operators in full. A policy that hides rows must fail, and not hide their marks.
-    """
-    return f"""
-    SET LOCAL search_path TO DEFAULT;
-    SET LOCAL row_security = off;
-    {write}
-    SET LOCAL row_security TO DEFAULT;
-    SET LOCAL search_path = pg_catalog, pg_temp;"""
 
 
 def mend_reset(resource: str, *, registered: bool) -> str:
@@ -231,25 +208,12 @@ def issue_beyond_sql(source: str, before: str | None, marks: str) -> list[str]:
 
 
 MADE: Final = "coalesce(current_setting('fencepost.made', true), '') = 'true'"
-"""Whether the last column_sql of this transaction has made the column. What is in pg_attribute does not show it: the
-row of a column that was there is written anew with its default.
-"""
+"""Whether the last column_sql of this transaction has made the column."""
 
 
 def column_sql(table: str) -> str:
-    """Make the column of the marks where there is none, in a statement that can be repeated: what a constant default
-    says is not written into the rows that are there. The default of one that is there becomes 0 again: another one
-    would pass for a token.
-    """
-    body = f"""
-BEGIN
-  PERFORM set_config('fencepost.made', (NOT EXISTS (SELECT FROM pg_attribute a
-    WHERE a.attrelid = {literal(table)}::regclass AND a.attname = {literal(MARK_COLUMN)} AND NOT a.attisdropped))::text,
-    true);
-  ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {MARK_COLUMN} bigint NOT NULL DEFAULT 0,
-    ALTER COLUMN {MARK_COLUMN} SET DEFAULT 0;
-END"""
-    return "DO " + dollar(body)
+    """Make the column of the marks where there is none, in a statement that can be repeated."""
+    return f"SELECT fencepost.add_mark_column({literal(table)}::regclass)"
 
 
 def drop_triggers(table: str, parts: Sequence[str]) -> list[str]:
