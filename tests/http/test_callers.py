@@ -118,8 +118,13 @@ async def test_too_many_requests_of_one_caller_or_with_bad_tokens_are_429(
         ann, bob = caller("ann"), caller("bob")
         answers = [await limited.get(ORDERS, headers=ann) for _ in range(4)]
         other = await limited.get(ORDERS, headers=bob)
+        cat, line = caller("cat"), '{"method":"PATCH","path":"orders/none","token":9,"body":{"status":"paid"}}\n'
+        ndjson = {"Content-Type": "application/x-ndjson"}
+        batch = await limited.post("/v1/batch", content=line, headers=cat | ndjson)
+        whole = await limited.post("/v1/batch?atomic=true", content=line, headers=cat | ndjson)
         tried = [await limited.get(ORDERS, headers=bearer(f"a.b.{n}")) for n in range(3)]
         good = await limited.get(ORDERS, headers=bob)
+    assert (batch.status_code, batch.json()["status"], whole.status_code) == (200, 404, 429), "four of three"
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
     assert (answers[3].json()["code"], other.status_code) == ("FP046", 200)
     assert [answer.headers["ratelimit"].split(";")[1] for answer in answers] == ["r=2", "r=1", "r=0", "r=0"]

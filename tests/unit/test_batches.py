@@ -21,6 +21,7 @@ from fencepost.http.batches.running import Batch
 from fencepost.http.batches.splitting import Splitter
 from fencepost.http.guard import Arrival
 from fencepost.http.problems.response import RequestError
+from fencepost.testing.servers.waiting import PATIENCE
 
 LINES = 8
 LONGEST = 20
@@ -108,13 +109,13 @@ async def settled() -> None:
 
 
 def begun(
-    client: Client, caller: Caller, catalog: object = None, *, expects: bool = False
+    client: Client, caller: Caller, catalog: object = None, *, expects: bool = False, pace: Any = None
 ) -> tuple[Batches, asyncio.Task[None], Arrival]:
     batches, arrival = Batches(LINES, 1, 1.0, 1.0), Arrival(since=0.0, in_body=True)
     catalog = catalog or SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
     gateway.for_batch = lambda: gateway
-    batch = Batch(gateway, 1000, client.receive, client.send, arrival, None)
+    batch = Batch(gateway, 1000, client.receive, client.send, arrival, None, pace)
     return batches, asyncio.create_task(batch.run(expects=expects)), arrival
 
 
@@ -128,6 +129,24 @@ async def test_who_waits_to_be_told_to_send_has_no_more_time_than_others() -> No
     batches.stop()
     await task
     assert json.loads(client.answer)["lines"] == 0
+
+
+async def test_a_line_that_comes_too_fast_waits_and_the_batch_can_end() -> None:
+    client, may, asked = Client(), [0, 0, 0], asyncio.Event()
+    client.reads.set()
+
+    def take() -> int:
+        if not may:
+            asked.set()
+        return may.pop() if may else 3600
+
+    batches, task, _ = begun(client, Caller(""), pace=SimpleNamespace(take=take))
+    await asyncio.wait_for(asked.wait(), PATIENCE)
+    await settled()
+    assert len(client.answer.splitlines()) == 3
+    batches.stop()
+    await task
+    assert json.loads(client.answer.splitlines()[-1])["lines"] == 3
 
 
 async def test_no_more_is_read_than_verdicts_are_taken() -> None:

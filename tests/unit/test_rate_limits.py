@@ -57,6 +57,18 @@ async def test_a_caller_is_refused_what_is_too_much_and_others_are_not() -> None
     assert (await without.ask("ann"))[1] == {}
 
 
+def test_lines_of_a_batch_count_as_requests_of_their_caller() -> None:
+    limits = RateLimits(read_rate("a", "4/minute"))
+    ann, bob = limits.pace(Caller("ann"), None), limits.pace(Caller("bob"), None)
+    assert ann is not None
+    assert bob is not None
+    assert limits.take(Caller("ann"), None)[0] is None
+    assert [ann.take() > 0 for _ in range(4)] == [False, False, False, True]
+    too_many, fits, full = bob.refusal(5), bob.refusal(4), bob.refusal(1)
+    assert (too_many and too_many.name, fits, full and full.name) == ("FP017", None, "FP046")
+    assert RateLimits().pace(Caller("ann"), None) is None
+
+
 async def test_answers_show_what_is_left() -> None:
     asking = Asking("3/minute")
     shown = [(await asking.ask("ann"))[1] for _ in range(4)]

@@ -104,7 +104,7 @@ class Application(FastAPI):
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         self.add_middleware(edge)
         self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
-        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes))
+        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits))
         self._outermost = _with_cors(self._split, parts.sites)
         if parts.admin is not None:
             app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))

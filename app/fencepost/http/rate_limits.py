@@ -7,6 +7,7 @@ w seconds; RateLimit: r requests are left, and t seconds until there are more).
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from limits import RateLimitItem, parse
@@ -15,6 +16,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 
 from fencepost.fencing.access_problem_types import RATE_LIMITED
 from fencepost.fencing.caller import Caller
+from fencepost.fencing.problem_types import BODY_TOO_LARGE
 from fencepost.fencing.problems import Problem
 from fencepost.startup import StartupError
 
@@ -72,6 +74,18 @@ class RateLimits:
         detail = f"{of} has sent more {sent} than {limit}, which is what one may send to a process of this gateway."
         return Problem(RATE_LIMITED, detail, retry_after=max(seconds, 1)), fields
 
+    def pace(self, caller: Caller, address: str | None) -> "Pace | None":
+        """Give how fast the lines of a batch of this caller may come; None: there is no limit."""
+        if self._per_caller is None:
+            return None
+        return Pace(self, self._per_caller, ("caller", caller.name) if address is None else ("address", address))
+
+    def count(self, limit: RateLimitItem, who: tuple[str, str], cost: int) -> int:
+        """Count so many requests at once, if they are not too many: then give the seconds until there are more."""
+        if self._limiter.hit(limit, "caller", *who, cost=cost):
+            return 0
+        return max(self._left(limit, "caller", *who)[1], 1)
+
     def failing(self, address: str) -> Problem | None:
         """Refuse to verify a credential of an address that has sent too many that were not accepted."""
         limit = self._failed
@@ -94,3 +108,27 @@ class RateLimits:
         """Give how many are left, and the seconds until there are more."""
         stats = self._limiter.get_window_stats(limit, *who)
         return stats.remaining, max(math.ceil(stats.reset_time - time.time()), 0)  # noqa: TID251 - the library's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the lines of a batch may come: each counts as a request of its caller."""
+
+    limits: RateLimits
+    limit: RateLimitItem
+    who: tuple[str, str]
+
+    def take(self, lines: int = 1) -> int:
+        """Count so many lines. 0: they may go on; else the seconds after which to ask again: they were not counted."""
+        return self.limits.count(self.limit, self.who, lines)
+
+    def refusal(self, lines: int) -> Problem | None:
+        """Count so many lines, which are to go on together; say why they may not."""
+        if lines > self.limit.amount:
+            detail = f"The batch has {lines} lines, and is to land as a whole; its caller may send {self.limit}."
+            return Problem(BODY_TOO_LARGE, detail)
+        seconds = self.take(lines)
+        if not seconds:
+            return None
+        detail = f"With {lines} lines, which are to land as a whole, the caller would have sent more than {self.limit}."
+        return Problem(RATE_LIMITED, detail, retry_after=seconds)

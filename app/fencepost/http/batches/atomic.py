@@ -21,6 +21,7 @@ from fencepost.gateway.refusals import unavailable
 from fencepost.http.batches.understanding import LINES_IN_A_ROW, Understood, understand
 from fencepost.http.batches.verdict import NDJSON, verdict_of
 from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.rate_limits import Pace
 from fencepost.http.requests.bodies import read_body
 from fencepost.http.requests.headers import Headers
 from fencepost.http.responses.raw import NO_STORE, RawResponse
@@ -35,7 +36,9 @@ connection that it allows, for all of its sessions.
 """
 
 
-async def atomic_answer(gateway: Gateway, headers: Headers, receive: Receive, max_body_bytes: int) -> Response:
+async def atomic_answer(
+    gateway: Gateway, headers: Headers, receive: Receive, max_body_bytes: int, pace: Pace | None
+) -> Response:
     """Read all lines, and decide them in one transaction. Raises RequestError."""
     body = await read_body(headers, receive, max_body_bytes)
     try:
@@ -43,7 +46,10 @@ async def atomic_answer(gateway: Gateway, headers: Headers, receive: Receive, ma
             if gateway.caller.is_over(asyncio.get_running_loop().time()):
                 raise RequestError(Problem(INVALID_CREDENTIAL, "The caller's token ended while the batch waited."))
             lines = await _understood(gateway, body, max_body_bytes)
-            return lines if isinstance(lines, Response) else await _decided(gateway, lines)
+            if isinstance(lines, Response):
+                return lines
+            too_fast = None if pace is None else pace.refusal(len(lines))
+            return await _decided(gateway, lines) if too_fast is None else problem_response(too_fast)
     except UnavailableError as error:
         return problem_response(unavailable(error))
 

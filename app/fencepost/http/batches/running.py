@@ -29,6 +29,7 @@ from fencepost.http.batches.verdict import NDJSON, last_line, verdict_of
 from fencepost.http.batches.window import Entry, Window
 from fencepost.http.guard import Arrival
 from fencepost.http.problems.response import problem_response
+from fencepost.http.rate_limits import Pace
 from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.identity.authenticator import Standing
 
@@ -48,7 +49,7 @@ log = structlog.stdlib.get_logger("fencepost.http")
 
 class Batch:
     """A batch. `gateway` is that of its caller; `arrival`: how its body stands with the guard of connections;
-    `standing`: how the caller's credential stands, where there is authentication.
+    `standing`: how the caller's credential stands, where there is authentication; `pace`: how fast its lines may come.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class Batch:
         send: Send,
         arrival: Arrival,
         standing: Standing | None,
+        pace: Pace | None = None,
     ) -> None:
         self._gateway, self._batches = gateway.for_batch(), gateway.batches
         self._receive, self._send = receive, send
-        self._arrival, self._standing = arrival, standing
+        self._arrival, self._standing, self._pace = arrival, standing, pace
         self._max_body_bytes = max_body_bytes
         self._splitter = Splitter(max_body_bytes)
         self._order, self._window = Order(), Window(self._batches.lines)
@@ -137,11 +139,12 @@ class Batch:
             await self._window.room()
         if not self._lines % LINES_IN_A_ROW:
             await asyncio.sleep(0)
-        if self._is_to_stop() or not await self._may_go_on():
+        blank = raw is not None and not raw.strip(b" \t\r")
+        if not await self._may_go_on() or not (blank or await self._in_pace()):
             return False
         self._lines += 1
         self._arrival.since = None if self._arrival.since is None else asyncio.get_running_loop().time()
-        if raw is not None and not raw.strip(b" \t\r"):
+        if blank:
             return True
         entry = self._window.enter(0 if raw is None else len(raw))
         number, longest = self._lines, self._max_body_bytes
@@ -152,10 +155,20 @@ class Batch:
             tasks.create_task(self._decide(entry, self._order.enter(number, line.place, line.key), line))
         return True
 
+    async def _in_pace(self) -> bool:
+        """Wait until the caller may send one more line; False: it is to be read no more."""
+        while self._pace is not None and (seconds := self._pace.take()):
+            await asyncio.wait((self._batches.stopping,), timeout=seconds)
+            if not await self._may_go_on():
+                return False
+        return True
+
     async def _may_go_on(self) -> bool:
-        """Look at what may have changed since the line before: the caller's credential, and the picture of the tables.
-        Places of before cannot be compared with those of a new one.
+        """Look at what ends it, and at what may have changed since the line before: the caller's credential, and the
+        picture of the tables. Places of before cannot be compared with those of a new one.
         """
+        if self._is_to_stop():
+            return False
         if self._standing is not None and not await self._standing.is_good():
             self._stopped = _OVER
         version = self._gateway.catalog.current.version

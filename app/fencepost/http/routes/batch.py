@@ -9,15 +9,18 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from fencepost.fencing.caller import ANONYMOUS, CALLER
 from fencepost.fencing.problem_types import METHOD_NOT_ALLOWED, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.gateway import Gateway
 from fencepost.http.batches.atomic import atomic_answer
 from fencepost.http.batches.running import Batch
 from fencepost.http.batches.verdict import NDJSON
+from fencepost.http.caller import network_of
 from fencepost.http.guard import arrival_of
 from fencepost.http.hanging_up import STANDING
 from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.rate_limits import Pace, RateLimits
 from fencepost.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name, media_ranges
 from fencepost.http.requests.query import query_pairs
@@ -33,8 +36,8 @@ _ACCEPTED: Final = frozenset({"*/*", "application/*", NDJSON.decode()})
 class BatchRoute:
     """The route."""
 
-    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> None:
-        self._gateway, self._max_body_bytes = gateway, max_body_bytes
+    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, limits: RateLimits) -> None:
+        self._gateway, self._max_body_bytes, self._limits = gateway, max_body_bytes, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a batch."""
@@ -46,7 +49,7 @@ class BatchRoute:
             await response(scope, receive, send)
             return
         gateway, standing = self._gateway(scope), scope.get(STANDING)
-        batch = Batch(gateway, self._max_body_bytes, receive, send, arrival_of(scope), standing)
+        batch = Batch(gateway, self._max_body_bytes, receive, send, arrival_of(scope), standing, self._pace(scope))
         await batch.run(expects=b"expect" in by_name(scope["headers"]))
 
     async def _whole(self, scope: Scope, receive: Receive) -> Response | None:
@@ -59,7 +62,14 @@ class BatchRoute:
         headers = _read(scope)
         if not _is_atomic(scope["query_string"]):
             return None
-        return await atomic_answer(self._gateway(scope), headers, receive, self._max_body_bytes)
+        return await atomic_answer(self._gateway(scope), headers, receive, self._max_body_bytes, self._pace(scope))
+
+    def _pace(self, scope: Scope) -> Pace | None:
+        """Give how fast lines may come. Without authentication nobody's are counted."""
+        if STANDING not in scope:
+            return None
+        caller = scope[CALLER]
+        return self._limits.pace(caller, network_of(scope) if caller.name == ANONYMOUS else None)
 
 
 def _read(scope: Scope) -> Headers:
