@@ -22,7 +22,7 @@ def run_pytest(directory: Path, *arguments: str | Path, python: str | Path = sys
         "[pytest]\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
     )
     done = subprocess.run(
-        [str(python), "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", *arguments],
+        [str(python), "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "-p", "no:schemathesis", *arguments],
         cwd=directory,
         env=environment,
         capture_output=True,
