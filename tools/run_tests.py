@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
             return code
         failures = Failures.read(file)
         if failures.later and (code != pytest.ExitCode.TESTS_FAILED or failures.worth_a_second_look):
-            click.echo(f"\nOne after another, by the clock: {failures.later} tests.")
+            click.echo(f"\nOne after another, by the clock: {len(failures.later)} tests.")
             later = _pytest(*arguments, cache, f"--failures={file}", "--realtime=only", "-n0")
             if later not in _COMPLETE:
                 return later

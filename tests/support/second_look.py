@@ -21,6 +21,8 @@ MOST: Final = 10
 _LINES: Final = 12
 """How many lines of a failure's message are listed."""
 _VIOLATION: Final = "violation"
+_FILES: Final = pytest.StashKey[frozenset[str]]()
+"""The files that a run of the tests marked `realtime` reads."""
 
 
 @dataclass
@@ -32,8 +34,8 @@ class Failures:
     incomplete: bool = False
     """Whether tests may not have run: a skip that CI forbids, a file that could not be read, a run that was stopped."""
 
-    later: int = 0
-    """How many tests were left to the run of those that are marked `realtime`."""
+    later: list[str] = field(default_factory=list)
+    """The files of the tests that were left to the run of those that are marked `realtime`, one for each test."""
 
     @property
     def worth_a_second_look(self) -> bool:
@@ -62,9 +64,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.realtime == "only" and config.option.failures is not None:
+        config.stash[_FILES] = frozenset(Failures.read(config.option.failures).later)
     if not hasattr(config, "workerinput"):  # a worker of xdist hands its reports to the process that started it
         first: Path | None = config.option.first
         config.pluginmanager.register(Look(config, None if first is None else Failures.read(first)), "second-look")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read only the files of which the run before has left something: reading all takes seconds."""
+    left = config.stash.get(_FILES, None)
+    return True if left is not None and collection_path.is_file() and str(collection_path) not in left else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,8 +31,8 @@ KUBE = ".ci/kube-apiserver"
 TEST_ALL = "make test-all"
 LEFT = pytest.StashKey[dict[tuple[str, str], int]]()
 """How many tests were left to which command, by this and their kind."""
-LATER = pytest.StashKey[int]()
-"""How many tests are left to the run of those that are marked `realtime`."""
+LATER = pytest.StashKey[list[str]]()
+"""The files of the tests that are left to the run of those that are marked `realtime`, one for each test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[LEFT], config.stash[LATER] = {}, 0
+    config.stash[LEFT], config.stash[LATER] = {}, []
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left: Counter[tuple[str, str]] = Counter()
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
-    later = 0
+    later: list[str] = []
     for item in items:
         long = None if named else item.get_closest_marker("long")
         command = TEST_ALL if long is None else long.kwargs.get("by", TEST_ALL)
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             others.append(item)
         elif realtime != "with" and (realtime == "only") != bool(item.get_closest_marker("realtime")):
             others.append(item)
-            later += realtime == "without"
+            later += [str(item.path)] * (realtime == "without")
         else:
             chosen.append(item)
     if others:
