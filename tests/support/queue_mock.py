@@ -15,6 +15,8 @@ from fencepost.storage.queues.progress import PartitionProgress
 from fencepost.storage.statements.idempotency import Recorded
 
 PARTITIONS = 2
+WAITS = 0.01
+"""Seconds, at most, for which a mock waits for messages: a consumer that is stopped waits for the answer."""
 
 
 def message(resource: str, value: bytes = b"{}", **headers: bytes) -> Message:
@@ -120,7 +122,7 @@ class MockConsumer:
         if not found and wait_s:
             self.log.arrived.clear()
             try:
-                async with asyncio.timeout(wait_s):
+                async with asyncio.timeout(min(wait_s, WAITS)):
                     await self.log.arrived.wait()
             except TimeoutError:
                 return []

@@ -46,7 +46,7 @@ async def test_no_more_are_in_hand_than_the_limit_and_those_that_are_held_keep_t
 
 
 async def test_no_more_is_taken_while_many_bytes_are_in_hand() -> None:
-    mocked = MockedConsumer(limits=ConsumerLimits(messages=1000, bytes=100_000))
+    mocked = MockedConsumer(limits=ConsumerLimits(messages=1000, bytes=100_000), times=ConsumingTimes(alive_every=0.01))
     mocked.applying.held[b"t/a"] = asyncio.Event()
     for _ in range(20):
         await mocked.log.append(message("t/a", b"x" * 10_000))
@@ -101,7 +101,7 @@ async def test_an_outage_pauses_all_and_is_over_by_itself_and_the_member_stays_o
     def come_to(_received: Received, _standing: Standing) -> Result:
         return Later("the database is away", everything=True) if away else Decided("applied")
 
-    mocked = MockedConsumer(come_to)
+    mocked = MockedConsumer(come_to, times=ConsumingTimes(alive_every=0.01))
     await mocked.append("t/a", "t/b", "t/a")
     async with running(mocked):
         await until("paused", lambda: mocked.consumer.paused_because == "the database is away")
@@ -159,7 +159,7 @@ async def test_a_log_that_is_away_is_asked_again(method: str) -> None:
 
 
 async def test_a_log_that_says_it_lost_messages_is_quarantined() -> None:
-    mocked = MockedConsumer(times=ConsumingTimes(pause=0.01, longest_pause=1.0))
+    mocked = MockedConsumer(times=ConsumingTimes(pause=0.001, longest_pause=0.1))
     async with running(mocked):
         await until("the first look", lambda: mocked.ledger.checks == 1)
         mocked.log.failing["take"] = LogChangedError("partition 0 was cut off")
@@ -211,7 +211,7 @@ async def test_a_message_that_is_tried_in_vain_is_reported_once_and_noted_until_
     locked = [True]
     mocked = MockedConsumer(
         lambda each, _: Later("its row is locked") if locked and each.position.offset == 0 else Decided("applied"),
-        times=ConsumingTimes(blocked_after=0.0, note_every=0.01),
+        times=ConsumingTimes(blocked_after=0.0, note_every=0.01, pause=0.01),
     )
     await mocked.append("t/a", "t/a", "t/b")
 
