@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = 'pytest_plugins = ["tests.support.selection", "tests.support.second_look"]'
-INI = "[pytest]\nasyncio_default_fixture_loop_scope = function\naddopts = -p no:schemathesis\n"
+INI = "[pytest]\naddopts = -p xdist.plugin\n"
 PLANTED = """
 import os
 from pathlib import Path
@@ -68,7 +68,7 @@ def run(directory: Path, healing: int, planted: str = "", no_skips: str = "", *m
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_planted.py").write_text(PLANTED.replace("HEALING", str(healing)) + planted)
     command = [sys.executable, "-m", "tools.run_tests", "-n2", f"--rootdir={directory}", f"-c{directory}/pytest.ini"]
-    environment = {"PATH": "", "PYTHONPATH": ".", "FENCEPOST_NO_SKIPS": no_skips}
+    environment = {"PATH": "", "PYTHONPATH": ".", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "FENCEPOST_NO_SKIPS": no_skips}
     done = subprocess.run(
         [*command, *more, str(directory)], capture_output=True, text=True, check=False, env=environment
     )
