@@ -1,5 +1,6 @@
-"""Processes of `fencepost consume` that are killed, paused and ended: each acknowledged message has one effect, in
-the order of its resource. The oracle is a trigger's log in the database.
+"""Processes of `fencepost consume` that are asked to end, and workers of one that are killed: each acknowledged message
+has one effect, in the order of its resource. The oracle is a trigger's log in the database. Consumers that are killed
+or paused: queues/test_kills.py and queues/test_paused.py.
 """
 
 import asyncio
@@ -14,10 +15,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.support.consuming import Queue, make_tables, opened, write, wrong_effects
 from tests.support.interleave import Connect, Connection
 from tests.support.violations import assert_none, promised
 
+from fencepost.cli.main import main
 from fencepost.queues.registry import DEFAULT
 from fencepost.testing.servers.processes import descendants
 from fencepost.testing.servers.waiting import PATIENCE, eventually
@@ -64,8 +67,6 @@ class Consumers:
 
     def end(self) -> None:
         for member in list(self.processes):
-            if self.processes[member].poll() is None:
-                os.kill(self.processes[member].pid, signal.SIGCONT)
             self.kill(member)
 
 
@@ -103,57 +104,6 @@ def _is_a_worker(pid: int) -> bool:
 async def _owners(owner: Connection) -> set[str]:
     rows = await owner.fetch("SELECT member FROM fencepost.queue_owners WHERE until > clock_timestamp()")
     return {row["member"] for row in rows if row["member"] is not None}
-
-
-async def test_consumers_that_are_killed_at_random_leave_one_effect_of_each_message(
-    queue: Queue, database: str, tmp_path: Path, seed: int
-) -> None:
-    expected: dict[str, list[int]] = defaultdict(list)
-    chance = random.Random(seed)
-    async with consumers(database, tmp_path) as running:
-        for member in ("a", "b"):
-            running.start(member)
-            await running.begun(member)
-        for round_ in range(6):
-            await _submit(queue, range(round_ * 500 + 1, round_ * 500 + 501), expected, seed)
-            member = chance.choice("ab")
-            running.kill(member)
-            running.start(member)
-            await running.begun(member)
-        await queue.empty(120)
-    assert_none(await wrong_effects(queue.owner, expected), f"FENCEPOST_STORM_SEED={seed}")
-    states = await queue.states()
-    promised(states == {"applied": 3000}, f"of 3000 messages: {states}", f"FENCEPOST_STORM_SEED={seed}")
-
-
-async def test_a_consumer_that_was_paused_past_its_partitions_applies_nothing_twice(
-    queue: Queue, database: str, tmp_path: Path, seed: int
-) -> None:
-    expected: dict[str, list[int]] = defaultdict(list)
-    async with consumers(database, tmp_path) as running:
-        paused = running.start("a")
-        await running.begun("a")
-        await _submit(queue, range(1, 2001), expected, seed)
-
-        async def some_applied() -> bool:
-            return bool(await queue.owner.fetchval("SELECT count(*) > 50 FROM public.effects"))
-
-        await eventually(some_applied, what="the first effects")
-        os.kill(paused.pid, signal.SIGSTOP)
-        left = await queue.owner.fetchval("SELECT count(*) FROM fencepost.queued")
-        assert left > 0, "it was paused with messages in hand"
-        running.start("b")
-        await running.begun("b")
-
-        async def taken_over() -> bool:
-            return await _owners(queue.owner) == {"b"}
-
-        await eventually(taken_over, what="b has all partitions")
-        await queue.empty(60)
-        os.kill(paused.pid, signal.SIGCONT)
-        await _submit(queue, range(2001, 2501), expected, seed)
-        await queue.empty(60)
-    assert_none(await wrong_effects(queue.owner, expected), f"FENCEPOST_STORM_SEED={seed}")
 
 
 async def test_sigterm_leaves_nothing_half_done_and_the_partitions_at_once(
@@ -209,15 +159,7 @@ async def test_workers_share_the_partitions_and_one_that_dies_is_started_again(
     ],
 )
 def test_what_keeps_it_from_starting_is_one_clear_line(arguments: tuple[str, ...], said: str, database: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")}
-    ended = subprocess.run(
-        [sys.executable, "-m", "fencepost", "consume", *arguments],
-        env=environment | {"FENCEPOST_DATABASE_URL": database},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert ended.returncode == 1
+    ended = CliRunner().invoke(main, ["consume", *arguments], env={"FENCEPOST_DATABASE_URL": database})
+    assert ended.exit_code == 1
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1, ended.stderr
