@@ -169,6 +169,9 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
     async def two() -> bool:
         return len(clients) == 2
 
+    async def timed() -> bool:
+        return session._timer is not None  # noqa: SLF001
+
     async def one() -> bool:
         return [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED]
 
@@ -176,10 +179,13 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
     with running(tmp_path) as bench:
         # Long enough for a server that starts on a busy machine.
         source = ZooKeeperSource(parse(f"zookeeper://127.0.0.1:{bench.port}?session_timeout_s=30", "zk"))
+        session = source._session  # noqa: SLF001 - its timer, and what it calls
         await source.open()
         try:
             held = await granted(source, "orders/k")
             await bench.crash()
+            await eventually(timed, what="a timer")
+            session._seek()  # noqa: SLF001 - the thirty seconds are over
             await eventually(two, what="a second client")
             await bench.restart()
             await eventually(one, what="the end of the second client")
