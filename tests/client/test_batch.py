@@ -75,23 +75,20 @@ async def test_lines_are_sent_while_an_iterable_waits_for_the_next_one(client: C
         [verdict async for verdict in verdicts]
 
 
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [
+async def test_what_is_not_one_line_is_refused_by_its_number(client: Client, gateway_url: str) -> None:
+    refused: list[tuple[Any, type[Exception]]] = [
         *((b" \r\n", ValueError), (b'{"claim":\n"orders/1"}', ValueError), (None, TypeError), ("{}", TypeError)),
         *(({"body": object()}, TypeError), ({"body": math.nan}, ValueError)),
-    ],
-)
-async def test_what_is_not_one_line_is_refused_by_its_number(
-    client: Client, gateway_url: str, line: Any, error: type[Exception]
-) -> None:
+    ]
+    for line, error in refused:
+        with pytest.raises(error, match=r"^line 1: "):
+            await anext(client.batch(iter([line])))
+    line, error = refused[0]
     text = written(patch("order-123", 1001, note="x"))
     verdicts = client.batch([*[text] * MOST_LINES, line])
     assert [(await anext(verdicts)).number for _ in range(MOST_LINES)][-1] == MOST_LINES, "a text may have its end"
     with pytest.raises(error, match=f"^line {MOST_LINES + 1}: "):
         await anext(verdicts)
-    with pytest.raises(error, match=r"^line 1: "):
-        await anext(client.batch(iter([line])))
     long, said = written(patch("order-123", 1001, note="x" * 1000)), list[Verdict]()
     with SyncClient(gateway_url) as synchronous, pytest.raises(error, match=f"^line {MOST_LINES + 1}: "):
         said.extend(synchronous.batch([*[long] * MOST_LINES, line]))
