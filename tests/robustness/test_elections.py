@@ -41,14 +41,6 @@ async def succeeded(contest: Contest, second: Candidate, term: int) -> int:
     return int(new)
 
 
-async def test_a_killed_leader_is_succeeded(database: str) -> None:
-    async with running(database) as http, contest(database) as election:
-        url = str(http.base_url)
-        first, second, term = await led_and_followed(election, url, url)
-        await first.kill()
-        await succeeded(election, second, term)
-
-
 async def test_a_paused_leader_wakes_up_and_is_refused(database: str) -> None:
     async with running(database) as http, contest(database) as election:
         url = str(http.base_url)

@@ -24,7 +24,7 @@ from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
-ROUNDS = 20
+ROUNDS = 5
 
 
 class Holder:
