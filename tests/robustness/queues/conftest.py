@@ -1,11 +1,15 @@
 """The storms' launcher: consumers and gateways start in a tenth of a second."""
 
+import functools
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
-from tests.robustness.queues.log_servers import KINDS, THREE
+from tests.robustness.queues.log_servers import KINDS, THREE, OneKafka
 
+from fencepost.testing.servers.directories import server_directory
+from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.launcher import Launcher
 
 
@@ -14,6 +18,13 @@ def launcher() -> Iterator[Launcher]:
     """Run one for this directory."""
     with Launcher() as running:
         yield running
+
+
+@pytest.fixture(scope="package")
+def one_kafka() -> Iterator[OneKafka]:
+    """Give what starts a Kafka for this directory."""
+    with server_directory() as directory, ExitStack() as stack:
+        yield functools.cache(lambda: stack.enter_context(Kafka(directory, 1)))
 
 
 @pytest.fixture(params=[*KINDS, THREE] if os.environ.get("FENCEPOST_STORM_THREE") else KINDS)

@@ -1,8 +1,10 @@
 """The servers of a queue's log, each of which can be killed."""
 
 import asyncio
+import itertools
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,9 @@ THREE = "kafka-three"
 """Kafka with three brokers, of which any two serve."""
 KINDS = ("postgres", "kafka", "redis")
 """One of each log; postgres: the database itself is the log."""
+OneKafka = Callable[[], Kafka]
+"""Starts a Kafka with one broker, when it is called for the first time, for all tests that do not harm it."""
+_topics = itertools.count(1)
 SECURED = ("kafka-secured", "redis-secured")
 """Servers that take TLS only; Kafka's with a user and a password, too."""
 
@@ -31,7 +36,7 @@ SECURED = ("kafka-secured", "redis-secured")
 @dataclass(frozen=True, slots=True)
 class LogServers:
     """`queue`: the name of the queue; `url`: as FENCEPOST_QUEUES has it. `servers`: what can be killed, by name.
-    `spare`: how many of them may be away while the others serve.
+    `spare`: how many of them may be away while the others serve. `topic`: of Kafka.
     """
 
     queue: str
@@ -39,6 +44,7 @@ class LogServers:
     servers: dict[str, Server] = field(default_factory=dict)
     kafka: Kafka | None = None
     spare: int = 0
+    topic: str = "orders"
 
     def places(self) -> dict[str, set[int]]:
         """Read at which offsets of Kafka's topic each tag stands; nothing of other logs, which have each once."""
@@ -47,7 +53,7 @@ class LogServers:
         found: defaultdict[str, set[int]] = defaultdict(set)
         settings = {"group.id": "oracle", "enable.auto.commit": False, "enable.partition.eof": True}
         reader = Consumer({**settings, "bootstrap.servers": self.kafka.bootstrap})
-        reader.assign([TopicPartition("orders", number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
+        reader.assign([TopicPartition(self.topic, number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
         left = set(range(PARTITIONS))
         while left:
             message = reader.poll(PATIENCE)
@@ -63,8 +69,8 @@ class LogServers:
         return found
 
 
-async def log_servers(kind: str, directory: Path, stack: ExitStack) -> LogServers:
-    """Run what a log of this kind needs; `stack` ends it."""
+async def log_servers(kind: str, directory: Path, stack: ExitStack, one_kafka: OneKafka | None) -> LogServers:
+    """Run what a log of this kind needs; `stack` ends it. `one_kafka`: in place of a Kafka of its own."""
     if kind == "postgres":
         return LogServers("postgres:default")
     if kind == "redis":
@@ -84,14 +90,16 @@ async def log_servers(kind: str, directory: Path, stack: ExitStack) -> LogServer
         secured = stack.enter_context(secured_broker(directory))
         await asyncio.to_thread(secured.make_topic, "orders", PARTITIONS)
         return LogServers("kafka:orders", secured.url("orders", "SCRAM-SHA-512"))
-    return await _kafka(directory / "kafka", stack, 3 if kind == THREE else 1)
+    if kind == THREE or one_kafka is None:
+        return await _kafka(stack.enter_context(Kafka(directory / "kafka", 3 if kind == THREE else 1)))
+    return await _kafka(one_kafka())
 
 
-async def _kafka(directory: Path, stack: ExitStack, nodes: int) -> LogServers:
-    kafka = stack.enter_context(Kafka(directory, nodes))
+async def _kafka(kafka: Kafka) -> LogServers:
+    nodes, topic = len(kafka.brokers), f"orders-{next(_topics)}"
     everywhere = [[(first + next_) % nodes + 1 for next_ in range(nodes)] for first in range(PARTITIONS)]
     in_sync = nodes // 2 + 1
     config = {"min.insync.replicas": str(in_sync)}
-    await asyncio.to_thread(make_topic, kafka, "orders", PARTITIONS, config, everywhere)
+    await asyncio.to_thread(make_topic, kafka, topic, PARTITIONS, config, everywhere)
     servers = {f"broker-{each.node}": each.server for each in kafka.brokers}
-    return LogServers("kafka:orders", url_of(kafka, "orders"), servers, kafka, spare=nodes - in_sync)
+    return LogServers(f"kafka:{topic}", url_of(kafka, topic), servers, kafka, spare=nodes - in_sync, topic=topic)

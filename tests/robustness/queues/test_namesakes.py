@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+from tests.robustness.queues.log_servers import OneKafka
 from tests.robustness.queues.submitters import Submitters
 from tests.robustness.queues.world import ConsumerServer, World, messages, world
 from tests.support.violations import assert_none
@@ -31,10 +32,10 @@ def namesakes(house: World) -> list[ConsumerServer]:
 
 
 async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_that_there_are_two(
-    kind: str, launcher: Launcher, seed: int
+    kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
 ) -> None:
     total = messages(800)
-    async with world(kind, launcher=launcher) as house:
+    async with world(kind, launcher=launcher, one_kafka=one_kafka) as house:
         older, younger = namesakes(house)
         house.consumers.update(older=older, younger=younger)
         older.start()

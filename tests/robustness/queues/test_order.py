@@ -8,6 +8,7 @@ import asyncio
 import random
 
 import pytest
+from tests.robustness.queues.log_servers import OneKafka
 from tests.robustness.queues.submitters import Submitters
 from tests.robustness.queues.world import World, messages, world
 from tests.support.violations import assert_none
@@ -40,10 +41,10 @@ async def come_and_go(house: World, submitters: Submitters, total: int, seed: in
 
 
 async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_order(
-    kind: str, launcher: Launcher, seed: int
+    kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
 ) -> None:
     total = messages(1200)
-    async with world(kind, launcher=launcher) as house:
+    async with world(kind, launcher=launcher, one_kafka=one_kafka) as house:
         for member in ("c1", "c2", "c3"):
             await house.consumer(member)
         submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= total)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 import asyncpg
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
+from tests.robustness.queues.log_servers import OneKafka
 from tests.robustness.queues.oracle import Submission, effects_of
 from tests.robustness.queues.submitters import Connection, Submitters
 from tests.robustness.queues.world import World, world
@@ -100,20 +101,20 @@ async def submit_some(submitters: Submitters) -> None:
 
 
 async def test_what_a_stopped_consumer_writes_when_it_goes_on_is_not_applied_twice(
-    kind: str, launcher: Launcher, seed: int
+    kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
 ) -> None:
     """Its log may tell a consumer that goes on of its loss before it comes to write: then nothing is shown, and it is
     done again.
     """
     for attempt in range(ATTEMPTS):
-        if await late_writes_are_not_applied_twice(kind, launcher, seed + attempt):
+        if await late_writes_are_not_applied_twice(kind, launcher, one_kafka, seed + attempt):
             return
     pytest.fail(f"no consumer wrote late in {ATTEMPTS} attempts")
 
 
-async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, seed: int) -> bool:
+async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int) -> bool:
     """Stop a consumer, have another one take over, and let the first one go on. False: it wrote nothing then."""
-    async with world(kind, launcher=launcher, statement_timeout=STATEMENT_TIMEOUT) as house:
+    async with world(kind, launcher=launcher, one_kafka=one_kafka, statement_timeout=STATEMENT_TIMEOUT) as house:
         submitters = Submitters(house.gateway.url, seed, lambda: True)
         await submit_some(submitters)
         looking = await house.connect()
@@ -153,12 +154,14 @@ async def all_applied(house: World, submitters: Submitters) -> bool:
     return await house.missing(submitters) == 0
 
 
-async def test_without_fence_and_record_a_stopped_consumer_applies_twice(launcher: Launcher) -> None:
+async def test_without_fence_and_record_a_stopped_consumer_applies_twice(
+    launcher: Launcher, one_kafka: OneKafka
+) -> None:
     """The control, in the same place."""
-    async with world("kafka", launcher=launcher, protected=False) as house:
+    async with world("kafka", launcher=launcher, one_kafka=one_kafka, protected=False) as house:
         kafka = house.log.kafka
         assert kafka is not None
-        tags = await asyncio.to_thread(produce_some, kafka)
+        tags = await asyncio.to_thread(produce_some, kafka, house.log.topic)
         looking = await house.connect()
         with plain(house, kafka, "a") as first:
             async with row_locked(house):
@@ -197,7 +200,7 @@ def plain(house: World, kafka: Kafka, name: str) -> Iterator[Server]:
         "-m",
         "tests.robustness.queues.plain_consumer",
         kafka.bootstrap,
-        "orders",
+        house.log.topic,
         house.database,
     )
     server = Server(command, house.directory / f"plain-{name}.log", lambda: True)
@@ -207,7 +210,7 @@ def plain(house: World, kafka: Kafka, name: str) -> Iterator[Server]:
         server.crash()
 
 
-def produce_some(kafka: Kafka) -> list[str]:
+def produce_some(kafka: Kafka, topic: str) -> list[str]:
     """Produce IN_HAND messages of one row."""
     failed: list[KafkaError] = []
 
@@ -218,7 +221,7 @@ def produce_some(kafka: Kafka) -> list[str]:
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "acks": "all", "enable.idempotence": True})
     tags = [f"w-{number}" for number in range(IN_HAND)]
     for tag in tags:
-        producer.produce("orders", json.dumps({"tag": tag}), f"orders/{KEY}", on_delivery=delivered)
+        producer.produce(topic, json.dumps({"tag": tag}), f"orders/{KEY}", on_delivery=delivered)
     assert producer.flush(30) == 0
     assert not failed
     return tags

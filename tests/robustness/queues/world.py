@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncpg
-from tests.robustness.queues.log_servers import LogServers, log_servers
+from tests.robustness.queues.log_servers import LogServers, OneKafka, log_servers
 from tests.robustness.queues.oracle import KEYS, SCHEMA, TRIGGER, Submission, effects_of, judge
 from tests.robustness.queues.submitters import Submitters
 from tests.support.postgres import first_server, server_bin_dir
@@ -149,12 +149,14 @@ async def world(
     kind: str,
     *,
     launcher: Launcher,
+    one_kafka: OneKafka | None = None,
     consume_here: bool = False,
     protected: bool = True,
     statement_timeout: str = "30",
 ) -> AsyncIterator[World]:
-    """Run a PostgreSQL, a gateway, and the log's servers; consumers are started by the test. `consume_here`: the
-    gateway consumes postgres:default too. `protected` False: the table is not. `statement_timeout`: in seconds.
+    """Run a PostgreSQL, a gateway, and the log's servers; consumers are started by the test. `one_kafka`: a Kafka that
+    serves other tests, too; without it there is one of its own. `consume_here`: the gateway consumes postgres:default,
+    too. `protected` False: the table is not. `statement_timeout`: in seconds.
     """
     with ExitStack() as stack:
         directory = stack.enter_context(server_directory())
@@ -165,7 +167,7 @@ async def world(
         quick_logins(postgres.url)
         await run_on(postgres.url, "CREATE DATABASE shop")
         database = in_database(postgres.url, "shop")
-        log = await log_servers(kind, directory, stack)
+        log = await log_servers(kind, directory, stack, one_kafka)
         settings = {"FENCEPOST_STATEMENT_TIMEOUT": statement_timeout}
         if log.url is not None:
             settings["FENCEPOST_QUEUES"] = log.url
