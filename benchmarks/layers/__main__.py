@@ -16,7 +16,8 @@ from benchmarks.layers.run import Services, measure
 from fencepost.embedded.server import embedded_bin_dir
 from fencepost.testing.servers.databases import in_database, run_on
 from fencepost.testing.servers.directories import server_directory
-from fencepost.testing.servers.gateway import run_command
+from fencepost.testing.servers.gateway import gateway_environment
+from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.lock_services import redis
 from fencepost.testing.servers.postgres import Postgres
 
@@ -26,15 +27,15 @@ TEMPLATE = "migrated"
 @contextmanager
 def services() -> Iterator[Services]:
     """Run a PostgreSQL with a migrated database, and a Redis."""
-    with server_directory() as data, tempfile.TemporaryDirectory() as logs:
+    with server_directory() as data, tempfile.TemporaryDirectory() as logs, Launcher() as launcher:
         postgres = Postgres(bin_dir=embedded_bin_dir(), data_dir=data)
         postgres.start()
         service = redis(Path(logs) / "redis")
         try:
             with service.server:
                 asyncio.run(run_on(postgres.url, f"CREATE DATABASE {TEMPLATE}"))
-                run_command(in_database(postgres.url, TEMPLATE), "migrate")
-                yield Services(postgres.url, TEMPLATE, service.url, Path(logs))
+                launcher.run(["migrate"], gateway_environment(in_database(postgres.url, TEMPLATE)))
+                yield Services(launcher, postgres.url, TEMPLATE, service.url, Path(logs))
         finally:
             postgres.stop()
 

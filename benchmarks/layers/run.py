@@ -26,7 +26,8 @@ from benchmarks.layers.oracle import SCHEMA, judged
 from benchmarks.layers.redis_lock import held_by
 from benchmarks.layers.source import deliver, deliver_all
 from fencepost.testing.servers.databases import clone, in_database
-from fencepost.testing.servers.gateway import COMMAND, GatewayServer, gateway_environment, run_command
+from fencepost.testing.servers.gateway import COMMAND, GatewayServer, gateway_environment
+from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.server import Server
 from fencepost.testing.servers.waiting import eventually
 
@@ -50,8 +51,11 @@ SELECT o.member FROM fencepost.queue_owners o JOIN fencepost.queued q USING (par
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all combinations share. `template`: a migrated database on the server `postgres`."""
+    """What all combinations share. `launcher` starts commands of `fencepost`; `template`: a migrated database on the
+    server `postgres`.
+    """
 
+    launcher: Launcher
     postgres: str
     template: str
     redis: str
@@ -70,8 +74,8 @@ async def measure(services: Services, layers: Layers, seed: int) -> Mapping[str,
     began = time.monotonic()
     try:
         async with _connection(setup.database) as connection:
-            await _prepare(connection, setup)
-            async with _running(setup, directory) as running:
+            await _prepare(services.launcher, connection, setup)
+            async with _running(services.launcher, setup, directory) as running:
                 await running.go(connection, redis)
             effects = await judged(connection, len(ORDERS), VERSIONS)
         sent = int(await redis.get("sent") or 0)
@@ -93,12 +97,12 @@ async def measure(services: Services, layers: Layers, seed: int) -> Mapping[str,
     }
 
 
-async def _prepare(connection: asyncpg.Connection, setup: Setup) -> None:
+async def _prepare(launcher: Launcher, connection: asyncpg.Connection, setup: Setup) -> None:
     await connection.execute(SCHEMA)
     await connection.execute("INSERT INTO orders (order_id) SELECT unnest($1::text[])", list(ORDERS))
     if setup.layers.fence:
         queue = ("--queue", QUEUE) if setup.layers.queue else ()
-        await asyncio.to_thread(run_command, setup.database, "protect", "orders", *queue)
+        await asyncio.to_thread(launcher.run, ["protect", "orders", *queue], gateway_environment(setup.database))
 
 
 class Running:
@@ -197,13 +201,15 @@ async def _connection(database: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @asynccontextmanager
-async def _running(setup: Setup, directory: Path) -> AsyncIterator[Running]:
+async def _running(launcher: Launcher, setup: Setup, directory: Path) -> AsyncIterator[Running]:
     """Run the processes of one combination; they are killed at the end, if they still run."""
     (directory / "sockets").mkdir()
     with ExitStack() as stack:
         if setup.layers.fence:
             settings = {"FENCEPOST_CONSUME_HERE": "off"}
-            gateway = stack.enter_context(GatewayServer(setup.database, directory / "gateway.log", settings=settings))
+            gateway = stack.enter_context(
+                GatewayServer(setup.database, directory / "gateway.log", settings=settings, launcher=launcher)
+            )
             setup = replace(setup, gateway=gateway.url)
         workers = [
             (str(path), _worker(replace(setup, name=path.name, socket=str(path)))) for path in _sockets(directory)
