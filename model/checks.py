@@ -146,7 +146,7 @@ SWITCHES: Final = (
         "R6",
         "an INSERT looks for the mark in its own snapshot, from before its wait",
         "A's older token is accepted after B's claim, which found no row.",
-        _scene("protocol", optimized=True),
+        _scene("protocol"),
     ),
     Switch(
         "R6_MARK",
@@ -158,7 +158,7 @@ SWITCHES: Final = (
         "R6_FLOOR",
         "pruning forgets a mark and raises no floor",
         "The older holder makes the row that the newer one deleted.",
-        _scene("protocol", optimized=True),
+        _scene("protocol"),
     ),
     Switch(
         "R6_HORIZON",
@@ -176,7 +176,7 @@ SWITCHES: Final = (
         "R7_BESIDE",
         "the claim answers with the row as its snapshot had it, from before its wait",
         "B overwrites what it has not seen: A's write is lost.",
-        _scene("protocol", optimized=True),
+        _scene("protocol"),
     ),
     Switch(
         "R7_LOOK",
