@@ -16,6 +16,7 @@ Folders in ONE_SERVER never run on the second PostgreSQL: what they test knows i
 A test that is asked for by name (`file.py::test`, `-k`, `-m`) runs on both; the long tests of a named file run, too.
 """
 
+import gc
 import os
 import zlib
 from collections import Counter
@@ -44,6 +45,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT], config.stash[LATER] = {}, []
+
+
+def pytest_collection() -> None:
+    """Have Python look for no garbage while tests are collected: what is made then stays."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Have it look again, but never through all that was collected."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
