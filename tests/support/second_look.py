@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from tests.support.selection import LATER, forbidden_skips
+from tests.support.selection import LATER, LEFT, forbidden_skips
 from tests.support.violations import violations_in
 
 MOST: Final = 10
@@ -21,8 +21,8 @@ MOST: Final = 10
 _LINES: Final = 12
 """How many lines of a failure's message are listed."""
 _VIOLATION: Final = "violation"
-_FILES: Final = pytest.StashKey[frozenset[str]]()
-"""The files that a run of the tests marked `realtime` reads."""
+_BEFORE: Final = pytest.StashKey["Failures"]()
+"""What the run before has written down, where this one is of the tests marked `realtime`."""
 
 
 @dataclass
@@ -36,6 +36,9 @@ class Failures:
 
     later: list[str] = field(default_factory=list)
     """The files of the tests that were left to the run of those that are marked `realtime`, one for each test."""
+
+    left: list[tuple[str, str, int]] = field(default_factory=list)
+    """What was left to which command: by this and their kind, how many tests."""
 
     @property
     def worth_a_second_look(self) -> bool:
@@ -65,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.realtime == "only" and config.option.failures is not None:
-        config.stash[_FILES] = frozenset(Failures.read(config.option.failures).later)
+        config.stash[_BEFORE] = Failures.read(config.option.failures)
     if not hasattr(config, "workerinput"):  # a worker of xdist hands its reports to the process that started it
         first: Path | None = config.option.first
         config.pluginmanager.register(Look(config, None if first is None else Failures.read(first)), "second-look")
@@ -73,8 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Read only the files of which the run before has left something: reading all takes seconds."""
-    left = config.stash.get(_FILES, None)
-    return True if left is not None and collection_path.is_file() and str(collection_path) not in left else None
+    before = config.stash.get(_BEFORE, None)
+    return True if before and collection_path.is_file() and str(collection_path) not in before.later else None
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the end of this run name what was left in all files."""
+    if (before := session.config.stash.get(_BEFORE, None)) is not None:
+        session.config.stash[LEFT] = {(command, kind): count for command, kind, count in before.left}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -124,6 +133,7 @@ class Look:
         stopped = session.shouldfail or session.shouldstop
         self._failures.incomplete |= bool(stopped or forbidden_skips(self._reporter))
         self._failures.later = session.config.stash[LATER]
+        self._failures.left = [(*each, count) for each, count in session.config.stash[LEFT].items()]
         if (path := session.config.option.failures) is not None:
             self._failures.write(path)
         if self._first is not None and (len(self._healed) > MOST or self._missing or self._failures.incomplete):

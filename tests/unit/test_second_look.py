@@ -54,7 +54,9 @@ def test_runs_once():
 """
 OF_WORKERS_ONLY = """
 import os
+import pytest
 assert "PYTEST_XDIST_WORKER" in os.environ
+@pytest.mark.long("storms")
 def test_other(): pass
 """
 SKIPPED = """
@@ -79,6 +81,8 @@ def test_ten_may_pass_only_alone_also_of_a_worker_that_crashed_and_one_by_the_cl
     (tmp_path / "test_other.py").write_text(OF_WORKERS_ONLY)
     code, output = run(tmp_path, 8, CRASHING + BY_THE_CLOCK)
     assert code == 0, f"the run by the clock reads no file that has none of its tests {output}"
+    by_the_clock = output.partition("by the clock: 1 tests")[2].partition("A second look")[0]
+    assert "left to `make test-all`: 1 tests" in by_the_clock, "the last of both runs names what was left in any file"
     listed = output.rpartition("passed only alone: 10")[2]
     assert listed.count("AssertionError: the machine was busy, ") == 8, "each with its first message"
     assert "crashed while running 'test_planted.py::test_crashes'" in listed
