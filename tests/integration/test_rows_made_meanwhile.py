@@ -2,13 +2,15 @@
 
 from collections.abc import Awaitable, Callable
 
+import asyncpg
 import pytest
 from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import entered, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 
-from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.storage.protecting.protect import apply, plan_unprotect, protect, unprotect
+from fencepost.storage.schema.owner import settle_sql
 
 UPDATE = "UPDATE {} SET n = n + 1 WHERE id = {}"
 
@@ -148,6 +150,45 @@ async def test_a_row_that_was_made_meanwhile_takes_up_the_floor(
     race: Race, how: Callable[[Race], Awaitable[None]]
 ) -> None:
     await how(race)
+
+
+async def test_the_table_s_triggers_find_their_names_while_marks_are_written(race: Race) -> None:
+    await pruned(race)
+    await unprotect(race.observer, "t")
+    await race.observer.execute(
+        "CREATE TABLE seen (id int); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN INSERT INTO seen VALUES (NEW.id); RETURN NEW; END'; INSERT INTO t VALUES (3);"
+        "CREATE TRIGGER note BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION note()"
+    )
+    await protect(race.observer, "t")
+    assert await race.observer.fetchval("SELECT array_agg(id ORDER BY id) FROM seen") == [2, 3]
+
+
+async def test_marks_that_a_policy_hides_are_not_overlooked(race: Race) -> None:
+    """`unprotect` looks for such a policy first; here it comes after."""
+    await pruned(race)
+    db = race.observer
+    await db.execute("CREATE ROLE hider; GRANT hider TO CURRENT_USER; GRANT ALL ON SCHEMA public TO hider")
+    try:
+        await db.execute("ALTER TABLE t OWNER TO hider; CREATE POLICY low ON t USING (id > 1)")
+        await db.execute(settle_sql("hider"))
+        await db.execute("SET ROLE hider")
+        plan = await plan_unprotect(db, "t")
+        await db.execute("ALTER TABLE t ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match="row-level security"):
+            await apply(db, plan)
+    finally:
+        await db.execute("RESET ROLE")
+        await db.execute(settle_sql(await db.fetchval("SELECT current_user::text")))
+        await db.execute("DROP OWNED BY hider CASCADE; DROP ROLE hider")
+
+
+async def test_a_function_that_deletes_by_a_key_of_other_types_goes(race: Race) -> None:
+    functions = "FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname ~ '^t_.*_delete$'"
+    name = await race.observer.fetchval(f"SELECT proname {functions}")
+    await race.observer.execute(f'CREATE FUNCTION fencepost."{name}"(text) RETURNS int LANGUAGE sql RETURN 1')
+    await protect(race.observer, "t")
+    assert await race.observer.fetchval(f"SELECT count(*) {functions}") == 1
 
 
 async def test_the_mutant_that_trusts_another_table_s_mark_is_seen(race: Race) -> None:

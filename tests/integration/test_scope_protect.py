@@ -10,7 +10,7 @@ from tests.support.racing import Race
 from tests.support.racing import owner as connected
 
 from fencepost.storage.inspecting.tables import examine_tables
-from fencepost.storage.protecting.protect import ProtectError, protect, unprotect
+from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, protect, unprotect
 
 TABLES = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');
@@ -62,6 +62,27 @@ async def test_tables_of_a_scope_agree_in_types_rule_and_source(owner: Connectio
     with pytest.raises(ProtectError) as refused:
         await protect(owner, "acc")
     assert "its name is that of a scope" in str(refused.value)
+
+
+async def test_two_tables_that_take_a_scope_at_once_agree_too(owner: Connection) -> None:
+    plans = [await plan_protect(owner, "items", "epoch", None, scope="acc/{account_id}") for _ in "12"]
+    await protect(owner, "notes", scope="acc/{account_id}")
+    with pytest.raises(ProtectError, match="protected with this scope and another rule, source, seal or ceiling at"):
+        await apply(owner, plans[0])
+    await unprotect(owner, "notes")
+    await owner.execute("ALTER TABLE account RENAME TO acc")
+    await protect(owner, "acc")
+    with pytest.raises(ProtectError, match="a table with the name of this scope was protected at"):
+        await apply(owner, plans[1])
+
+
+async def test_rows_that_have_left_a_scope_take_no_floor_above_the_ceiling(owner: Connection) -> None:
+    await protect(owner, "items", scope="acc/{account_id}")
+    await owner.execute("SELECT fencepost.enter('acc', '{acc/7}', 90)")
+    await unprotect(owner, "items")
+    with pytest.raises(ProtectError, match="The floor of items is 90, above 80, the highest token that the table is"):
+        await protect(owner, "items", max_token=80)
+    await protect(owner, "items", max_token=90)
 
 
 AMISS = [
