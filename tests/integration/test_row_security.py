@@ -1,4 +1,4 @@
-"""PUT to a row that a policy keeps the gateway from changing: a refusal that stays, and not a 503.
+"""PUT and PATCH of a row that a policy keeps the gateway from changing: a refusal that stays, and not a 503.
 
 The row is seen and not written: 404. Where the policy of INSERT refuses the new row too, that is the answer.
 """
@@ -12,7 +12,7 @@ from tests.scenarios.scopes import scoped_race
 from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, open_gateway, put
+from tests.support.use_cases import keyed, listed, open_gateway, patch, put
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
@@ -55,3 +55,12 @@ async def test_a_put_that_a_policy_refuses_is_answered_for_good(
     assert (answer.type.status, answer.name, answer.type.retryable) == (status, code, False)
     raised = "SELECT count(*) FROM fencepost.marks WHERE last_fence_token = 40"
     assert await race.observer.fetchval(raised) == 0
+
+
+@pytest.mark.parametrize("array", [False, True])
+async def test_a_patch_that_a_policy_refuses_finds_no_row(race: Race, gateway: Gateway, *, array: bool) -> None:
+    one, row = keyed("2", 40, table="items", n=5), {"id": 2, "n": 5}
+    answer = await patch(gateway, listed(40, row, table="items") if array else one)
+    assert isinstance(answer, Problem)
+    assert answer.name == "FP006", answer.detail
+    assert await race.observer.fetchval("SELECT count(*) FROM fencepost.marks WHERE last_fence_token = 40") == 0

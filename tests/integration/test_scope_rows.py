@@ -59,6 +59,7 @@ async def test_any_scope_refuses_all_and_gives_the_others_back(race: Race, gatew
         "FP001",
         [{"resource": "account/7", "current_token": race.shown(50)}],
     )
+    assert "for 1 of the scopes of items" in answer.detail
     assert await items(race) == UNTOUCHED
     assert await mark(race) is None
 
