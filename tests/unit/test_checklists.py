@@ -1,5 +1,6 @@
 """Steps of CONTRIBUTING.md's checklists that nothing else would miss."""
 
+import ast
 import inspect
 import pkgutil
 import re
@@ -51,6 +52,20 @@ def test_sources_whose_holds_live_by_a_session_are_stopped_in_a_test() -> None:
         if not make(URLS[scheme], context).capabilities.ttl_from_server
     }
     assert by_session == set(LIVE_BY_SESSION), "tests/sources/test_shutdown.py: LIVE_BY_SESSION"
+
+
+def test_what_is_kept_of_a_table_is_made_by_a_modules_function() -> None:
+    """`Table.kept` keeps it under the function and its arguments. A closure could use what is not in the key."""
+    made_by = set()
+    for path in [path for path in tracked() if path.parts[:2] == ("app", "fencepost") and path.suffix == ".py"]:
+        tree = ast.parse((ROOT / path).read_text("utf-8"))
+        known = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+        known |= {alias.name for each in tree.body if isinstance(each, ast.ImportFrom) for alias in each.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "kept":
+                made_by |= {(str(path), ast.unparse(node.args[0]))} if node.args else set()
+                assert not node.args or ast.unparse(node.args[0]).partition(".")[0] in known, (path, node.lineno)
+    assert ("app/fencepost/gateway/writes/keyed.py", "_plan") in made_by
 
 
 def test_a_setting_is_read_somewhere() -> None:

@@ -63,7 +63,7 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     if (unserved := require_served(gateway.catalog.current, table)) is not None:
         return unserved
     require_key(table, request.key)
-    lanes = table.kept(("read", request.select), lambda: _lanes(gateway, table, request.select))
+    lanes = table.kept(_lanes, request.select, gateway.max_answer_bytes)
     if lanes is not None:
         row = await gateway.gathered.read(lanes, gateway.caller, request.key, request.caller)
         if not isinstance(row, Alone):
@@ -80,9 +80,9 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     return _shown(table, request, row)
 
 
-def _lanes(gateway: Gateway, table: Table, select: Select) -> ReadLanes | None:
+def _lanes(table: Table, select: Select, most_bytes: int) -> ReadLanes | None:
     reading.check_select(table, select)
-    return read_lanes(table, select, gateway.max_answer_bytes)
+    return read_lanes(table, select, most_bytes)
 
 
 def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:

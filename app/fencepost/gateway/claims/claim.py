@@ -137,19 +137,16 @@ class ClaimOfScope(Operation):
 
 async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    outcome = await decide_alone(connection, _steps(table, most_bytes), row)
+    outcome = await decide_alone(connection, table.kept(_steps, most_bytes), row)
     if table.row_security and isinstance(outcome, Problem) and outcome.type is ROW_NOT_FOUND:
         return replace(outcome, hint=_MAKE_THE_ROW)
     return outcome
 
 
 def _steps(table: ProtectedTable, most_bytes: int) -> "Claiming":
-    def steps() -> Claiming:
-        change = Change((), target_of(table, None, most_bytes, shown=True), named=True)
-        first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
-        return Claiming(table, OWN_MARKS, "block", first, careful)
-
-    return table.kept("claim", steps)
+    change = Change((), target_of(table, None, most_bytes, shown=True), named=True)
+    first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
+    return Claiming(table, OWN_MARKS, "block", first, careful)
 
 
 @dataclass(frozen=True, slots=True)

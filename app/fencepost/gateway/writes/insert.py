@@ -50,7 +50,7 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
     lanes = None
     if count == 1 and binding is None:
         shape = shape_of(table, request, once)
-        lanes = table.kept(shape, lambda: _lanes(table, shape, gateway.max_answer_bytes))
+        lanes = table.kept(_lanes, shape, gateway.max_answer_bytes)
     answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
@@ -84,7 +84,7 @@ class NewRows(Operation):
         """Insert all of them, or none."""
         table, columns, target = self.table, self.columns, self.target
         with map_errors(writing=True):
-            statement = table.kept(("insert", columns, target), lambda: keyed.insert(table, columns, target, "block"))
+            statement = table.kept(keyed.insert, columns, target, "block")
             rows = await statement.rows(connection, self.row)
         if len(rows) != 1:
             return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])

@@ -111,7 +111,7 @@ def _ready_for(
     # Under a seal a PUT answers which row it has made: a trigger may have given it another key.
     named = request.verb == "put" and isinstance(request.token, SealedToken)
     shape = shape_of(protected, request, once, named=named)
-    plan: Plan = protected.kept(shape, lambda: _plan(protected, shape, gateway.max_answer_bytes))
+    plan = protected.kept(_plan, shape, gateway.max_answer_bytes)
     if (keyless := require_once(protected.fence, once)) is not None:
         return keyless
     checked = require_token(protected, request.token, gateway.seals)

@@ -71,8 +71,9 @@ def place_of_claim(catalog: Catalog, resource: Resource) -> Place:
 def _place(catalog: Catalog, table: ProtectedTable, row: Hashable | None) -> Place:
     unit = _unit_of(table)
     of_unit: tuple[Table, ...] = catalog.scopes[unit] if isinstance(unit, str) else (table,)
-    if row is not None and any(_goes_alone(each, of_unit) for each in of_unit):
-        row = None
+    if row is not None:
+        oids = tuple(each.oid for each in of_unit)
+        row = None if any(each.kept(_goes_alone, oids) for each in of_unit) else row
     return Place(catalog.related[table.oid], unit, row)
 
 
@@ -87,12 +88,10 @@ def _naming(table: ProtectedTable) -> tuple[str, ...]:
     return table.key if table.fence.scope is None else table.fence.scope.columns
 
 
-def _goes_alone(table: Table, of_unit: tuple[Table, ...]) -> bool:
-    def look() -> bool:
-        within = any(each.oid in table.refers for each in of_unit)
-        return within or not table.shares_transactions or (table.fence is not None and table.fence.deletes_own_rows)
-
-    return table.kept("goes alone in batches", look)
+def _goes_alone(table: Table, of_unit: tuple[int, ...]) -> bool:
+    """Whether a line to a table has its unit to itself, the tables of these oids."""
+    within = not table.refers.isdisjoint(of_unit)
+    return within or not table.shares_transactions or (table.fence is not None and table.fence.deletes_own_rows)
 
 
 def _row_of_key(table: ProtectedTable, key: Key) -> Hashable | None:

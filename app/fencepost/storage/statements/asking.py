@@ -80,14 +80,14 @@ def _key_state(row: asyncpg.Record) -> KeyState:
 
 async def ask(connection: Connection, table: ProtectedTable, asked: Sequence[Key]) -> list[KeyState]:
     """Ask about keys, and answer in their order."""
-    statement = table.kept("keys asked about", lambda: question_of_keys(table))
+    statement = table.kept(question_of_keys)
     rows = await statement.fetch(connection, asked)
     return [_key_state(row) for row in rows]
 
 
 async def ask_elements(connection: Connection, table: ProtectedTable, body: str) -> list[ElementState]:
     """Ask about the key of every element of a JSON array, and answer in key order."""
-    statement = table.kept("elements asked about", lambda: question_of_elements(table))
+    statement = table.kept(question_of_elements)
     rows = await statement.fetch(connection, body)
     return [ElementState(row[0] - 1, _key_state(row)) for row in rows]
 

@@ -275,7 +275,7 @@ async def write_elements(
     connection: Connection, table: ProtectedTable, write: RowWrite, change: Change
 ) -> ManyWritten | Unwritten:
     """Write every element's row (they come back in the body's order), or none. `change.named`: with their names."""
-    statement = table.kept(("array", change), lambda: by_array(table, change))
+    statement = table.kept(by_array, change)
     rows = await statement.fetch(connection, write)
     if rows and rows[0]["json"] is not None:
         names = [row["resource"] for row in rows] if change.named else None

@@ -7,7 +7,7 @@ A Catalog is one consistent, immutable picture. A request that finds it outdated
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar, TypeVarTuple, Unpack
 
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.scope import Scope
@@ -18,6 +18,7 @@ MOST_PLANS: Final = 256
 """How many plans are kept for a table."""
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TableKind = Literal["table", "partitioned table", "view", "materialized view", "foreign table"]
 
@@ -151,12 +152,16 @@ class Table:
     plans: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
     """What use cases have made of the table, for as long as this picture of it holds."""
 
-    def kept(self, name: object, make: Callable[[], T]) -> T:
-        """Return what this name stands for; it is made once. Requests choose the names, so there may be too many."""
+    def kept(self, make: Callable[[Self, Unpack[Ts]], T], *of: *Ts) -> T:
+        """Return what `make` makes of the table and these values. It is made once, and kept under the function and the
+        values, so it is to be a module's function: what else it used could be another request's. Requests choose the
+        values, so there may be too many.
+        """
+        name = (make, *of)
         if name not in self.plans:
             if len(self.plans) >= MOST_PLANS:
                 self.plans.clear()
-            self.plans[name] = make()
+            self.plans[name] = make(self, *of)
         found: T = self.plans[name]
         return found
 
