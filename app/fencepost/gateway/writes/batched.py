@@ -119,7 +119,7 @@ def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
     """Whether such a write may, by a foreign key's action, write to rows of other tables."""
     if verb == "delete":
         return table.deletes_reach_further
-    return verb != "post" and not table.updates_reach_further.isdisjoint((*change.columns, *change.defaults))
+    return verb != "post" and not table.updates_reach_further.isdisjoint(change.sets)
 
 
 def _order(write: Batched) -> tuple[str, ...]:

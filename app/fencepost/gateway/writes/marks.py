@@ -199,7 +199,7 @@ class ScopeMarks:
 
     def fit_a_batch(self, table: Table, verb: Verb, change: Change) -> bool:
         """Whether such a write changes something, and names its scope if no row does."""
-        if verb in ("patch", "put") and not (change.columns or change.defaults):
+        if verb in ("patch", "put") and not change.sets:
             return False
         named = {*change.columns, *(() if verb == "post" else table.key)}
         return verb in ("patch", "delete") or named.issuperset(self.scope.columns)

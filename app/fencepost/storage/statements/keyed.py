@@ -61,6 +61,11 @@ class Change:
     named: bool = False
     """Whether the answer shall carry the resource's name."""
 
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """All columns that it sets, whether or not the body names them."""
+        return *self.columns, *self.defaults
+
 
 @dataclass(frozen=True, slots=True)
 class WriteStatement:
@@ -103,7 +108,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
     passes = f"{key_match(table)} AND {mark.passes}"
-    lock = lock_clause(table, "update", (*change.columns, *change.defaults))
+    lock = lock_clause(table, "update", change.sets)
     answer = _answer(table, change.target, mark.shown, wait, named=change.named)
     if not sets:  # in a scope: the row as it is
         lock += " SKIP LOCKED" if wait == "skip" else ""
