@@ -64,7 +64,8 @@ def test_lines_of_a_batch_count_as_requests_of_their_caller() -> None:
     assert bob is not None
     assert limits.take(Caller("ann"), None)[0] is None
     assert [ann.take() > 0 for _ in range(4)] == [False, False, False, True]
-    too_many, fits, full = bob.refusal(5), bob.refusal(4), bob.refusal(1)
+    assert limits.take(Caller("bob"), None)[0] is None, "the batch itself"
+    too_many, fits, full = bob.refusal(4), bob.refusal(3), bob.refusal(1)
     assert (too_many and too_many.name, fits, full and full.name) == ("FP017", None, "FP046")
     assert RateLimits().pace(Caller("ann"), None) is None
 

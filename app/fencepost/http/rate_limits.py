@@ -124,8 +124,8 @@ class Pace:
 
     def refusal(self, lines: int) -> Problem | None:
         """Count so many lines, which are to go on together; say why they may not."""
-        if lines > self.limit.amount:
-            detail = f"The batch has {lines} lines, and is to land as a whole; its caller may send {self.limit}."
+        if lines >= self.limit.amount:  # the batch itself is a request, too
+            detail = f"The batch and its {lines} lines, which are to land as a whole, are more than {self.limit}."
             return Problem(BODY_TOO_LARGE, detail)
         seconds = self.take(lines)
         if not seconds:
