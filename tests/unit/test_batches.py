@@ -109,13 +109,19 @@ async def settled() -> None:
 
 
 def begun(
-    client: Client, caller: Caller, catalog: object = None, *, expects: bool = False, pace: Any = None
+    client: Client,
+    caller: Caller,
+    catalog: object = None,
+    *,
+    expects: bool = False,
+    pace: Any = None,
+    standing: Any = None,
 ) -> tuple[Batches, asyncio.Task[None], Arrival]:
     batches, arrival = Batches(LINES, 1, 1.0, 1.0), Arrival(since=0.0, in_body=True)
     catalog = catalog or SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
     gateway.for_batch = lambda: gateway
-    batch = Batch(gateway, 1000, client.receive, client.send, arrival, None, pace)
+    batch = Batch(gateway, 1000, client.receive, client.send, arrival, standing, pace)
     return batches, asyncio.create_task(batch.run(expects=expects)), arrival
 
 
@@ -147,6 +153,19 @@ async def test_a_line_that_comes_too_fast_waits_and_the_batch_can_end() -> None:
     batches.stop()
     await task
     assert json.loads(client.answer.splitlines()[-1])["lines"] == 3
+
+
+async def test_a_batch_whose_key_is_revoked_while_a_line_waits_ends() -> None:
+    client, good = Client(), [False, True]
+    client.reads.set()
+
+    async def is_good() -> bool:
+        return good.pop() if good else False
+
+    standing, pace = SimpleNamespace(is_good=is_good), SimpleNamespace(take=lambda: 3600)
+    _, task, _ = begun(client, Caller(""), pace=pace, standing=standing)
+    await asyncio.wait_for(task, PATIENCE)
+    assert json.loads(client.answer)["lines"] == 0
 
 
 async def test_no_more_is_read_than_verdicts_are_taken() -> None:
