@@ -139,6 +139,25 @@ async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_ans
     assert len(set(ended)) == 3
 
 
+async def test_a_connection_whose_backend_ended_right_after_an_answer_changes_none(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library may still wait for the end of that answer, and has an error of its own for it."""
+    await race.insert(race.a, "k", 30)
+    real = asyncpg.Connection.fetchrow
+
+    async def unfinished(connection: GatewayConnection, query: str, *args: Any, **options: Any) -> Any:
+        if query == roles._GIVE_BACK:  # noqa: SLF001 - it is the one statement that meets this
+            raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+        return await real(connection, query, *args, **options)
+
+    monkeypatch.setattr(GatewayConnection, "fetchrow", unfinished)
+    for way in ("batched", "alone", "read"):
+        answer = await WAYS[way](stage.of(WEB))
+        assert result_of(answer) in ("ok", "created"), answer  # type: ignore[arg-type]
+        await stage.assert_own_name()
+
+
 @pytest.mark.parametrize("token", [40, 20])
 async def test_a_trigger_that_takes_a_role_for_the_session_leaves_none_behind(
     stage: Acting, race: Race, token: int

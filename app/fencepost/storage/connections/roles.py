@@ -60,7 +60,7 @@ async def give_back(connection: Connection) -> str | None:
         return f"no answer within {GIVEN_BACK_WITHIN:g} s"
     except asyncpg.PostgresError as error:
         return words_of(error)
-    except (asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         return str(error) or type(error).__name__
     if row is None or tuple(row) != _GIVEN_BACK:
         return "its session has another role, or keeps what was set"
