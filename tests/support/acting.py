@@ -41,7 +41,7 @@ class Acting:
     async def assert_own_name(self) -> None:
         """Fail if any connection that can be lent acts as a caller, or is lent still."""
         database = self.gateway.database
-        for pool in (database._pool, database._batch_pool):  # noqa: SLF001 - nothing of the product shows them
+        for pool in database._pools:  # noqa: SLF001 - nothing of the product shows them
 
             async def at_rest(pool: object = pool) -> bool:
                 return not pool._lent  # type: ignore[attr-defined]  # noqa: SLF001
