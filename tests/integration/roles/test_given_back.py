@@ -10,7 +10,8 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import DDL
-from tests.support.acting import WEB, Acting
+from tests.support.acting import LOGIN, WEB, Acting
+from tests.support.lost_answers import IN_A_HURRY
 from tests.support.racing import Race
 from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put, result_of
 
@@ -196,6 +197,24 @@ async def test_a_batch_whose_connection_breaks_leaves_no_role_behind(
     assert broken
     assert result_of(answer) == ("ok" if token == 40 else "FP009")
     await stage.assert_own_name()
+
+
+async def test_a_role_that_may_not_be_taken_any_more_is_no_answer_to_a_write_that_may_have_landed(
+    stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await race.insert(race.a, "k", 30)
+    real = asyncpg.Connection.fetchmany
+
+    async def cut(connection: GatewayConnection, *args: Any, **options: Any) -> Any:
+        await real(connection, *args, **options)
+        await race.observer.execute(f"REVOKE {WEB} FROM {LOGIN}")
+        connection.terminate()
+        raise asyncpg.InterfaceError("cut off")
+
+    monkeypatch.setattr(GatewayConnection, "fetchmany", cut)
+    answer = await patch(replace(stage.of(WEB), times=IN_A_HURRY), keyed("k", 40, n=7))
+    assert await race.live_mark("k") == 40, "it landed"
+    assert result_of(answer) == "FP009"
 
 
 async def test_no_grant_keeps_the_callers_role_for_the_gateways_own_statements(stage: Acting, race: Race) -> None:

@@ -35,7 +35,14 @@ from fencepost.storage.connections import backends
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.connections.roles import as_gateway
 from fencepost.storage.connections.transactions import in_transaction
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError, map_errors
+from fencepost.storage.errors import (
+    OutcomeUnknownError,
+    RefusedError,
+    RoleError,
+    UnavailableError,
+    UncommittedError,
+    map_errors,
+)
 
 _NOT_ASKED: Final = "the outcome could not be asked for: {}"
 
@@ -81,7 +88,7 @@ async def _until_decided(gateway: Gateway, operation: Operation, after: Broken |
             # With a key, what came before is settled only by a look-up that was answered.
             if unknown is None or operation.once is None or not isinstance(error, UncommittedError):
                 unknown = error
-        except UnavailableError:
+        except (UnavailableError, RoleError):  # also of a role that was allowed when it was written
             if unknown is None:
                 raise
             pause = times.resolve_pause
