@@ -50,6 +50,7 @@ class PostgresLocks(Leases):
         self._database = database
         # Grants may have to wait for a row; renewals must find a connection all the same.
         self._slots = asyncio.Semaphore(at_once)
+        self._withdrawing = asyncio.Lock()
         self.queue = queue
         self.limits = limits or LeaseLimits()
 
@@ -204,11 +205,16 @@ class PostgresLocks(Leases):
 
     async def withdraw(self, secret_hash: bytes) -> Withdrawal:
         """Let no lease of any source be granted under this secret any more."""
-        return await run_write(self._slot, lambda c: withdrawn.withdraw(c, secret_hash))
+        return await self._withdrawing_one(lambda c: withdrawn.withdraw(c, secret_hash))
 
     async def is_withdrawn(self, secret_hash: bytes) -> bool:
         """Whether the client of this secret waits no more."""
-        return await run_write(self._slot, lambda c: withdrawn.is_withdrawn(c, secret_hash))
+        return await self._withdrawing_one(lambda c: withdrawn.is_withdrawn(c, secret_hash))
+
+    async def _withdrawing_one(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+        # Not as grants, which may wait for rows; and one at a time, so that renewals find a connection all the same.
+        async with self._withdrawing:
+            return await self._ask(statement, writing=True)
 
     async def inspect(self, lease_id: int) -> Lease | None:
         """Look at a live lease."""
