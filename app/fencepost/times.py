@@ -146,7 +146,8 @@ class EdgeTimes:
     """How requests arrive, and streams of answers leave (http)."""
 
     look_every: float = 1.0
-    """Between two looks for connections whose requests take too long."""
+    """Between two looks for connections whose requests take too long; and, while a batch waits for a rate limit, at
+    whether it may go on."""
     heartbeat: float = 10.0
     """A stream of events that has none sends a comment after so long."""
 

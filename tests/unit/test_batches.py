@@ -22,6 +22,7 @@ from fencepost.http.batches.splitting import Splitter
 from fencepost.http.guard import Arrival
 from fencepost.http.problems.response import RequestError
 from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import TIMES
 
 LINES = 8
 LONGEST = 20
@@ -119,7 +120,7 @@ def begun(
 ) -> tuple[Batches, asyncio.Task[None], Arrival]:
     batches, arrival = Batches(LINES, 1, 1.0, 1.0), Arrival(since=0.0, in_body=True)
     catalog = catalog or SimpleNamespace(current=SimpleNamespace(version=1))
-    gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller)
+    gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller, times=TIMES)
     gateway.for_batch = lambda: gateway
     batch = Batch(gateway, 1000, client.receive, client.send, arrival, standing, pace)
     return batches, asyncio.create_task(batch.run(expects=expects)), arrival

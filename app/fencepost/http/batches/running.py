@@ -44,8 +44,6 @@ _REFUSALS: Final = 400
 _FAILURES: Final = 500
 _RETRY_AFTER: Final = "retry-after"
 _FAILED: Final = Problem(INTERNAL_ERROR, "The gateway failed; its log has more.")
-_LOOKS_AGAIN_AFTER: Final = 1.0
-"""Seconds after which a line that waits has it looked at whether its caller may still send any."""
 log = structlog.stdlib.get_logger("fencepost.http")
 
 
@@ -159,8 +157,9 @@ class Batch:
 
     async def _in_pace(self) -> bool:
         """Wait until the caller may send one more line; False: it is to be read no more."""
+        look_every = self._gateway.times.edge.look_every
         while self._pace is not None and (seconds := self._pace.take()):
-            await asyncio.wait((self._batches.stopping,), timeout=min(seconds, _LOOKS_AGAIN_AFTER))
+            await asyncio.wait((self._batches.stopping,), timeout=min(seconds, look_every))
             if not await self._may_go_on():
                 return False
         return True
