@@ -29,7 +29,8 @@ CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'ne
 CREATE TABLE numbered (id int PRIMARY KEY, label text);
 CREATE TABLE priced (price numeric PRIMARY KEY, label text);
 CREATE TABLE items (order_id text, line int, what text, PRIMARY KEY (order_id, line));
-CREATE TABLE transfers (id int PRIMARY KEY, account int NOT NULL, amount int NOT NULL DEFAULT 0);
+CREATE TABLE transfers (id int PRIMARY KEY, account int NOT NULL, amount int NOT NULL DEFAULT 0,
+  part_of int REFERENCES transfers ON DELETE CASCADE);
 CREATE TABLE nodes (id text PRIMARY KEY, parent text REFERENCES nodes ON DELETE CASCADE, label text);
 CREATE TABLE parts (id text PRIMARY KEY, parent text, label text) PARTITION BY LIST (id);
 CREATE TABLE parts_roots PARTITION OF parts FOR VALUES IN ('root');

@@ -32,6 +32,18 @@ async def test_a_seal_for_one_resource_writes_no_other(shop: SealedShop, api: Ap
         assert await shop.state() != before, way.name
 
 
+async def test_a_delete_takes_other_rows_of_its_scope_and_none_of_another(shop: SealedShop, api: Api) -> None:
+    """A seal for a scope is enough for what a foreign key deletes in it: the scope's own trigger refuses the rest."""
+    parts = "INSERT INTO public.transfers VALUES (5, 41, 0, 1), (6, 42, 0, 2), (7, 41, 0, 6)"
+    await shop.run(f"SET session_replication_role = replica; {parts}")
+    seals = (await lease(api, "parts", writes=["account/41", "account/42"]))["sealed_tokens"]
+    for token, row in enumerate(("/2", "?id=eq.2")):
+        assert code(await api.ask("DELETE", f"data/transfers{row}", token=seals[token])) == (409, "FP428"), row
+    for token, row in enumerate(("/1", "?id=eq.7", "?id=eq.2"), 2):
+        assert (await api.ask("DELETE", f"data/transfers{row}", token=seals[token])).is_success, row
+    assert not await shop.sql("SELECT FROM public.transfers")
+
+
 async def test_tokens_that_are_minted_are_bound_like_those_of_the_grant(api: Api) -> None:
     """A claim binds by the name of the row, and so does a lock that is called like it: orders/a%20b."""
     held = await lease(api, "orders/a%20b", claim=["numbered/0007", "account/041"], writes=["plain/b"])
