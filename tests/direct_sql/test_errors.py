@@ -68,11 +68,18 @@ UPDATE = "UPDATE public.orders SET n = 1"
 DELETE = "DELETE FROM public.orders"
 INSERT = "INSERT INTO public.orders (order_id) VALUES ('gone')"
 
+UNSEEN = f"DROP TRIGGER zzz_fencepost_ins ON public.orders; {INSERT}"
+TRIGGER_GONE = (
+    "Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor."
+)
+
 REFUSALS = [
     # No token
     Refusal(UPDATE, None, "FP428", "orders/k is protected: a write needs a fence token", of("orders/k"), NO_TOKEN),
     Refusal(INSERT, None, "FP428", "orders/gone is protected: a write needs a fence token",
             of("orders/gone"), NO_TOKEN),
+    Refusal(UNSEEN, None, "FP428", "orders/gone is protected: the row reached the table without a fence token",
+            of("orders/gone"), TRIGGER_GONE),
     Refusal(UPDATE, "lines=31", "FP428", "orders/k is protected: a write needs a fence token",
             of("orders/k"), "fencepost.token is 'lines=31', which is for another table: '36' is for all of them,"
             " 'orders=36' for the table that Fencepost calls orders."),
