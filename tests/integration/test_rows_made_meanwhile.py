@@ -142,7 +142,29 @@ async def of_another_type(race: Race) -> None:
     await refused_up_to_the_floor(race, key="'3'")  # type: ignore[arg-type]
 
 
-ALL = (made_meanwhile, was_there, deleted_in_a_scope, took_a_name_with_marks, replaced, renamed, of_another_type)
+async def of_another_order(race: Race) -> None:
+    """What is not known by name any more is fenced up to the highest mark of a row that was there."""
+    db = race.observer
+    await db.execute("CREATE TABLE w (id int, b int, n int DEFAULT 0, PRIMARY KEY (id, b))")
+    await protect(db, "w")
+    assert await race.direct(race.a, "INSERT INTO w VALUES (3, 4)", 100) == "ok"
+    await unprotect(db, "w")
+    await db.execute("DELETE FROM w; ALTER TABLE w DROP CONSTRAINT w_pkey, ADD PRIMARY KEY (b, id)")
+    await db.execute("INSERT INTO w VALUES (3, 4)")
+    await protect(db, "w")
+    await refused_up_to_the_floor(race, 3, "w")
+
+
+ALL = (
+    made_meanwhile,
+    was_there,
+    deleted_in_a_scope,
+    took_a_name_with_marks,
+    replaced,
+    renamed,
+    of_another_type,
+    of_another_order,
+)
 
 
 @pytest.mark.parametrize("how", ALL, ids=lambda each: each.__name__)
