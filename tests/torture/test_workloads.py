@@ -1,5 +1,6 @@
 """Each workload, bounded: seconds, with the faults that need no process to start again."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,5 +47,10 @@ def test_a_run_finds_nothing(workload: str, database: str, tmp_path: Path) -> No
 
 @pytest.mark.long("torture")
 def test_the_control_without_a_fence_loses_what_it_has_acknowledged(database: str, tmp_path: Path) -> None:
-    verdict = run(bounded(database, tmp_path / "out", "unfenced-set"))
-    assert {violation.model for violation in verdict.violations} == {"set"}
+    """Whether a fault meets a holder that goes on to write is chance: one of some runs loses a member."""
+    lost: set[str] = set()
+    for seed in range(1, 6):
+        config = replace(bounded(database, tmp_path / f"{seed}", "unfenced-set"), seed=seed)
+        if lost := {violation.model for violation in run(config).violations}:
+            break
+    assert lost == {"set"}
