@@ -1,7 +1,7 @@
 """The synchronous client's calls are those of the asynchronous one, under the same signatures and docstrings."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -40,7 +40,7 @@ def public(of: type) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def calls(of: type, by: type) -> Iterator[tuple[str, object, object]]:
+def calls(of: type, by: type) -> Iterator[tuple[str, Callable[..., object], Callable[..., object]]]:
     for name in ({"__init__"} if of is Client else set()) | public(of) - OTHERWISE:
         if inspect.isfunction(function := getattr(of, name, None)):
             yield name, function, getattr(by, name)
@@ -59,12 +59,12 @@ def test_every_public_name_has_its_counterpart(of: type, by: type) -> None:
 @mirrored
 def test_a_call_says_takes_and_passes_on_the_same(of: type, by: type) -> None:
     for name, function, passing in calls(of, by):
-        parameters = {key: (p.kind, p.default) for key, p in inspect.signature(function).parameters.items()}  # type: ignore[arg-type]
+        parameters = {key: (p.kind, p.default) for key, p in inspect.signature(function).parameters.items()}
         parameters.pop(WITHOUT, None)
-        found = inspect.signature(passing).parameters  # type: ignore[arg-type]
+        found = inspect.signature(passing).parameters
         assert {key: (p.kind, p.default) for key, p in found.items()} == parameters, name
         assert of_threads(inspect.getdoc(function)) == (inspect.getdoc(passing) or ""), name
-        body = inspect.getsource(passing).partition('"""')[2].rpartition('"""')[2] or inspect.getsource(passing)  # type: ignore[arg-type]
+        body = inspect.getsource(passing).partition('"""')[2].rpartition('"""')[2] or inspect.getsource(passing)
         assert {key for key in parameters if key not in body} <= {"self"}, name
 
 

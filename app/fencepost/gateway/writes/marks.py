@@ -274,4 +274,4 @@ class ScopeMarks:
 
 def _named(table: ProtectedTable, write: RowWrite) -> str:
     """Name the scope of a write; the table where it has several."""
-    return write.scope if len(write.scopes) < 2 else table.name  # noqa: PLR2004
+    return write.scope if len(write.scopes) <= 1 else table.name
