@@ -210,7 +210,11 @@ def test_the_table_has_all_that_the_code_knows() -> None:
             name.decode().replace("x-http-method", "x-http-method-override").replace("-override-override", "-override")
         )
         assert spelled.replace("x-method-override", "x-http-method-override") in names
-    for preference in (*preferences.HONOURED, *preferences.HARMLESS):
+    honoured = [
+        f"{each.name}={each.values[0]}" if len(each.values) == 1 and each.values[0] else each.name
+        for each in preferences.PREFERENCES
+    ]
+    for preference in (*honoured, *preferences.HARMLESS):
         if "=" in preference:
             assert f"prefer: {preference.lower()}" in output, f"docs/reading.md has no row `Prefer: {preference}`"
         else:

@@ -125,14 +125,14 @@ class Race:
     # The product's statements
 
     def change(self, values: dict[str, object]) -> Change:
-        return Change(tuple(values), self.target)
+        return Change(tuple(values), self.target, frozenset())
 
     async def update(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         statement = statements.update(self.table, self.change(values), "block")
         return await self._run(connection, statement, key, token, json.dumps(values))
 
     async def claim(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
-        change = Change((), self.target, named=True)
+        change = Change((), self.target, frozenset(), named=True)
         return await self._run(connection, statements.update(self.table, change, "block"), key, token)
 
     async def claim_absent(self, connection: Connection, key: Key, token: int) -> int | Appeared | None:
@@ -144,7 +144,7 @@ class Race:
         return await self.insert_rows(connection, [row], token)
 
     async def insert_rows(self, connection: Connection, rows: list[dict[str, object]], token: int) -> list[FencedRow]:
-        inserting = statements.insert(self.table, tuple(rows[0]), self.target, "block")
+        inserting = statements.insert(self.table, self.change(rows[0]), "block")
         return await inserting.rows(connection, RowWrite((), Token(token), json.dumps(rows)))
 
     async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:

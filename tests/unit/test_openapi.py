@@ -13,7 +13,7 @@ from tests.unit.catalog_tables import SCALARS, column, table
 from fencepost.fencing.problem_types import PROBLEM_TYPES
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.openapi.types import column_schema, value_schema
-from fencepost.http.requests.preferences import HONOURED, Route, read_preferences
+from fencepost.http.requests.preferences import PREFERENCES, Route, read_preferences
 from fencepost.storage.tables.catalog import Catalog
 
 Document = dict[str, Any]
@@ -160,13 +160,13 @@ def test_every_problem_is_an_example_of_an_answer(document: Document) -> None:
 
 ROUTES: dict[tuple[str, str], Route] = {
     ("/v1/data/orders", "get"): "list",
-    ("/v1/data/orders", "post"): "insert",
-    ("/v1/data/orders", "patch"): "many",
-    ("/v1/data/orders", "delete"): "many",
+    ("/v1/data/orders", "post"): "post",
+    ("/v1/data/orders", "patch"): "patch-rows",
+    ("/v1/data/orders", "delete"): "delete-rows",
     ("/v1/data/orders/{order_id}", "get"): "row",
-    ("/v1/data/orders/{order_id}", "patch"): "one",
-    ("/v1/data/orders/{order_id}", "put"): "one",
-    ("/v1/data/orders/{order_id}", "delete"): "one",
+    ("/v1/data/orders/{order_id}", "patch"): "patch",
+    ("/v1/data/orders/{order_id}", "put"): "put",
+    ("/v1/data/orders/{order_id}", "delete"): "delete",
     ("/v1/locks", "get"): "look",
     ("/v1/claims", "post"): "claim",
     ("/v1/leases", "post"): "lease",
@@ -183,10 +183,10 @@ def test_prefer_lists_all_that_the_route_honours(document: Document, path: str, 
     for spelled in listed:
         read = read_preferences(spelled.encode(), route)
         assert read.queued if spelled == "respond-async" else read.applied == spelled.encode()
-    for name, routes in HONOURED.items():
-        there = [each for each in listed if each == name or each.startswith(f"{name}=")]
-        assert bool(there) == (route in routes), name
-        assert (f"`{name}" in prefer[0]["description"]) == (route in routes), name
+    for each in PREFERENCES:
+        there = [spelled for spelled in listed if spelled.partition("=")[0] == each.name]
+        assert bool(there) == (route in each.routes), each.name
+        assert (f"`{each.name}" in prefer[0]["description"]) == (route in each.routes), each.name
 
 
 def test_every_column_is_described_with_its_comment_enum_default_and_length(document: Document) -> None:

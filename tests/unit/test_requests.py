@@ -9,17 +9,17 @@ from fencepost.http.caller import caller_of
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import by_name, payload_hash
-from fencepost.http.requests.preferences import HONOURED, read_preferences
+from fencepost.http.requests.preferences import PREFERENCES, Route, read_preferences
 from fencepost.http.responses.answers import fence_headers, to_recorded
 from fencepost.http.responses.raw import RawResponse
 from fencepost.quota import UNKNOWN
 
 
-def read(prefer: str, route: str = "many") -> Preferences:
-    return read_preferences(prefer.encode("latin-1"), route)  # type: ignore[arg-type]
+def read(prefer: str, route: Route = "patch-rows") -> Preferences:
+    return read_preferences(prefer.encode("latin-1"), route)
 
 
-def refused(prefer: str, route: str = "many") -> str:
+def refused(prefer: str, route: Route = "patch-rows") -> str:
     with pytest.raises(RequestError) as error:
         read(prefer, route)
     assert error.value.problem.http_status == 400
@@ -27,7 +27,7 @@ def refused(prefer: str, route: str = "many") -> str:
 
 
 def test_without_the_header_nothing_is_preferred() -> None:
-    assert read_preferences(None, "many") is NO_PREFERENCES
+    assert read_preferences(None, "patch-rows") is NO_PREFERENCES
     assert read(" , ,") == NO_PREFERENCES
 
 
@@ -47,7 +47,7 @@ def test_one_meaning_has_many_spellings(prefer: str) -> None:
 
 def test_several_headers_are_one_list() -> None:
     headers = by_name([(b"prefer", b"return=minimal"), (b"host", b"a"), (b"prefer", b"max-affected=3")])
-    preferences = read_preferences(headers[b"prefer"], "many")
+    preferences = read_preferences(headers[b"prefer"], "patch-rows")
     assert (preferences.answer, preferences.most) == ("minimal", 3)
 
 
@@ -71,7 +71,7 @@ def test_what_is_not_done_is_refused_by_name(prefer: str, named: str) -> None:
 
 
 def test_a_refusal_lists_every_preference_that_is_honoured() -> None:
-    names = {each.partition("=")[0] for each in HONOURED}
+    names = {each.name for each in PREFERENCES}
     listed = refused("max-afected=1").partition("Known are ")[2].removesuffix(".")
     assert set(listed.replace(" and ", ", ").split(", ")) == names
 

@@ -144,7 +144,7 @@ async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite
 
 
 def _steps(table: ProtectedTable, most_bytes: int) -> "Claiming":
-    change = Change((), target_of(table, None, most_bytes, shown=True), named=True)
+    change = Change((), target_of(table, None, most_bytes, shown=True), frozenset(), named=True)
     first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
     return Claiming(table, OWN_MARKS, "block", first, careful)
 

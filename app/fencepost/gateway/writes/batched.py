@@ -79,6 +79,8 @@ class Shape(NamedTuple):
     columns: tuple[str, ...]
     select: Select
     shown: bool
+    preferences: frozenset[str]
+    """Those that change statements."""
     keeping: Keeping
     named: bool
     """Whether the answer names the row that was written, as it was stored."""
@@ -87,7 +89,8 @@ class Shape(NamedTuple):
 def shape_of(table: Table, write: Write, once: IdempotentRequest | None, *, named: bool = False) -> Shape:
     """Give the shape of a write."""
     kept = keeping(once) if table.shares_transactions else None  # it differs in batches only
-    return Shape(write.verb, write.body.columns, write.select, write.shown, kept, named)
+    preferences = write.preferences.in_sql
+    return Shape(write.verb, write.body.columns, write.select, write.shown, preferences, kept, named)
 
 
 def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> Lanes | None:

@@ -24,7 +24,6 @@ from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements import asking, keyed, scope_names
-from fencepost.storage.statements.answers import Shown
 from fencepost.storage.statements.asking import KeyState
 from fencepost.storage.statements.checks import keys_may_change
 from fencepost.storage.statements.keyed import Change
@@ -62,29 +61,26 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
         once=once,
         binding=binding,
         query=Query(request.select),
-        columns=request.body.columns,
-        target=target,
+        change=Change(request.body.columns, target, request.preferences.in_sql),
     )
     return await alone(gateway, rows, lanes, write, answer)
 
 
 def _lanes(table: ProtectedTable, shape: Shape, most_bytes: int) -> Lanes | None:
     target = target_of(table, shape.select, most_bytes, shown=shape.shown)
-    return lanes_of(table, shape, Change(shape.columns, target))
+    return lanes_of(table, shape, Change(shape.columns, target, shape.preferences))
 
 
 @dataclass(slots=True, kw_only=True)
 class NewRows(Operation):
     """New rows. Where each has a mark of its own, triggers judge those of keys without a row (R6)."""
 
-    columns: tuple[str, ...]
-    target: Shown
+    change: Change
 
     async def write(self, connection: Connection) -> Outcome:
         """Insert all of them, or none."""
-        table, columns, target = self.table, self.columns, self.target
         with map_errors(writing=True):
-            statement = table.kept(keyed.insert, columns, target, "block")
+            statement = self.table.kept(keyed.insert, self.change, "block")
             rows = await statement.rows(connection, self.row)
         if len(rows) != 1:
             return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])
@@ -94,7 +90,7 @@ class NewRows(Operation):
 
     async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
         """Render the scopes that the body names."""
-        require_columns_of(scope, self.table, self.columns)
+        require_columns_of(scope, self.table, self.change.columns)
         names = await scope_names.scopes_of_body(connection, self.table, scope, self.row.body)
         return [name if name is not None else no_scope(scope, self.table) for name in names]
 
@@ -134,4 +130,4 @@ class NewRows(Operation):
         return sorted((each.standing for each in found), key=lambda standing: standing.resource)
 
     def _names_keys(self) -> bool:
-        return bool(self.table.key) and set(self.table.key) <= set(self.columns)
+        return bool(self.table.key) and set(self.table.key) <= set(self.change.columns)

@@ -53,7 +53,7 @@ async def write(
         binding=binding,
         query=Query(request.select, filters),
         request=request,
-        change=Change(request.body.columns, target) if request.verb == "patch" else None,
+        change=Change(request.body.columns, target, request.preferences.in_sql) if request.verb == "patch" else None,
         target=target,
         limit=_limit(request, gateway.max_rows),
         named=binding is not None and marks.names_rows,

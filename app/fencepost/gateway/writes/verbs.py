@@ -34,7 +34,7 @@ def steps_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> "
     """Make a verb's statements."""
     marks = marks_of(table)
     if verb == "post":
-        first = keyed.insert(table, change.columns, change.target, wait)
+        first = keyed.insert(table, change, wait)
         return Rows(table, marks, wait, first, first, inserts=True)
     if verb == "delete":
         first = careful = keyed.delete(table, change.target, wait)

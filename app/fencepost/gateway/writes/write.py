@@ -72,6 +72,8 @@ class Preferences:
     """What Preference-Applied names, once the write is done."""
     queued: bool = False
     """`respond-async`: the write is to be queued."""
+    in_sql: frozenset[str] = frozenset()
+    """Those that change the statements of the write, as they are spelled: plans are kept under them."""
 
     def shows(self, *, by_default: bool) -> bool:
         """Whether the answer of a write has the rows; `by_default` where nothing was preferred."""

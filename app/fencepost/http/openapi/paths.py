@@ -11,6 +11,7 @@ from fencepost.http.openapi.headers import headers
 from fencepost.http.openapi.parameters import columns, filters, key_parameters, paging, select
 from fencepost.http.openapi.preferences import prefer
 from fencepost.http.openapi.shared_parameters import PARAMETERS, parameter
+from fencepost.http.requests.preferences import Route
 from fencepost.storage.tables.catalog import Table
 
 Part = dict[str, Any]
@@ -66,10 +67,7 @@ class _Routes:
         # Parameters stand with each operation: at the path, Swagger UI does not follow references.
         self.queue = self.fence.queue if self.fence else None
         token = [parameter("FenceToken")] if self.queue is None else []
-        before = [*token, once, select(table, writing=True)]
-        self.write = [*before, prefer("one"), parameter("RequestId")]
-        self.write_many = [*before, prefer("many"), parameter("RequestId")]
-        self.insert = [*before, prefer("insert"), parameter("RequestId"), columns()]
+        self.before = [*token, once, select(table, writing=True)]
 
     def collection(self) -> Part:
         """Describe /v1/data/{table}."""
@@ -128,7 +126,7 @@ class _Routes:
             f"Insert into {self.table.name}",
             "One object, or an array of them, all or nothing. A key that a newer token has written, claimed "
             "or deleted is refused like any stale write." + self._scopes(),
-            self.insert,
+            [*self._write("post"), columns()],
             self._now_or_later(
                 {
                     "201": self._rows(
@@ -155,7 +153,7 @@ class _Routes:
             "One object and at least one filter: the rows that match. Or an array and no filter: each object names its "
             "row by the key's columns, and changes the others; a key without a row is 404, and nothing is written. "
             "One token for all of them, all or nothing: one row that a newer token has written refuses the request.",
-            [*filters(self.table, prefill=True), *self.write_many, columns()],
+            [*filters(self.table, prefill=True), *self._write("patch-rows"), columns()],
             {
                 "200": self._rows("`Prefer: return=representation`: the rows after the change.", self.many),
                 "204": {"description": "Done, or no row matched."} | self.many,
@@ -181,7 +179,7 @@ class _Routes:
             f"delete_{self.names.operation}_where",
             f"Delete the rows that match ({self.table.name})",
             "Needs at least one filter. One token for all matching rows, all or nothing. Their marks outlive them.",
-            [*filters(self.table, prefill=True), *self.write_many],
+            [*filters(self.table, prefill=True), *self._write("delete-rows")],
             {
                 "200": self._rows("`Prefer: return=representation`: the rows that were deleted.", self.many),
                 "204": {"description": "Done, or no row matched."} | self.many,
@@ -194,7 +192,7 @@ class _Routes:
             f"update_{self.names.operation}_row",
             f"Change one row of {self.table.name}",
             "Changes the columns in the body, if the token is new enough. The primary key cannot change.",
-            [*self.keys, *self.write],
+            [*self.keys, *self._write("patch")],
             self._now_or_later(
                 {
                     "200": self._row("The row after the change.", self.single),
@@ -210,7 +208,7 @@ class _Routes:
             f"put_{self.names.operation}_row",
             f"Create or replace one row of {self.table.name}",
             "Columns that the body leaves out get their defaults. A key in the body must be the path's.",
-            [*self.keys, *self.write],
+            [*self.keys, *self._write("put")],
             self._now_or_later(
                 {
                     "200": self._row("Replaced: the row.", self.single),
@@ -232,7 +230,7 @@ class _Routes:
             f"delete_{self.names.operation}_row",
             f"Delete one row of {self.table.name}",
             "The row goes, its mark stays: a paused holder cannot create it again.",
-            [*self.keys, *self.write],
+            [*self.keys, *self._write("delete")],
             self._now_or_later(
                 {
                     "200": self._row("`Prefer: return=representation`: the row that was deleted.", self.single),
@@ -241,6 +239,10 @@ class _Routes:
                 [*_DELETE, "NoRow", "Refused"],
             ),
         )
+
+    def _write(self, route: Route) -> list[Part]:
+        """List the parameters of all writes, with what this one may prefer."""
+        return [*self.before, prefer(route), parameter("RequestId")]
 
     def _now_or_later(self, done: Part, refused: Iterable[str]) -> Part:
         """Give the answers of a write of one row: what was done, or that it is queued; the latter only, where the

@@ -2,24 +2,14 @@
 
 from typing import Any, Final, get_args
 
-from fencepost.http.requests.preferences import HONOURED, Route, spellings
+from fencepost.http.requests.preferences import PREFERENCES, Route, spellings
 
 Part = dict[str, Any]
-
-_EFFECTS: Final = {
-    "return": "`return`: whether the answer carries the rows that were written.",
-    "count": "`count`: all rows that match, or were written, are counted; `Content-Range` has the number.",
-    "max-affected": "`max-affected`, from 1 to 999999999: a request that would write more rows is refused, and writes "
-    "none.",
-    "missing=default": "`missing=default`: an object that lacks a key of `columns` is refused.",
-    "respond-async": "`respond-async`: the write is queued, and answered 202; `Location` has what became of it.",
-    "handling=strict": "`handling=strict`: an unknown preference is refused, which is always so.",
-}
 
 
 def _prefer_parameter(route: Route) -> Part:
     """Describe the header on one kind of route."""
-    effects = [_EFFECTS[name] for name, routes in HONOURED.items() if route in routes]
+    effects = [each.effect for each in PREFERENCES if route in each.routes]
     return {
         "name": "Prefer",
         "in": "header",

@@ -6,6 +6,7 @@ wider than was asked (docs/decisions/0028).
 """
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -13,47 +14,114 @@ from fencepost.fencing.problems import bad_request
 from fencepost.gateway.writes.write import NO_PREFERENCES, Preferences
 from fencepost.http.problems.response import RequestError
 
-Route = Literal["list", "row", "insert", "many", "one", "look", "claim", "lease"]
-"""GET of a collection, of a row; POST; PATCH or DELETE of a collection; PATCH, PUT or DELETE of a row; and of the
-system routes: those that read, /v1/claims, and those that write leases."""
-
+Route = Literal[
+    "list", "row", "look", "post", "patch", "put", "delete", "patch-rows", "delete-rows", "claim", "lease"
+]  # fmt: skip
+"""GET of a collection, of a row, and of system routes; POST; PATCH, PUT and DELETE of a row; PATCH and DELETE of a
+collection; /v1/claims, and the routes that write leases."""
 
 READS: Final[frozenset[Route]] = frozenset({"list", "row", "look"})
+_BY_KEY: Final[frozenset[Route]] = frozenset({"patch", "put", "delete"})
+_OF_ROWS: Final[frozenset[Route]] = frozenset({"post", "patch-rows", "delete-rows"})
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """All that there is to know about a preference; the reader, its refusals and the OpenAPI document ask here."""
+
+    name: str
+    routes: frozenset[Route]
+    """Where it has an effect. Others refuse it, unless it is harmless there."""
+    effect: str
+    """What it does: a sentence of the OpenAPI document."""
+    values: tuple[str, ...] = ("",)
+    """The values that have an effect; "": it takes none."""
+    number: bool = False
+    """Whether any whole number from 1 stands for `values`."""
+    harmless_on_reads: bool = False
+    """A read has one answer, the rows, affects none, and is not put off."""
+    hint: str | None = None
+    """Where it has no effect: what to do instead."""
+    in_sql: bool = False
+    """Whether it changes the statements of a write: then it is in `Preferences.in_sql`."""
+
+    def honours(self, value: str) -> bool:
+        """Whether this value is one that has an effect somewhere."""
+        return bool(_NUMBER.fullmatch(value)) if self.number else value in self.values
+
+    def takes(self) -> str:
+        """List its values, for whom gave another."""
+        if self.number:
+            return "a whole number from 1 to 999999999"
+        harmless = [each.partition("=")[2] for each in sorted(HARMLESS) if each.startswith(f"{self.name}=")]
+        return ", ".join((*self.values, *harmless)) or "no value"
+
+
 _RETURN: Final = ("minimal", "representation", "headers-only")
-_COUNT: Final = ("exact", "planned", "estimated")
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
-HONOURED: Final[dict[str, frozenset[Route]]] = {
-    "return": frozenset({"insert", "many", "one"}),
-    "count": frozenset({"list", "insert", "many"}),
-    "max-affected": frozenset({"insert", "many", "one"}),
-    "missing=default": frozenset({"insert", "many", "one"}),
-    "respond-async": frozenset({"insert", "one"}),
-    "handling=strict": frozenset({"list", "row", "insert", "many", "one", "look", "claim", "lease"}),
-}
-"""On which routes a preference does something; others refuse it, unless it is harmless there. The OpenAPI document and
-the messages of refusals are made from this table."""
-
-_NAMES: Final = tuple(dict.fromkeys(each.partition("=")[0] for each in HONOURED))
-_KNOWN: Final = f"Known are {', '.join(_NAMES[:-1])} and {_NAMES[-1]}."
+PREFERENCES: Final = (
+    Preference(
+        "return",
+        _BY_KEY | _OF_ROWS,
+        "`return`: whether the answer carries the rows that were written.",
+        _RETURN,
+        harmless_on_reads=True,
+        hint="This route has one form of answer.",
+    ),
+    Preference(
+        "count",
+        _OF_ROWS | {"list"},
+        "`count`: all rows that match, or were written, are counted; `Content-Range` has the number.",
+        ("exact", "planned", "estimated"),
+        hint="On routes of a collection: /v1/data/{table}.",
+    ),
+    Preference(
+        "max-affected",
+        _BY_KEY | _OF_ROWS,
+        "`max-affected`, from 1 to 999999999: a request that would write more rows is refused, and writes none.",
+        ("1",),
+        number=True,
+        harmless_on_reads=True,
+        hint="On writes of tables: /v1/data/{table}.",
+    ),
+    Preference(
+        "missing",
+        _BY_KEY | _OF_ROWS,
+        "`missing=default`: an object that lacks a key of `columns` is refused.",
+        ("default",),
+        hint="Leave the key out of every object, or give all objects a value for it.",
+    ),
+    Preference(
+        "respond-async",
+        _BY_KEY | {"post"},
+        "`respond-async`: the write is queued, and answered 202; `Location` has what became of it.",
+        harmless_on_reads=True,
+        hint="PATCH, PUT and DELETE of /v1/data/{table}/{key} can be queued, and POST of one object.",
+    ),
+    Preference(
+        "handling",
+        _BY_KEY | _OF_ROWS | READS | {"claim", "lease"},
+        "`handling=strict`: an unknown preference is refused, which is always so.",
+        ("strict",),
+    ),
+)
+"""Those that have an effect."""
 
 HARMLESS: Final = frozenset({"handling=lenient", "tx=commit", "missing=null", "timezone=UTC"})
 """What is done anyway, on every route."""
 HARMLESS_NAMES: Final = frozenset({"wait", "safe"})
 """Of RFC 7240 and RFC 8674: the answer comes as soon as it can, and has nothing that is unsafe to show."""
-HARMLESS_ON_READS: Final = frozenset({"return", "max-affected", "respond-async"})
-"""A read has one answer, the rows, affects none, and is not put off."""
 _DONE_ANYWAY: Final = {"claim": "return=representation", "lease": "return=representation"}
 
-_HINTS: Final = {
+_BY_NAME: Final = {each.name: each for each in PREFERENCES}
+_KNOWN: Final = f"Known are {', '.join([*_BY_NAME][:-1])} and {[*_BY_NAME][-1]}."
+_NOT_DONE: Final = {
     "resolution": "PUT /v1/data/{table}/{key} creates a row or replaces it; POST creates, and a duplicate is 409.",
     "tx": "Every request is committed before it is answered.",
     "timezone": "Times come in UTC, with their offset.",
-    "missing": "Leave the key out of every object, or give all objects a value for it.",
-    "count": "On routes of a collection: /v1/data/{table}.",
-    "max-affected": "On writes of tables: /v1/data/{table}.",
-    "return": "This route has one form of answer.",
-    "respond-async": "PATCH, PUT and DELETE of /v1/data/{table}/{key} can be queued, and POST of one object.",
 }
+"""What PostgREST has and Fencepost has not, and what to do instead."""
 
 _ASYNC: Final = "respond-async"
 
@@ -62,7 +130,6 @@ _WELL_FORMED: Final = re.compile(rf'(?:[^"]|{_QUOTED})*')
 _ITEM: Final = re.compile(rf'(?:[^,"]|{_QUOTED})+')
 _PART: Final = re.compile(rf'(?:[^;"]|{_QUOTED})+')
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def read_preferences(prefer: bytes | None, route: Route) -> Preferences:
@@ -72,9 +139,7 @@ def read_preferences(prefer: bytes | None, route: Route) -> Preferences:
 
 def spellings(route: Route) -> tuple[str, ...]:
     """Spell all that a route honours; for a number the least one stands."""
-    values = {"return": _RETURN, "count": _COUNT, "max-affected": ("1",)}
-    honoured = [name for name, routes in HONOURED.items() if route in routes]
-    return tuple(f"{name}={value}" if value else name for name in honoured for value in values.get(name, ("",)))
+    return tuple(_spell(each.name, value) for each in PREFERENCES if route in each.routes for value in each.values)
 
 
 @lru_cache(maxsize=256)  # clients send the same few with every request
@@ -83,20 +148,26 @@ def _read(prefer: bytes, route: Route) -> Preferences:
     for name, value in _split_items(prefer.decode("latin-1")):
         _require_known(name, value, route)
         if wanted.setdefault(name, value) != value:
-            raise _bad(f"{name}={wanted[name]} and {name}={value} contradict each other.")
-    applied = [
-        f"{name}={value}"
-        for name, value in wanted.items()
-        if name != _ASYNC and (route in HONOURED.get(name, ()) or route in HONOURED.get(f"{name}={value}", ()))
-    ]
+            raise _bad(f"{_spell(name, wanted[name])} and {_spell(name, value)} contradict each other.")
+    wanted = {name: value for name, value in wanted.items() if _has_effect(name, value, route)}
+    applied = [_spell(name, value) for name, value in wanted.items() if name != _ASYNC]
     return Preferences(
-        answer=None if route in READS else next((each for each in _RETURN if wanted.get("return") == each), None),
+        answer=next((each for each in _RETURN if each == wanted.get("return")), None),
         count="count" in wanted,
         most=int(wanted["max-affected"]) if "max-affected" in wanted else None,
-        complete=wanted.get("missing") == "default",
+        complete="missing" in wanted,
         applied=", ".join(applied).encode("latin-1"),
-        queued=_ASYNC in wanted and route not in READS,
+        queued=_ASYNC in wanted,
+        in_sql=frozenset(_spell(name, value) for name, value in wanted.items() if _BY_NAME[name].in_sql),
     )
+
+
+def _spell(name: str, value: str) -> str:
+    return f"{name}={value}" if value else name
+
+
+def _has_effect(name: str, value: str, route: Route) -> bool:
+    return name in _BY_NAME and _BY_NAME[name].honours(value) and route in _BY_NAME[name].routes
 
 
 def _split_items(text: str) -> list[tuple[str, str]]:
@@ -122,29 +193,17 @@ def _parse_item(item: str) -> tuple[str, str]:
 
 def _require_known(name: str, value: str, route: Route) -> None:
     """Refuse by name what is neither honoured on this route nor harmless there."""
-    spelled = f"{name}={value}" if value else name
+    spelled = _spell(name, value)
     if name in HARMLESS_NAMES or spelled in HARMLESS or spelled == _DONE_ANYWAY.get(route):
         return
-    _require_value(name, value, spelled)
-    if route in HONOURED.get(name, ()) or route in HONOURED.get(spelled, ()):
-        return
-    if name in HARMLESS_ON_READS and route in READS:
-        return
-    if name in HONOURED:
-        raise _bad(f"{spelled} means nothing on this route.", _HINTS.get(name))
-    known = "" if name in _HINTS else f" {_KNOWN}"
-    raise _bad(f"{spelled} is not supported, and nothing is ignored in silence.{known}", _HINTS.get(name))
-
-
-def _require_value(name: str, value: str, spelled: str) -> None:
-    if name in ("return", "count"):
-        values = _RETURN if name == "return" else _COUNT
-        if value not in values:
-            raise _bad(f"{spelled}: {name} takes {', '.join(values)}.")
-    if name == _ASYNC and value:
-        raise _bad(f"{spelled}: respond-async takes no value.")
-    if name == "max-affected" and not _NUMBER.fullmatch(value):
-        raise _bad(f"{spelled}: max-affected takes a whole number from 1 to 999999999.")
+    known = _BY_NAME.get(name)
+    if known is None:
+        listed = "" if name in _NOT_DONE else f" {_KNOWN}"
+        raise _bad(f"{spelled} is not supported, and nothing is ignored in silence.{listed}", _NOT_DONE.get(name))
+    if not known.honours(value):
+        raise _bad(f"{spelled}: {name} takes {known.takes()}.")
+    if route not in known.routes and not (known.harmless_on_reads and route in READS):
+        raise _bad(f"{spelled} means nothing on this route.", known.hint)
 
 
 def _bad(detail: str, hint: str | None = None) -> RequestError:

@@ -116,12 +116,12 @@ class _Form:
 
 
 _OF_ROW: Final = {
-    "PATCH": _Form("patch", "one", ("select", "columns"), _object),
-    "PUT": _Form("put", "one", ("select", "columns"), _object),
-    "DELETE": _Form("delete", "one", ("select",), _no_body),  # PostgREST's clients send a body of {}, which is empty
+    "PATCH": _Form("patch", "patch", ("select", "columns"), _object),
+    "PUT": _Form("put", "put", ("select", "columns"), _object),
+    "DELETE": _Form("delete", "delete", ("select",), _no_body),  # PostgREST's clients send a body of {}, which is empty
 }
 _OF_COLLECTION: Final = {
-    "POST": _Form("post", "insert", ("select", "columns"), _rows),
-    "PATCH": _Form("patch", "many", ("select", "columns", "filters"), _changes),
-    "DELETE": _Form("delete", "many", ("select", "filters"), _filters),
+    "POST": _Form("post", "post", ("select", "columns"), _rows),
+    "PATCH": _Form("patch", "patch-rows", ("select", "columns", "filters"), _changes),
+    "DELETE": _Form("delete", "delete-rows", ("select", "filters"), _filters),
 }

@@ -50,13 +50,15 @@ class FencedRow:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an UPDATE sets: `columns` from the JSON body, `defaults` to their defaults (PUT).
+    """What a write sets: `columns` from the JSON body, `defaults` to their defaults (PUT).
 
     `target` is what the answer shows of the row.
     """
 
     columns: tuple[str, ...]
     target: Shown
+    preferences: frozenset[str]
+    """Those of the request that change statements, as they are spelled."""
     defaults: tuple[str, ...] = ()
     named: bool = False
     """Whether the answer shall carry the resource's name."""
@@ -157,26 +159,28 @@ def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     )
 
 
-def insert(table: ProtectedTable, columns: tuple[str, ...], target: Shown, wait: Wait) -> WriteStatement:
+def insert(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     """Write the INSERT of a POST: of the one row in a JSON array (skip), or of all its rows or none (block).
 
     Refusals by mark come as FP409 from the trigger.
     """
+    columns = change.columns
     if wait == "skip":
         first = f"({BODY} OPERATOR(pg_catalog.->) 0)"
         values = {quote(c): body_value(table, c, quote(c), first) for c in columns}
-        answer = _answer(table, target, mark_of(table).shown, wait, named=True)
+        answer = _answer(table, change.target, mark_of(table).shown, wait, named=True)
         source = (
             f"json_to_recordset({body_json(table, columns, BODY)}) AS b({body_columns(table, columns)})"
             if columns
             else f"json_array_elements({BODY}) AS b({ORDINAL})"
         )
         return _compiled(f"{_insert(table, values, f' FROM {source}')} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
-    return _compiled(_insert_all(table, columns, target), wait)
+    return _compiled(_insert_all(table, change), wait)
 
 
-def _insert_all(table: ProtectedTable, columns: tuple[str, ...], target: Shown) -> str:
+def _insert_all(table: ProtectedTable, change: Change) -> str:
     """Insert in key order, in which every write of several rows takes its locks, and answer in the body's order."""
+    columns, target = change.columns, change.target
     names = {quote(c): quote(c) for c in columns}
     values = ((body_value(table, c, quote(c), ELEMENT), quote(c)) for c in columns)
     listed = (name if value == name else f"{value} AS {name}" for value, name in values)
