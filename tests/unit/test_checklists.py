@@ -95,7 +95,7 @@ def test_a_setting_is_explained_on_a_page() -> None:
         assert named, f"no page in docs/ names {' or '.join(spelled)}: docs/operations.md"
 
 
-RAISED = re.compile(r"ERRCODE = '(FP\w{3})'")
+RAISED = re.compile(r"(?:ERRCODE = |fencepost\.refuse\()'(FP\w{3})'")
 NOT_BY_DIRECT_SQL = {"FP000", "FP403"}
 """Raised in the gateway's own statements only."""
 
@@ -113,6 +113,10 @@ def test_an_sqlstate_of_ours_is_read_documented_and_tested() -> None:
     readers = text("app/fencepost/gateway/refusals.py") + text("app/fencepost/storage/errors.py")
     codes = raised()
     assert len(codes) > 5
+    elsewhere = [
+        path for path in tracked() if path.suffix == ".sql" and re.search("ERRCODE = 'FP(409|018)'", text(str(path)))
+    ]
+    assert elsewhere == [], "a token is refused by fencepost.refuse, and nothing else"
     for code in codes:
         assert code in readers, f"{code}: _DETAIL_MEMBERS in gateway/refusals.py"
         assert code in text("docs/direct-sql.md"), f"{code}: the table of SQLSTATEs in docs/direct-sql.md"
