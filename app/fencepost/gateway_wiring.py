@@ -166,7 +166,7 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
     at_once = max(settings.pool_size // 2, 1)  # the other half of the connections is for everybody else
     leases = LeaseLimits(round(settings.max_ttl * 1000), round(settings.max_wait * 1000), settings.max_tokens)
     queue = Queue(database, lambda reason: emit(QueueFailed(reason)), times)
-    locks = PostgresLocks(database, queue, leases, at_once=max(settings.lease_pool_size - 2, 1))
+    locks = PostgresLocks(database, queue, leases)
     group = GroupCommit(
         database,
         most_waiting=settings.max_waiting,

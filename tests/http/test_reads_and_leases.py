@@ -33,7 +33,8 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
 ) -> None:
     operator, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
-    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=4, pool_timeout=600, lock_timeout=60)
+    settings = {"serve_unprotected": True, "pool_size": 4, "pool_timeout": 600, "lock_timeout": 60}
+    url = await start_gateway(demo_database, **settings, sources="other=postgres-advisory:")
     async with client_at("127.0.0.1", url) as client:
         lease = (await client.post("/leases", json=LEASE)).json()
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
@@ -56,8 +57,10 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
         await eventually(two_read, what="two reads that hold a connection")
         async with asyncio.timeout(PATIENCE):  # a connection of the pool would be waited for for ten minutes
             await renewed_minted_and_released(client, lease)
-            taken = await client.post("/leases", json=LEASE | {"lock": "hourly"})
-            assert taken.status_code == 201, taken.text
+            for source in ("builtin", "other"):
+                wanted = LEASE | {"lock": "hourly", "source": source, "claim": [f"orders/of-{source}"]}
+                taken = await client.post("/leases", json=wanted)
+                assert taken.status_code == 201, taken.text
 
         async def ready() -> bool:
             return "all connections" in (await client.get(f"{url}/readyz")).raise_for_status().json()["database"]

@@ -1,7 +1,6 @@
 """A grant and its claims are one: from that moment the old holder is fenced, or nothing happened (R7, R9)."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from tests.support.interleave import Connect
@@ -12,7 +11,6 @@ from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, pat
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire import Granted, acquire_lease
-from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.storage.leases.lock_request import LockRequest, hash_secret
 from fencepost.testing.servers.waiting import PATIENCE, eventually
@@ -104,10 +102,9 @@ async def test_an_acquire_is_withdrawn_while_claims_wait_on_all_connections_for_
         await race.insert(race.a, "k", 30)
         writing = await race.begin(race.a)
         await race.update(race.a, "k", 31)
-        locks = PostgresLocks(gateway.database, gateway.locks.queue, at_once=1)
         wanted, pid = asking("x", secret="new", claims=("orders/k",)), await grants_pid(gateway)
-        grant = await race.waits_at(pid, ask(replace(gateway, locks=locks), wanted))
-        assert (await asyncio.wait_for(locks.withdraw(wanted.secret_hash), PATIENCE)).under_way
+        grant = await race.waits_at(pid, ask(gateway, wanted))
+        assert (await asyncio.wait_for(gateway.locks.withdraw(wanted.secret_hash), PATIENCE)).under_way
         await writing.commit()
         await grant
 

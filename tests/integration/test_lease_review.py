@@ -14,8 +14,6 @@ from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.leases.acquire import Granted
-from fencepost.locks.builtin.leases import PostgresLocks
-from fencepost.locks.builtin.queue import Queue
 from fencepost.storage.leases import builtin as leases
 from fencepost.storage.leases.lock_request import hash_secret
 from fencepost.storage.statements.asking import in_key_order
@@ -116,16 +114,14 @@ async def test_a_row_that_is_claimed_under_two_spellings_is_claimed_once(race: R
 
 async def test_a_grant_that_waits_for_a_row_keeps_no_lease_from_being_renewed(race: Race) -> None:
     await race.insert(race.a, "k", 30)
-    async with open_gateway(race.dsn, pool_size=2) as opened:
-        locks = PostgresLocks(opened.database, Queue(opened.database, print), at_once=1)
-        gateway = replace(opened, locks=locks)
-        mine = await lease(opened, asking("mine", secret="mine"))
+    async with open_gateway(race.dsn) as gateway:
+        mine = await lease(gateway, asking("mine", secret="mine"))
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         stuck = [asyncio.create_task(ask(gateway, asking("x", secret=f"{n}", claims=("orders/k",)))) for n in range(3)]
         await blocks_another_session(race.a, race.observer)
         assert mine.lease.lease_id is not None
-        renewed = await asyncio.wait_for(locks.renew(mine.lease.lease_id, hash_secret("mine"), None), PATIENCE)
+        renewed = await asyncio.wait_for(gateway.locks.renew(mine.lease.lease_id, hash_secret("mine"), None), PATIENCE)
         assert renewed is not None
         await writing.rollback()
         assert sum(isinstance(answer, Granted) for answer in await asyncio.gather(*stuck)) == 1
@@ -133,7 +129,7 @@ async def test_a_grant_that_waits_for_a_row_keeps_no_lease_from_being_renewed(ra
 
 async def test_a_request_that_does_not_wait_learns_that_the_lock_is_being_granted(race: Race) -> None:
     await race.insert(race.a, "k", 30)
-    async with open_gateway(race.dsn, pool_size=2) as gateway:
+    async with open_gateway(race.dsn, lease_pool_size=4) as gateway:
         writing = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         stuck = asyncio.create_task(ask(gateway, asking("x", secret="first", claims=("orders/k",))))

@@ -42,10 +42,13 @@ async def open_gateway(
     max_rows: int = 100,
     lock_timeout: float = 10.0,
     batch_pool_size: int = 4,
+    lease_pool_size: int = 2,
     times: Times = UNHURRIED,
 ) -> AsyncIterator[Gateway]:
     """Build the use cases' gateway. With one connection in its pool, `gateway_pid` is where its statements run."""
-    limits = Limits(pool_size=pool_size, lock_timeout=lock_timeout, batch_pool_size=batch_pool_size)
+    limits = Limits(
+        pool_size, lock_timeout=lock_timeout, batch_pool_size=batch_pool_size, lease_pool_size=lease_pool_size
+    )
     database = await Database.open(dsn, limits, times=times)
     try:
         catalog = CatalogCache(database)

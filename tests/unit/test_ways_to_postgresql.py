@@ -15,8 +15,7 @@ PROGRAMS = ("cli", "client", "testing", "torture")
 """They work beside the gateway, and not on its connections."""
 CALLS = {
     "for_writing": set(),
-    # `_slot` lends it to `run_write`, to so many at a time.
-    "for_leases": {"locks/builtin/leases.py"},
+    "for_leases": set(),
     "batch_connection": {"storage/batches/group_commit.py"},
     "require_replicated": {"storage/connections/transactions.py", "storage/batches/group_commit.py"},
     "connect": {

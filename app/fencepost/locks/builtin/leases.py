@@ -7,8 +7,7 @@ fenced, before the new one's first write. Order and clock are the database's; se
 import asyncio
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, Literal, TypeVar
 
@@ -44,12 +43,8 @@ class _Busy(Exception):  # noqa: N818 - it is no error; the waiter tries again
 class PostgresLocks(Leases):
     """Acquires, renews, mints, releases. Every call is one statement, or with claims one transaction."""
 
-    def __init__(
-        self, database: Database, queue: Queue, limits: LeaseLimits | None = None, *, at_once: int = 5
-    ) -> None:
+    def __init__(self, database: Database, queue: Queue, limits: LeaseLimits | None = None) -> None:
         self._database = database
-        # Grants may have to wait for a row; renewals must find a connection all the same.
-        self._slots = asyncio.Semaphore(at_once)
         self._withdrawing = asyncio.Lock()
         self.queue = queue
         self.limits = limits or LeaseLimits()
@@ -116,7 +111,7 @@ class PostgresLocks(Leases):
         unknown = overtaken = 0
         while True:
             try:
-                return await run_write(self._slot, take)
+                return await run_write(self._database.grants.lend, take)
             except _Busy:
                 verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
                 return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None
@@ -130,22 +125,6 @@ class PostgresLocks(Leases):
                 overtaken += 1
                 if overtaken == OVERTAKEN:
                     raise
-
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[Connection]:
-        within = self.queue.times.queue.slot_within
-        try:
-            async with asyncio.timeout(within if self._slots.locked() else None):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"other requests for locks kept this one from PostgreSQL for {within:g} s"
-            ) from error
-        try:
-            async with self._database.for_leases() as connection:
-                yield connection
-        finally:
-            self._slots.release()
 
     async def _take_and_claim(
         self,

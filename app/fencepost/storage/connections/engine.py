@@ -18,6 +18,7 @@ from fencepost.storage.connections.connection import (
     open_connection,
     session_settings,
 )
+from fencepost.storage.connections.grant_slots import GrantSlots
 from fencepost.storage.connections.origin import OriginStatus, Watch
 from fencepost.storage.connections.pool import ClosedError, Pool
 from fencepost.storage.connections.read_only import REASON, ReadOnly, look
@@ -65,6 +66,7 @@ class Database:
         self._read_only = read_only
         self._report = report
         self._times, self._clock = times.connections, times.clock
+        self.grants = GrantSlots(self.for_leases, limits.lease_pool_size, times)
         self._waiting = dict.fromkeys(self._pools, 0)
         self._ending: Timer | None = None
 
@@ -276,10 +278,8 @@ class Database:
                         return connection
                     pool.give_back(connection, spoilt=True)
         except TimeoutError as error:
-            raise UnavailableError(
-                f"no connection to PostgreSQL within {self._limits.pool_timeout:g} s: all are in use, or it does not"
-                " answer"
-            ) from error
+            late = f"no connection to PostgreSQL within {self._limits.pool_timeout:g} s"
+            raise UnavailableError(f"{late}: all are in use, or it does not answer") from error
         except ClosedError as error:
             raise UnavailableError("the gateway is shutting down") from error
         finally:
