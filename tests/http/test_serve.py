@@ -196,3 +196,14 @@ async def test_other_addresses_are_served_when_asked_for(short_dir: Path, client
     async with serving(short_dir, "--host", "0.0.0.0", **variables) as gateway:
         assert gateway.url.startswith("http://127.0.0.1:")
         assert (await client.get(gateway.url + "/healthz")).status_code == 200
+
+
+async def test_the_embedded_server_has_room_for_all_connections_of_the_gateway(short_dir: Path) -> None:
+    async with serving(short_dir, "--pool-size", "150"):
+        url = running_url(short_dir / "data")
+        assert url is not None
+        connection = await asyncpg.connect(url)
+        try:
+            assert int(await connection.fetchval("SHOW max_connections")) > 150 + 4 + 7 + 1
+        finally:
+            await connection.close()

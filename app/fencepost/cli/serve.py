@@ -98,7 +98,10 @@ def _database(settings: Settings) -> Iterator[tuple[str, PostgresServer | None]]
     if settings.database_url is not None:
         yield settings.database_url.get_secret_value(), None
         return
-    with PostgresServer(bin_dir=embedded_bin_dir(), data_dir=settings.data_dir) as server:
+    # A few more than the gateway may open are for people, and for commands.
+    most = max(100, settings.workers * (sum(settings.pool_sizes) + 1) + 20)
+    options = {"max_connections": str(most)}
+    with PostgresServer(bin_dir=embedded_bin_dir(), data_dir=settings.data_dir, options=options) as server:
         yield server.url, server
 
 
