@@ -71,6 +71,9 @@ HOLDING: Final = (
     _scene("idempotent", "EPOCH"),
     _scene("failover"),
     _scene("failover", "EPOCH"),
+    _scene("source"),
+    _scene("direct"),
+    _scene("direct", "EPOCH"),
 )
 """The sizes that `make model` and the tests run."""
 
@@ -84,6 +87,7 @@ LARGE: Final = (
     _scene("scope", "WRITERS=4"),
     _scene("idempotent", "THREE"),
     _scene("failover", "THREE"),
+    _scene("source", "TRIES=4"),
 )
 """Sizes for a run by hand: minutes, and gigabytes."""
 
@@ -221,10 +225,46 @@ SWITCHES: Final = (
         _scene("many"),
     ),
     Switch(
+        "R12",
+        "a token that was never issued is taken",
+        "A's lease is live, no newer token was handed out, and yet it is refused: a number that C made up is the mark.",
+        _scene("source"),
+    ),
+    Switch(
+        "R12_BACKWARDS",
+        "a service's number is not compared with what is recorded",
+        "The same token is handed out twice.",
+        _scene("source"),
+    ),
+    Switch(
+        "R12_LATER",
+        "a number is compared with what was known before it was asked for, and not with what is recorded by now",
+        "The same token is handed out twice.",
+        _scene("source"),
+    ),
+    Switch(
+        "R12_BEFORE",
+        "the generation is read after the service was asked",
+        "A's grant is of a copy of the service that is gone, and has a token of the new generation.",
+        _scene("source"),
+    ),
+    Switch(
         "R13",
         "a write without a token is let through",
         "A write that no mark was asked about is accepted.",
         _scene("protocol"),
+    ),
+    Switch(
+        "R14",
+        "no trigger judges what direct SQL writes",
+        "C holds no token, and overwrites what it has not seen: B's write is lost.",
+        _scene("direct"),
+    ),
+    Switch(
+        "R14_ECHO",
+        "a mark that is written back as it was loaded counts as a token (epoch)",
+        "A overwrites what it has not seen: C wrote with the mark that it had loaded.",
+        _scene("direct", "EPOCH"),
     ),
     Switch(
         "R15",
@@ -267,8 +307,6 @@ SWITCHES: Final = (
 
 OUTSIDE: Final = {
     11: "what a token looks like is about texts; tokens are numbers here",
-    12: "where numbers come from, and whether a service has gone backwards: the model's one source is the built-in one",
-    14: "direct SQL gives its token in other ways; the triggers judge it by the same functions, which are in the model",
     17: "not built yet",
     18: "it names who came after, and decides nothing",
     20: "a circle of waits is ended by PostgreSQL with an error, and makes no answer wrong",

@@ -48,7 +48,7 @@ CREATE INDEX source_draws_lease_id_idx ON fencepost.source_draws (lease_id);
 
 -- Record a grant of the service.
 --   granted     lease_id is the new lease
---   void        the generation was raised since the service was asked, or a later grant of this lock is recorded already
+--   void        the generation was raised since the service was asked, or a grant of this lock with this number or a later one is recorded already
 --   backwards   its number is not above what was issued before it was requested: the source is quarantined now
 --   quarantined it was quarantined before
 --   withdrawn   the secret's client waits no more (withdrawn.sql)
@@ -73,7 +73,7 @@ BEGIN
     RETURN;
   END IF;
   -- Statements see what others have committed: a holder with a later grant recorded it with the source's row locked.
-  IF EXISTS (SELECT FROM fencepost.source_leases x WHERE x.source = p_source AND x.lock = p_lock AND x.last_token > p_tokens[1]) THEN
+  IF EXISTS (SELECT FROM fencepost.source_leases x WHERE x.source = p_source AND x.lock = p_lock AND x.last_token >= p_tokens[1]) THEN
     verdict := 'void';
     RETURN;
   END IF;

@@ -47,6 +47,18 @@ async def test_a_grant_that_is_recorded_after_its_successors_is_void(make: Calla
         assert not stage.quarantined, "it was not backwards: nothing above it was known when it was asked for"
 
 
+async def test_a_number_that_a_restored_service_gives_again_is_recorded_once(make: Callable[..., Any]) -> None:
+    """Both grants were asked for when nothing was recorded: neither number is below what was known."""
+    async with make(slow={"a"}) as stage:
+        first = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        stage.service.slow.clear()
+        stage.service.numbers = itertools.count(1)
+        assert (await stage.acquire("a")).acquired.tokens == (1,)
+        stage.service.gate.set()
+        assert (await first).acquired.tokens == (2,)
+
+
 async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_asked(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
