@@ -118,4 +118,4 @@ lock: install-dev
 	  --group bench -c requirements-dev.txt -o requirements-bench.txt
 
 clean:
-	rm -rf $(VENV) .fencepost dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .not-audited .fencepost dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

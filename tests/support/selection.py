@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.support.postgres import SERVERS, installed_servers
+from tools.audit import NOT_AUDITED
 
 ONE_SERVER = frozenset({"client", "cli", "conformance", "queues", "sources", "testing", "torture"})
 CHOSEN_BY = ("postgres", "bin_dir", "server_name")
@@ -136,12 +137,16 @@ def pytest_testnodedown(node: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Name what could not run here and how to enable it, and what was left to `make test-all`."""
-    if reasons := _lacking(terminalreporter):
+    reasons = [
+        reason if KUBE in reason else f"{reason}  (`make test-servers` as root installs all other servers)"
+        for reason in sorted(_lacking(terminalreporter))
+    ]
+    if config.option.all and NOT_AUDITED.exists():
+        reasons.append(f"the audit of dependencies: {NOT_AUDITED.read_text()}")
+    if reasons:
         terminalreporter.section("not run on this machine")
-        for reason in sorted(reasons):
-            terminalreporter.line(
-                reason if KUBE in reason else f"{reason}  (`make test-servers` as root installs all other servers)"
-            )
+        for reason in reasons:
+            terminalreporter.line(reason)
     left = config.stash[LEFT]
     for command in sorted({command for command, _ in left}, key=lambda each: each != TEST_ALL):
         kinds = {kind: count for (by, kind), count in left.items() if by == command}
