@@ -176,6 +176,7 @@ async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(
         await connection.close()
     async with gateway(start_gateway, demo_database, anon_role="anon_of_tests", roles="anon_of_tests") as api:
         assert (await api.http.get("/openapi.json")).status_code == 200
+        assert 'data-before=""' in (await api.http.get("/docs")).text, "it shows the tables to this role"
         assert (await api.http.get("/readyz")).json() == {"status": "ready"}
         for path in ("/v1/locks", "/v1/elections", "/metrics"):
             answer = await api.http.get(path)

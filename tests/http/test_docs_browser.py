@@ -8,12 +8,16 @@ import pytest
 from playwright.async_api import Page, expect
 from tests.http.browser import Seen, browser_page, in_a_browser
 from tests.http.conftest import StartGateway
+from tests.support.api_key_gateway import FOR_ALL
 from tests.support.tokens import SECRET, token
 
+from fencepost.storage.identity import api_keys
 from fencepost.storage.protecting.protect import protect
 
 # What the browser sees does not depend on PostgreSQL's version.
 pytestmark = [*in_a_browser, pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)]
+
+STATUS = ".live-responses-table .response .response-col_status"
 
 
 @pytest.fixture
@@ -45,27 +49,50 @@ async def test_trying_the_same_write_twice_shows_200_and_then_409(
     assert sum(url == f"{demo_url}/v1/data/orders/order-123" for url in seen.urls) == 2
 
 
-async def test_a_gateway_with_authentication_asks_for_the_token_and_sends_it(
+async def test_authorize_takes_a_jwt_or_an_api_key_and_keeps_neither_longer_than_the_page(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
-    url = await start_gateway(demo_database, demo=True, jwt_secret=SECRET, jwt_role_claim_key="")
+    url = await start_gateway(demo_database, demo=True, jwt_secret=SECRET, jwt_role_claim_key="", api_keys=True)
+    connection = await asyncpg.connect(demo_database)
+    _, key = await api_keys.create(connection, FOR_ALL)
+    await connection.close()
     seen = Seen(page)
     await page.goto(f"{url}/docs")
-    await expect(page.get_by_label("JWT or API key")).to_be_visible()
-    assert not any("openapi.json" in each for each in seen.urls), "nothing of the tables is shown before"
-    await page.get_by_label("JWT or API key").fill(token())
-    await page.get_by_role("button", name="Use it").click()
-    operation = page.locator("#operations-orders-update_orders_row")
-    await operation.locator(".opblock-summary-control").click()
-    await operation.get_by_role("button", name="Execute").click()
-    status = operation.locator(".live-responses-table .response .response-col_status")
-    await expect(status).to_have_text("200")
+    await page.get_by_role("button", name="Authorize", exact=True).click()
+    await authorize(page, token())
+    await expect(page.get_by_text("Logout")).to_be_visible()
+    await page.locator(".auth-btn-wrapper .btn-done").click()
+    write, read = page.locator("#operations-orders-update_orders_row"), page.locator("#operations-orders-list_orders")
+    await write.locator(".opblock-summary-control").click()
+    await write.get_by_role("button", name="Execute").click()
+    await expect(write.locator(STATUS)).to_have_text("200")
     assert seen.complaints == []
-    await page.evaluate("token = ''")
-    await operation.get_by_role("button", name="Execute").click()
-    await expect(status).to_contain_text("401")
-    await page.reload()
+
+    await page.locator(".btn.authorize").click()
+    await page.get_by_text("Logout").click()
+    await expect(write).to_have_count(0)
+    await authorize(page, token(exp=1))
+    await expect(page.locator(".auth-container .errors")).to_contain_text("it has expired")
+    await expect(write).to_have_count(0)
+    await authorize(page, f" {key} ")
+    await page.locator(".auth-btn-wrapper .btn-done").click()
+    await read.locator(".opblock-summary-control").click()
+    await read.get_by_role("button", name="Execute").click()
+    await expect(read.locator(STATUS)).to_have_text("200")
+
     assert await page.evaluate("localStorage.length + sessionStorage.length + document.cookie.length") == 0
+    asked = sum("openapi.json" in each for each in seen.urls)
+    await page.reload()
+    await expect(page.locator(".btn.authorize")).to_be_visible()
+    assert sum("openapi.json" in each for each in seen.urls) == asked == 3, "it is asked for with a token only"
+
+
+async def authorize(page: Page, credential: str) -> None:
+    """Give Swagger UI's open dialog a credential, of which it shows nothing."""
+    field = page.get_by_label("auth-bearer-value")
+    await expect(field).to_have_attribute("type", "password")
+    await field.fill(credential)
+    await page.locator(".auth-btn-wrapper .authorize").click()
 
 
 async def test_a_write_to_a_real_table_cannot_be_sent_from_the_page(

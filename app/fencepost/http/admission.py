@@ -67,6 +67,13 @@ def is_named(scope: Scope) -> bool:
     return caller.name != ANONYMOUS
 
 
+def is_nobody(scope: Scope) -> bool:
+    """Say whether a request came to an open route only because the route is open: its caller is not known, and there is
+    no role for such callers.
+    """
+    return scope.get(CALLER) is _NOBODY
+
+
 class Admission:
     """Asks the authenticator, and puts the caller into the request's scope."""
 

@@ -120,10 +120,7 @@ class Application(FastAPI):
         self.include_router(write_routes(self._gateway_of))
         details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
         self.include_router(health_routes(parts.health, figures=parts.admin is None, details=details))
-        authenticated = parts.authenticator is not None
-        self.include_router(
-            docs_routes(self._catalog, version=__version__, demo=parts.demo, authenticated=authenticated)
-        )
+        self.include_router(docs_routes(self._catalog, version=__version__, demo=parts.demo))
         self.include_router(problem_routes())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -15,6 +15,21 @@ SCHEMES: Final[Part] = {
 }
 
 
+def before(version: str) -> Part:
+    """Give the document that /docs shows to callers that are not known, who may not see the one with the tables."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Fencepost",
+            "version": version,
+            "description": "Tables and routes are shown to known callers: *Authorize* takes a JWT or an API key, and "
+            "forgets it when this page is closed or loaded again.",
+        },
+        "paths": {},
+        "components": {"securitySchemes": SCHEMES},
+    }
+
+
 def secure(document: Part) -> None:
     """Add to a document of a gateway that has authentication."""
     document["components"]["securitySchemes"] = SCHEMES

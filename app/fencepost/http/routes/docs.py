@@ -4,10 +4,11 @@ The page loads nothing from elsewhere, and its Content-Security-Policy holds it 
 pages also work behind a proxy that puts them under a path.
 """
 
+import json
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
@@ -15,8 +16,9 @@ from fastapi.responses import FileResponse, HTMLResponse, Response
 
 from fencepost.fencing.problem_types import NO_ROUTE
 from fencepost.fencing.problems import Problem
-from fencepost.http.admission import is_named
+from fencepost.http.admission import is_named, is_nobody
 from fencepost.http.html_page import page
+from fencepost.http.openapi.secured import before
 from fencepost.http.problems.response import problem_response
 from fencepost.storage.demo import is_demo
 from fencepost.storage.tables.catalog import Catalog, Table
@@ -45,25 +47,21 @@ _MOST_TABLES: Final = 200
 """How many tables the index page lists; /docs has them all."""
 
 
-_FORM: Final = (
-    '<form id="token"><label>JWT or API key <input type="password" autocomplete="off" spellcheck="false" required>'
-    "</label> <button>Use it</button></form>"
-)
 _DEMO_WRITES: Final = "/v1/data/orders /v1/claims /v1/leases"
 """The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
 
 
-def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool, authenticated: bool = False) -> APIRouter:
+def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool) -> APIRouter:
     """Give the routes `/`, `/docs` and `/docs/assets/{name}`. `catalog` returns the current picture; `demo`: the demo's
-    table was asked for; `authenticated`: the gateway has authentication.
+    table was asked for.
     """
 
     async def index(request: Request) -> Response:
         return index_page(catalog() if is_named(request.scope) else None, version)
 
-    async def docs(_request: Request) -> Response:
+    async def docs(request: Request) -> Response:
         writes = _DEMO_WRITES if demo and is_demo(catalog().find("orders")) else ""
-        return docs_page(version, writes=writes, authenticated=authenticated)
+        return docs_page(version, writes=writes, before=before(version) if is_nobody(request.scope) else None)
 
     router = APIRouter(include_in_schema=False)
     router.add_api_route("/", index)
@@ -72,13 +70,14 @@ def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool, aut
     return router
 
 
-def docs_page(version: str, *, writes: str, authenticated: bool = False) -> HTMLResponse:
+def docs_page(version: str, *, writes: str, before: dict[str, Any] | None) -> HTMLResponse:
     """Show Swagger UI on /openapi.json. Its forms are filled in with examples, so on real tables "Execute" is offered
-    for reads only; `writes` are the paths, separated by blanks, where it is offered for writes too. `authenticated`: it
-    asks for a JWT or API key, which it keeps as long as the page is open.
+    for reads only; `writes` are the paths, separated by blanks, where it is offered for writes too. `before`: who asks
+    may not see /openapi.json; this document is shown until "Authorize" has got a JWT or API key that may.
     """
     # Assets are cached for a day; another version of either is another address.
     query = escape(f"?v={version}-{SWAGGER_UI_VERSION}")
+    document = json.dumps(before) if before else ""
     return HTMLResponse(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -86,8 +85,7 @@ def docs_page(version: str, *, writes: str, authenticated: bool = False) -> HTML
         '<link rel="icon" href="docs/assets/favicon-32x32.png">'
         f'<link rel="stylesheet" href="docs/assets/swagger-ui.css{query}">'
         f'<link rel="stylesheet" href="docs/assets/docs.css{query}"></head>'
-        f"<body>{_FORM if authenticated else ''}"
-        f'<div id="swagger-ui" data-writes="{escape(writes)}"></div>'
+        f'<body><div id="swagger-ui" data-writes="{escape(writes)}" data-before="{escape(document)}"></div>'
         '<noscript>This page needs JavaScript; <a href="openapi.json">'
         "openapi.json</a> has the same contents.</noscript>"
         f'<script src="docs/assets/swagger-ui-bundle.js{query}"></script>'

@@ -3,7 +3,8 @@
 
 // The forms are filled in with examples. So a write can be sent from here only to the paths that the page names, the
 // demo's; reads from everywhere.
-const WRITES = document.getElementById("swagger-ui").dataset.writes.split(" ").filter(Boolean);
+const PAGE = document.getElementById("swagger-ui").dataset;
+const WRITES = PAGE.writes.split(" ").filter(Boolean);
 
 function mayBeSent(path, method) {
   return method === "get" || WRITES.some((prefix) => path === prefix || path.startsWith(`${prefix}/`));
@@ -15,43 +16,59 @@ const ReadsOnly = () => ({
   },
 });
 
-// Where the gateway has authentication, the page has a form for the token. It is kept in this variable only, and sent to
-// this gateway only.
-let token = "";
+// Where the gateway has authentication, "Authorize" asks for the tables' description with the token that it was given,
+// and keeps a token only if the gateway accepts it. Until then the page shows the document that came with it.
+const TablesForCallers = () => ({
+  statePlugins: {
+    auth: {
+      wrapActions: {
+        authorize: (original, system) => (given) => Object.values(given).forEach((scheme) => show(scheme, original, system)),
+        logout: (original, { specActions }) => (names) => {
+          original(names);
+          if (PAGE.before) specActions.updateSpec(PAGE.before);
+        },
+      },
+    },
+  },
+  // Swagger UI's own field shows the token, and the browser may remember it.
+  wrapComponents: { Input: (Input, { React }) => (props) => React.createElement(Input, { ...props, ...hidden(props) }) },
+});
 
-function withToken(request) {
-  const own = new URL(request.url, window.location.href).origin === window.location.origin;
-  if (token && own) request.headers.Authorization = `Bearer ${token}`;
-  return request;
+async function show(scheme, authorize, { errActions, specActions }) {
+  const token = (scheme.value ?? "").trim();
+  const error = { authId: scheme.name, source: "auth", type: "auth" };
+  errActions.clear(error);
+  try {
+    specActions.updateSpec(await describedTo(token));
+    authorize({ [scheme.name]: { ...scheme, value: token } });
+  } catch (refusal) {
+    errActions.newAuthErr({ ...error, level: "warning", message: refusal.message });
+  }
 }
 
-function start() {
-  window.ui = SwaggerUIBundle({
-    url: "openapi.json",
-    dom_id: "#swagger-ui",
-    layout: "BaseLayout",
-    plugins: [ReadsOnly],
-    requestInterceptor: withToken,
-    deepLinking: true,
-    docExpansion: "list",
-    filter: true,
-    tryItOutEnabled: true,
-    displayRequestDuration: true,
-    defaultModelsExpandDepth: 0,
-    defaultModelExpandDepth: 2,
-    syntaxHighlight: { activated: true, theme: "agate" },
-    // The public validator would get the address of this gateway.
-    validatorUrl: null,
-  });
+async function describedTo(token) {
+  const answer = await fetch("openapi.json", { headers: { Authorization: `Bearer ${token}` } });
+  if (!answer.ok) throw new Error((await answer.json()).detail);
+  return answer.text();
 }
 
-const form = document.getElementById("token");
-if (form) {
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    token = form.querySelector("input").value.trim();
-    start();
-  });
-} else {
-  start();
+function hidden({ id }) {
+  return id === "auth-bearer-value" ? { type: "password", autoComplete: "off", spellCheck: false } : {};
 }
+
+window.ui = SwaggerUIBundle({
+  ...(PAGE.before ? { spec: JSON.parse(PAGE.before) } : { url: "openapi.json" }),
+  dom_id: "#swagger-ui",
+  layout: "BaseLayout",
+  plugins: [ReadsOnly, TablesForCallers],
+  deepLinking: true,
+  docExpansion: "list",
+  filter: true,
+  tryItOutEnabled: true,
+  displayRequestDuration: true,
+  defaultModelsExpandDepth: 0,
+  defaultModelExpandDepth: 2,
+  syntaxHighlight: { activated: true, theme: "agate" },
+  // The public validator would get the address of this gateway.
+  validatorUrl: null,
+});
