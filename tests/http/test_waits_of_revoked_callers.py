@@ -1,4 +1,4 @@
-"""Streams and waits end when the caller's API key is revoked, or its JWT's key is taken out of the JWKS."""
+"""Streams and waits end with the caller's token: its time, its API key, or its JWT's key in the JWKS."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +13,7 @@ from tests.support.jwks_server import jwks_server
 from tests.support.queued import Queued, queueing
 from tests.support.tokens import EC, RSA, bearer, claims, public, sign
 
+from fencepost.fencing.caller import Caller
 from fencepost.gateway.gateway import Gateway
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.leases import TakeResult
@@ -126,3 +127,17 @@ async def test_it_ends_with_the_key_that_signed_the_jwt(demo_database: str) -> N
         other = bearer(sign(claims(), EC, "ES256", kid="ec-1"))  # an unknown kid has the set fetched anew
         assert (await queued.api.http.get("/v1/locks", headers=other)).status_code == 200
         assert (await asked).status_code == 200
+
+
+@pytest.mark.parametrize("way", ["stream", "wait"])
+async def test_what_waits_for_a_queued_write_ends_with_the_callers_token(
+    demo_database: str, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    async with queueing(demo_database, max_wait=3600) as queued, asyncio.timeout(PATIENCE):
+        asynchronous = {"X-Fence-Token": "40", "Prefer": "respond-async"}
+        place = (await queued.api.http.delete("/v1/data/orders/order-123", headers=asynchronous)).headers["location"]
+        ended = Caller("ann", ends=asyncio.get_running_loop().time())
+        monkeypatch.setattr("fencepost.http.app.EVERYBODY", ended)  # whose requests these are
+        answer = await queued.api.http.send(WAYS[way][0](place))
+    assert answer.status_code == 200
+    assert "queued" in answer.text, "it has begun, and has ended"
