@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from fencepost.fencing.caller import Caller
+from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
 from fencepost.gateway.batches import Batches
 from fencepost.gateway.writes.places import Place
 from fencepost.http.batches import running, understanding
+from fencepost.http.batches.atomic import atomic_answer
 from fencepost.http.batches.line import read_line, read_quickly, taken_apart
 from fencepost.http.batches.running import Batch
 from fencepost.http.batches.splitting import Splitter
@@ -167,6 +169,29 @@ async def test_a_batch_whose_key_is_revoked_while_a_line_waits_ends() -> None:
     _, task, _ = begun(client, Caller(""), pace=pace, standing=standing)
     await asyncio.wait_for(task, PATIENCE)
     assert json.loads(client.answer)["lines"] == 0
+
+
+@pytest.mark.parametrize(("ends", "good"), [(-math.inf, True), (None, False)])
+async def test_a_batch_that_is_to_land_as_a_whole_is_not_begun_for_a_token_that_has_ended(
+    ends: float | None, good: bool
+) -> None:
+    """It waited for its body, or its turn, meanwhile."""
+
+    async def is_good() -> bool:
+        return good
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"no line\n"}
+
+    counted: list[object] = []
+    caller, batches = Caller("a", ends=ends), Batches(LINES, 1, 1.0, PATIENCE)
+    # a gateway that can begin nothing
+    gateway: Any = SimpleNamespace(caller=caller, batches=batches, report_if_forbidden=counted.append)
+    standing: Any = SimpleNamespace(is_good=is_good)
+    with pytest.raises(RequestError) as refused:
+        await atomic_answer(gateway, {}, receive, LONGEST, None, standing)
+    assert refused.value.problem.type is INVALID_CREDENTIAL
+    assert counted == [refused.value.problem]
 
 
 async def test_no_more_is_read_than_verdicts_are_taken() -> None:

@@ -26,6 +26,7 @@ from fencepost.http.requests.bodies import read_body
 from fencepost.http.requests.headers import Headers
 from fencepost.http.responses.raw import NO_STORE, RawResponse
 from fencepost.http.writes.deciding import answer_or_problem
+from fencepost.identity.authenticator import Standing
 from fencepost.storage.errors import UnavailableError
 
 _REFUSALS: Final = 400
@@ -37,14 +38,22 @@ connection that it allows, for all of its sessions.
 
 
 async def atomic_answer(
-    gateway: Gateway, headers: Headers, receive: Receive, max_body_bytes: int, pace: Pace | None
+    gateway: Gateway,
+    headers: Headers,
+    receive: Receive,
+    max_body_bytes: int,
+    pace: Pace | None,
+    standing: Standing | None,
 ) -> Response:
     """Read all lines, and decide them in one transaction. Raises RequestError."""
     body = await read_body(headers, receive, max_body_bytes)
     try:
         async with gateway.batches.whole():
-            if gateway.caller.is_over(asyncio.get_running_loop().time()):
-                raise RequestError(Problem(INVALID_CREDENTIAL, "The caller's token ended while the batch waited."))
+            over = gateway.caller.is_over(asyncio.get_running_loop().time())
+            if over or not (standing is None or await standing.is_good()):
+                refused = Problem(INVALID_CREDENTIAL, "The caller's token ended while the batch waited.")
+                gateway.report_if_forbidden(refused)
+                raise RequestError(refused)
             lines = await _understood(gateway, body, max_body_bytes)
             if isinstance(lines, Response):
                 return lines

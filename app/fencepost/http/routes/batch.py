@@ -62,7 +62,8 @@ class BatchRoute:
         headers = _read(scope)
         if not _is_atomic(scope["query_string"]):
             return None
-        return await atomic_answer(self._gateway(scope), headers, receive, self._max_body_bytes, self._pace(scope))
+        gateway, standing = self._gateway(scope), scope.get(STANDING)
+        return await atomic_answer(gateway, headers, receive, self._max_body_bytes, self._pace(scope), standing)
 
     def _pace(self, scope: Scope) -> Pace | None:
         """Give how fast lines may come. Without authentication nobody's are counted."""
