@@ -20,7 +20,7 @@ LOCKS: Final = ("requirements.txt", "requirements-dev.txt")
 NOT_AUDITED: Final = ROOT / ".not-audited"
 """Where it stands why the last audit was skipped. After another end there is no such file."""
 _UNREACHED: Final = re.compile(
-    r"HTTPSConnectionPool\(host='pypi\.org'|Could not connect to PyPI|4\d\d Client Error: .*pypi\.org"
+    r"HTTPSConnectionPool\(host='pypi\.org'|Could not connect to PyPI|[45]\d\d (?:Client|Server) Error: .*pypi\.org"
 )
 """What pip-audit says where a network, a proxy or a firewall keeps it from pypi.org."""
 _SECONDS: Final = 120
@@ -33,7 +33,7 @@ def main() -> int:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=_SECONDS)  # noqa: S603 - no shell
     except subprocess.TimeoutExpired:
-        return say(None, f"it took more than {_SECONDS} s")
+        return _skip(f"pip-audit took more than {_SECONDS} s")
     return say(_read(done.stdout), done.stderr)
 
 
