@@ -52,9 +52,7 @@ def test_what_is_known_fails_and_what_is_not_is_named(
     assert audit.say(found, errors) == (0 if said.startswith("no advisory") else 1), "nothing may be skipped"
 
 
-@pytest.mark.parametrize(
-    "errors", ["ERROR:pip_audit._cli:invalid requirements input: x", "it took more than 120 s", ""]
-)
+@pytest.mark.parametrize("errors", ["ERROR:pip_audit._cli:invalid requirements input: x", ""])
 def test_where_pypi_can_be_reached_an_audit_that_was_not_made_fails(
     errors: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
