@@ -1,7 +1,6 @@
 """Callers over HTTP: whose a lease is, which locks a caller sees, what it may send, and when its streams end."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
@@ -94,18 +93,6 @@ async def test_a_lease_that_no_pattern_names_is_as_one_that_is_not_there(http: h
     narrowed = caller("bob", locks=["orders/*"])
     assert (await http.delete(place, headers=narrowed | LEASE_SECRET)).status_code == 204
     assert (await http.get(place, headers=caller("bob"))).status_code == 410, "one's own is released all the same"
-
-
-async def test_a_stream_ends_with_the_callers_token(http: httpx.AsyncClient) -> None:
-    """The token ended a moment ago: within the skew that is allowed it is accepted, and nothing is left to wait."""
-    short = caller("ann", exp=int(time.time()) - 28)  # noqa: TID251 - a claim of the wall clock
-    async with (
-        asyncio.timeout(PATIENCE),
-        http.stream("GET", "/v1/elections/events", params={"name": "eu"}, headers=short) as stream,
-    ):
-        assert stream.status_code == 200
-        events = (await stream.aread()).decode()
-    assert "event: vacant" in events, "it has begun, and has ended"
 
 
 async def test_too_many_requests_of_one_caller_or_with_bad_tokens_are_429(

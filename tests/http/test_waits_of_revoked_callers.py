@@ -129,9 +129,9 @@ async def test_it_ends_with_the_key_that_signed_the_jwt(demo_database: str) -> N
         assert (await asked).status_code == 200
 
 
-@pytest.mark.parametrize("way", ["stream", "wait"])
-async def test_what_waits_for_a_queued_write_ends_with_the_callers_token(
-    demo_database: str, monkeypatch: pytest.MonkeyPatch, way: str
+@pytest.mark.parametrize(("way", "shown"), [("election", "event: vacant"), ("stream", "queued"), ("wait", "queued")])
+async def test_it_ends_with_the_time_of_the_callers_token(
+    demo_database: str, monkeypatch: pytest.MonkeyPatch, way: str, shown: str
 ) -> None:
     async with queueing(demo_database, max_wait=3600) as queued, asyncio.timeout(PATIENCE):
         asynchronous = {"X-Fence-Token": "40", "Prefer": "respond-async"}
@@ -140,4 +140,4 @@ async def test_what_waits_for_a_queued_write_ends_with_the_callers_token(
         monkeypatch.setattr("fencepost.http.app.EVERYBODY", ended)  # whose requests these are
         answer = await queued.api.http.send(WAYS[way][0](place))
     assert answer.status_code == 200
-    assert "queued" in answer.text, "it has begun, and has ended"
+    assert shown in answer.text, "it has begun, and has ended"
