@@ -1,5 +1,6 @@
 """Authentication, on both stacks: who is let in, what is open, what refusals say, and what stays out of the logs."""
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -87,7 +88,10 @@ async def test_what_has_no_data_is_open(api: Api) -> None:
         answer = await api.http.get(path)
         assert (answer.status_code, "www-authenticate" in answer.headers) == (200, False), path
     assert (await api.http.get("/readyz")).json() == {"status": "ready"}
-    assert "order" not in (await api.http.get("/")).text.partition("<h2>Tables</h2>")[2]
+    index = (await api.http.get("/")).text
+    assert "order" not in index.partition("<h2>Tables</h2>")[2]
+    for link in re.findall('href="([^"#]+)"', index):
+        assert (await api.http.get(f"/{link}")).status_code == 200, link
 
 
 async def test_a_known_caller_is_served_on_both_stacks(api: Api) -> None:
