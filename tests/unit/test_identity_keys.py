@@ -6,7 +6,7 @@ import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 from tests.support.tokens import EC, ED, OCT, RSA, SECRET, public
 
-from fencepost.identity.claims import RolePathError, read_role_path
+from fencepost.identity.claims import RolePathError, Search, Step, read_role_path
 from fencepost.identity.keys import KeysError, read_secret
 
 
@@ -69,14 +69,27 @@ def test_what_is_no_key_is_refused_and_not_shown(name: str) -> None:
         (".realm_access.roles[0]", ("realm_access", "roles", 0)),
         ('."https://shop.example/role"', ("https://shop.example/role",)),
         ('.a."b c"[10].d-e', ("a", "b c", 10, "d-e")),
+        ('.roles[?(@ == "web")]', ("roles", Search("==", "web"))),
+        ('.a[0][?(@==^"")]', ("a", 0, Search("==^", ""))),
     ],
 )
-def test_paths_of_roles(text: str, path: tuple[str | int, ...]) -> None:
+def test_paths_of_roles(text: str, path: tuple[Step, ...]) -> None:
     assert read_role_path(text) == path
 
 
 @pytest.mark.parametrize(
-    "text", ["role", ".", "..a", "[0]", ".a[", ".a[-1]", ".a[x]", '."a', ".a b", ".a[?(@)]", " .a"]
+    "text",
+    [
+        *("role", ".", "..a", "[0]", ".a[", ".a[-1]", ".a[x]", '."a', ".a b", ".a[?(@)]", " .a"),
+        *(
+            '[?(@ == "a")]',
+            '.a[?(@ == "a")].b',
+            '.a[?(@ == "a")][?(@ == "a")]',
+            '.a[?(@ < "a")]',
+            ".a[?(@ == a)]",
+            ".a[1:]",
+        ),
+    ],
 )
 def test_paths_that_are_none(text: str) -> None:
     with pytest.raises(RolePathError, match="no path of claims"):

@@ -11,7 +11,7 @@ from tests.support.tokens import EC, ED, OCT, RSA, SECRET, claims, encode, forge
 
 from fencepost.fencing.caller import EVERY_ACCESS, Caller
 from fencepost.fencing.problems import Problem
-from fencepost.identity.claims import Expected
+from fencepost.identity.claims import Expected, read_role_path
 from fencepost.identity.jwt import FixedKeys, JwtVerifier
 from fencepost.identity.keys import KeySet, read_key_set, read_secret
 
@@ -256,6 +256,27 @@ async def test_the_role_is_where_the_path_says() -> None:
     for path in (("realm_access", "roles", 2), ("realm_access", 0), ("nothing",), ("role", "x")):
         assert "no role" in await refused(nested, by(*path))
     assert "no name" in await refused(nested, by("realm_access", "roles"))
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ('.roles[?(@ == "app_b")]', "app_b"),
+        ('.roles[?(@ != "offline")]', "app_a"),
+        ('.roles[?(@ ^== "app_")]', "app_a"),
+        ('.roles[?(@ ==^ "_b")]', "app_b"),
+        ('.roles[?(@ *== "p_b")]', "app_b"),
+        ('.roles[?(@ == "app")]', None),
+        ('.sub[?(@ *== "w")]', None),
+    ],
+)
+async def test_the_role_is_the_first_of_a_list_that_compares_so(path: str, role: str | None) -> None:
+    by = verifier(expected=Expected(role_path=read_role_path(path)))
+    sent = token(roles=[7, "offline", "app_a", "app_b"])
+    if role is None:
+        assert "no role" in await refused(sent, by)
+    else:
+        assert (await accepted(sent, by)).role == role
 
 
 async def test_without_a_role_the_anonymous_one_is_taken() -> None:

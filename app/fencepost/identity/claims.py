@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,17 @@ LONGEST_NAME: Final = 512
 """Characters of `sub`, and of `iss`."""
 LONGEST_ROLE: Final = 63
 """Bytes of a role's name in PostgreSQL."""
-_STEP: Final = re.compile(r'\.(?P<name>[\w@$-]+)|\."(?P<quoted>[^"]+)"|\[(?P<index>\d{1,4})\]')
+_STEP: Final = re.compile(
+    r'\.(?P<name>[\w@$-]+)|\."(?P<quoted>[^"]+)"|\[(?P<index>\d{1,4})\]'
+    r'|\[\?\(@ *(?P<how>==\^?|!=|\^==|\*==) *"(?P<text>[^"]*)"\)\]'
+)
+_COMPARED: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "^==": str.startswith,
+    "==^": str.endswith,
+    "*==": operator.contains,
+}
 
 
 class ClaimError(Exception):
@@ -29,6 +40,23 @@ class RolePathError(StartupError):
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """The last step of a path: the first text of a list of which this is true. `how`: a key of _COMPARED."""
+
+    how: str
+    text: str
+
+    def first(self, found: Any) -> str | None:
+        """Find it."""
+        texts = [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+        return next((each for each in texts if _COMPARED[self.how](each, self.text)), None)
+
+
+Step = str | int | Search
+"""A member's name, a place in a list, or a search in one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Expected:
     """What JWTs must have. `audience`, `issuer`: empty, none is set. `role_path`: where the role is; empty, JWTs
     name no role. `anonymous_role`: the role of JWTs without one.
@@ -36,27 +64,34 @@ class Expected:
 
     audience: str = ""
     issuer: str = ""
-    role_path: tuple[str | int, ...] = ("role",)
+    role_path: tuple[Step, ...] = ("role",)
     anonymous_role: str | None = None
 
 
-def read_role_path(text: str) -> tuple[str | int, ...]:
-    """Read a path as PostgREST writes it: `.role`, `.realm_access.roles[0]`, `."https://shop.example/role"`. Raises
-    RolePathError.
+def read_role_path(text: str) -> tuple[Step, ...]:
+    """Read a path as PostgREST writes it: `.role`, `.realm_access.roles[0]`, `."https://shop.example/role"`,
+    `.roles[?(@ ^== "app_")]`. Raises RolePathError.
     """
-    steps: list[str | int] = []
+    steps: list[Step] = []
     position = 0
     while position < len(text):
         found = _STEP.match(text, position)
-        if found is None:
+        if found is None or (steps and isinstance(steps[-1], Search)):
             break
         position = found.end()
-        steps.append(int(found["index"]) if found["index"] is not None else found["name"] or found["quoted"])
+        steps.append(_step(found))
     if position < len(text) or (steps and not isinstance(steps[0], str)):
         raise RolePathError(
-            f'JWT role claim key: {text!r} is no path of claims: .role, .realm_access.roles[0], ."https://a.example/b"'
+            f'JWT role claim key: {text!r} is no path of claims: .role, .realm.roles[0], ."https://a.example/b",'
+            ' .roles[?(@ == "web")]'
         )
     return tuple(steps)
+
+
+def _step(found: re.Match[str]) -> Step:
+    if found["how"] is not None:
+        return Search(found["how"], found["text"])
+    return int(found["index"]) if found["index"] is not None else found["name"] or found["quoted"]
 
 
 def caller_of(
@@ -132,7 +167,9 @@ def _role(claims: Mapping[str, Any], expected: Expected) -> str | None:
     return found
 
 
-def _member(value: Any, step: str | int) -> Any:
+def _member(value: Any, step: Step) -> Any:
+    if isinstance(step, Search):
+        return step.first(value)
     if isinstance(step, int):
         return value[step] if isinstance(value, list) and step < len(value) else None
     return value.get(step) if isinstance(value, dict) else None
