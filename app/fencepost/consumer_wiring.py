@@ -65,7 +65,7 @@ def consumer_of(gateway: Gateway, name: str, settings: Settings, member: str) ->
     """Make a consumer of a queue that is open."""
     log = gateway.queues[name]
     ledger = DatabaseLedger(gateway.database, name)
-    applier = Applier(gateway, name, settings.max_body_bytes)
+    applier = Applier(gateway, name, settings.max_body_bytes, settings.idempotency_retention)
     decider = Decider(
         *(name, applier.apply, ledger, log.dead),
         now=_wall_clock,

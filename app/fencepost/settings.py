@@ -184,7 +184,9 @@ class Settings(BaseSettings):
         " caller.",
     )
     seal_keys_file: Path | None = Field(
-        default=None, description="File with the keys that seal tokens, one a line as ID:BASE64; the first one seals."
+        default=None,
+        description="File with the keys that seal tokens and sign whose queued writes are, one a line as ID:BASE64; the"
+        " first one seals.",
     )
     seal_lifetime: Annotated[float, Field(ge=60)] = Field(
         default=86_400.0,

@@ -34,7 +34,9 @@ class FromHeader:
         headers: MutableMapping[bytes, bytes] = dict(scope.get("headers", []))
         role = headers.get(b"x-test-role")
         if role is not None:
-            scope = {**scope, CALLER: Caller(f"{role.decode()}-1", role=role.decode())}
+            name = headers.get(b"x-test-name", role + b"-1").decode()
+            claims = headers.get(b"x-test-claims", b"").decode()
+            scope = {**scope, CALLER: Caller(name, role=role.decode(), claims=claims)}
         await self.app(scope, receive, send)
 
 
@@ -114,6 +116,7 @@ async def test_a_role_writes_and_without_a_caller_the_login_acts_as_before(dsn: 
         assert (answer.status_code, answer.json()["n"]) == (200, 7)
         queued = await client.patch("/v1/data/orders/k", json={"n": 1}, headers=ask_as(WEB, Prefer="respond-async"))
         assert code(queued) == (403, "FP044")
+        assert "--seal-keys-file" in queued.json()["hint"]
         answer = await client.get("/v1/data/orders/k")
         assert code(answer) == (403, "42501"), "it may do nothing by itself"
         assert (await client.post("/v1/leases", json=LOCK)).status_code == 201

@@ -38,6 +38,7 @@ FULL = WriteMessage(
     Token(34),
     NONCE,
     (("X-Request-Id", b"7"), ("traceparent", b"00-1"), ("baggage", b"a=b")),
+    b"k1.e30." + b"q" * 43,
 )
 
 
@@ -77,6 +78,7 @@ def test_names_of_headers_are_read_in_any_case_and_headers_of_others_stay() -> N
         ((("method", b"PATCH"), ("fence_token", b"1")), "header fence_token: unknown"),
         ((("method", b"PATCH"), ("fence-token", b"034")), "header fence-token: 034"),
         ((("method", b"PATCH"), ("fence-token", b"")), "header fence-token"),
+        ((("method", b"PATCH"), ("caller", b"web")), "header caller: it is no key"),
         ((("method", b"PATCH"), ("write-nonce", b"0123")), "header write-nonce: 0123"),
         ((("method", b"PATCH"), ("write-nonce", NONCE.upper().encode())), "header write-nonce"),
     ],
@@ -155,6 +157,7 @@ def is_read(headers: dict[str, str]) -> bool:
 @example({"method": "PATCH", "fence-token": f"34.2026-07.{'e' * 8200}.{'q' * 43}"})
 @example({"method": "PATCH", "fence-token": f"34.2026-07.eyJz.{'q' * 42}"})
 @example({"method": "PATCH", "unknown": "1"})
+@example({"method": "PATCH", "caller": f"2026-07.e30.{'q' * 43}"})
 @example({"query": "select=order_id"})
 def test_headers_fit_the_schema_if_and_only_if_they_are_read(headers: dict[str, str]) -> None:
     assert HEADERS.is_valid(headers) == is_read(headers)

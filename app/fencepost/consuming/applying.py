@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from fencepost.consuming.outcome import APPLIED, Before, Copied, Decided, Later, MarkReached, Result, kept, of_problem
+from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.problem_types import (
     DATABASE_UNAVAILABLE,
     SOURCE_QUARANTINED,
@@ -23,6 +24,7 @@ from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.refusals import problem_of_refused, unavailable
+from fencepost.gateway.results import of_caller
 from fencepost.gateway.use_cases import write as decide
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
 from fencepost.gateway.writes.naming import known_name, name_of_body, name_of_key
@@ -35,6 +37,7 @@ from fencepost.http.writes.reading import read_write
 from fencepost.queues.log import Position, Received
 from fencepost.queues.message import MalformedMessageError, WriteMessage, read_message
 from fencepost.queues.partitioner import partition_of
+from fencepost.queues.signing import verify
 from fencepost.queues.write_id import MessageName
 from fencepost.storage.errors import RefusedError, UnavailableError
 from fencepost.storage.statements.idempotency import OF_QUEUES, Recorded
@@ -55,25 +58,41 @@ def token_at(position: Position, generation: int) -> Token:
     return Token((generation << GENERATION_BITS) + position.offset + 1)
 
 
-class Applier:
-    """Applies messages of one queue."""
+@dataclass(slots=True)
+class _Taken:
+    """A message, read: its write, its name, the token of its position, and the gateway as its caller has it."""
 
-    def __init__(self, gateway: Gateway, queue: str, max_body_bytes: int) -> None:
+    message: WriteMessage
+    named: Resource
+    name: MessageName
+    positioned: Token
+    gateway: Gateway
+
+
+class Applier:
+    """Applies messages of one queue. `kept_for`: how many seconds records are kept."""
+
+    def __init__(self, gateway: Gateway, queue: str, max_body_bytes: int, kept_for: float = 86_400.0) -> None:
         self._gateway = gateway
         self._queue = queue
         self._max_body_bytes = max_body_bytes
+        self._kept_for = kept_for
 
     async def apply(self, received: Received, standing: Standing, name: MessageName) -> Result:
-        """Apply a message, once."""
+        """Apply a message, once, as the caller whose write it is."""
         try:
             message = read_message(received.message)
             _require_partition(received, standing)
-            named = message.named
+            named, caller = message.named, self._caller_of(received, message)
         except MalformedMessageError as error:
             return _malformed(error)
+        if isinstance(caller, Later):
+            return caller
+        positioned = token_at(received.position, standing.generation)
+        taken = _Taken(message, named, name, positioned, self._gateway.of(caller))
         table = self._gateway.catalog.current.find(named.table)
         try:
-            result = await self._attempt(message, named, table, token_at(received.position, standing.generation), name)
+            result = await self._attempt(taken, table)
             if isinstance(result, Before | Copied | Later) or (
                 isinstance(result, Decided) and result.state == "applied"
             ):
@@ -84,11 +103,20 @@ class Applier:
         except RefusedError as error:
             return _by_problem(problem_of_refused(error))
 
-    async def _attempt(
-        self, message: WriteMessage, named: Resource, table: Table | None, positioned: Token, name: MessageName
-    ) -> Result:
+    def _caller_of(self, received: Received, message: WriteMessage) -> Caller | Later:
+        """Say as whom a message is applied; Later: nothing is here to verify it by. Raises MalformedMessageError where
+        its caller is not proven: it is nobody's write, and not the gateway's either.
+        """
+        if message.caller is None:
+            return EVERYBODY
+        keys = self._gateway.seals.keys
+        if keys is None:
+            return Later("the message has a caller, and no keys are here to verify it by: FENCEPOST_SEAL_KEYS_FILE")
+        return verify(received.message, self._queue, keys, received.at, self._kept_for)
+
+    async def _attempt(self, taken: _Taken, table: Table | None) -> Result:
         try:
-            return await self._write(message, named, table, positioned, name)
+            return await self._write(taken, table)
         except MalformedMessageError as error:
             return _malformed(error)
         except RequestError as error:
@@ -98,36 +126,23 @@ class Applier:
         except RefusedError as error:
             return Copied() if copied(error) else _by_problem(problem_of_refused(error, table))
 
-    async def _write(
-        self, message: WriteMessage, named: Resource, table: Table | None, positioned: Token, name: MessageName
-    ) -> Result:
-        read = await self._read(message, named)
+    async def _write(self, taken: _Taken, table: Table | None) -> Result:
+        message, name = taken.message, taken.name
+        read = await self._read(message, taken.named)
         takes_position = self._takes_position(table, message)
-        write = replace(read, token=positioned if takes_position else message.token)
+        write = replace(read, token=taken.positioned if takes_position else message.token)
         if isinstance(table, ProtectedTable):
-            await self._require_name(table, message.resource, named, write)
+            await _require_name(taken, table, write)
 
         def render(done: Outcome) -> Recorded:
             return to_recorded(answer(write, done))
 
-        own = IdempotentRequest(
-            name.id, name.content, lambda done: kept(render(done), "applied"), OF_QUEUES, looked_up=False
-        )
-        outcome = await decide(self._gateway, write, render, own)
-        return _result_of(write, outcome, positioned=takes_position)
+        def keep(done: Outcome) -> Recorded:
+            return of_caller(kept(render(done), "applied"), taken.gateway.caller)
 
-    async def _require_name(self, table: ProtectedTable, resource: str, named: Resource, write: Write) -> None:
-        """Refuse a key of the message that is not the resource's one name: its writes would be in two partitions."""
-        if len(named.key) != len(table.key):
-            return  # that is for the write to refuse
-        name = known_name(table, named.key) or await name_of_key(self._gateway, table, named.key)
-        if name != resource:
-            raise MalformedMessageError(f"key: {resource[:200]} is written {name[:200]}")
-        if write.verb == "post":
-            made = await name_of_body(self._gateway, table, write.body)
-            if made != resource:
-                what = f"it makes the row {made[:200]}" if made else f"it does not name {', '.join(table.key)}"
-                raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
+        own = IdempotentRequest(name.id, name.content, keep, OF_QUEUES, looked_up=False)
+        outcome = await decide(taken.gateway, write, render, own)
+        return _result_of(write, outcome, positioned=takes_position)
 
     async def _read(self, message: WriteMessage, named: Resource) -> Write:
         posted = message.method == "POST"
@@ -165,6 +180,21 @@ class Applier:
         if _source_of(now) != _source_of(table):
             return Later(f"{name} takes tokens of another source now")
         return result
+
+
+async def _require_name(taken: _Taken, table: ProtectedTable, write: Write) -> None:
+    """Refuse a key of the message that is not the resource's one name: its writes would be in two partitions."""
+    resource, key = taken.message.resource, taken.named.key
+    if len(key) != len(table.key):
+        return  # that is for the write to refuse
+    name = known_name(table, key) or await name_of_key(taken.gateway, table, key)
+    if name != resource:
+        raise MalformedMessageError(f"key: {resource[:200]} is written {name[:200]}")
+    if write.verb == "post":
+        made = await name_of_body(taken.gateway, table, write.body)
+        if made != resource:
+            what = f"it makes the row {made[:200]}" if made else f"it does not name {', '.join(table.key)}"
+            raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
 
 
 def _malformed(error: MalformedMessageError) -> Decided:

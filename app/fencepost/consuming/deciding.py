@@ -31,9 +31,10 @@ from fencepost.fencing.problem_types import INTERNAL_ERROR, SPENT_TOKEN
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.queue_problem_types import RESOURCE_STOPPED
 from fencepost.fencing.resource import MalformedResourceError, parse_resource
-from fencepost.gateway.results import IN_HAND, State, letter_of, state_of
+from fencepost.gateway.results import IN_HAND, State, letter_of, of_caller, state_of
 from fencepost.queues.log import DeadLetter, DeadLetters, LogError, Received
 from fencepost.queues.message import nonce_of
+from fencepost.queues.signing import claimed
 from fencepost.queues.write_id import MessageName, content_of, hash_of, id_at
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 
@@ -151,12 +152,14 @@ class Decider:
     async def _settle(self, received: Received, name: MessageName, decided: Decided) -> Settled:
         if decided.answer is None:
             return _APPLIED if decided.state == "applied" else Settled(decided.state)
-        earlier = await self._ledger.keep(name, decided.answer)
+        # Whoever it says it is of: also where that is not proven, nobody else is to see the page.
+        answer = of_caller(decided.answer, claimed(received.message))
+        earlier = await self._ledger.keep(name, answer)
         if earlier is not None:
             return await self._settle_before(received, earlier)
         if decided.state != "failed":
             return Settled(decided.state)
-        return Settled("failed", reason=await self._bury(received, name.content, Kept(name.id, decided.answer)))
+        return Settled("failed", reason=await self._bury(received, name.content, Kept(name.id, answer)))
 
     async def _settle_before(self, received: Received, kept: Kept) -> Settled:
         """What was decided before: a dead letter may not have been put yet. One that was dropped or retried is not put

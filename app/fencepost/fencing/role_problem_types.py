@@ -20,10 +20,11 @@ QUEUED_AS_ROLE: Final = ProblemType(
     403,
     "queued-as-role",
     "A write as a role cannot be queued",
-    "The write would be put into a queue, and the caller's token or key names a role of the database. What a queue "
-    "holds is applied as the consumer's own login, which may do more than the role. Nothing was written.",
-    "Send it without Prefer: respond-async. A table whose tokens are the positions of a queue takes writes only from "
-    "callers without a role.",
+    "The write would be put into a queue, and the caller's token or key names a role of the database. A message says "
+    "whose write it is, signed by the gateway, and this gateway has no keys to sign with. Without that the write would "
+    "be applied as the consumer's own login, which may do more than the role. Nothing was written.",
+    "An operator gives gateways and consumers keys: FENCEPOST_SEAL_KEYS_FILE. Or send the write without Prefer: "
+    "respond-async; a table whose tokens are the positions of a queue takes no others.",
 )
 
 ROLE_PROBLEM_TYPES: Final = (ROLE_NOT_ALLOWED, QUEUED_AS_ROLE)

@@ -117,7 +117,7 @@ class SealKeys:
 
     def seal(self, tokens: Iterable[Token], binding: Binding, ends: int) -> list[str]:
         """Seal tokens of one lease. `ends`: seconds since 1970."""
-        payload = _encoded(_payload(binding, ends))
+        payload = encoded(_payload(binding, ends))
         key = self.first
         return [_with_mac(f"{token}.{key}.{payload}", self.keys[key]) for token in tokens]
 
@@ -139,14 +139,14 @@ class SealKeys:
 
 def _with_mac(body: str, key: bytes) -> str:
     mac = hmac.digest(key, _DOMAIN + body.encode("ascii"), "sha256")
-    return f"{body}.{_encoded(mac)}"
+    return f"{body}.{encoded(mac)}"
 
 
 def _payload(binding: Binding, ends: int) -> bytes:
     said: dict[str, object] = {"s": binding.source, "l": binding.lease, "e": ends}
     names = sorted(binding.names)
     if sum(len(name.encode()) for name in names) > NAMES_IN_FULL:
-        said["d"] = _encoded(b"".join(sorted(_digest(name) for name in names)))
+        said["d"] = encoded(b"".join(sorted(_digest(name) for name in names)))
     elif names:
         said["n"] = names
     if binding.prefixes:
@@ -156,10 +156,10 @@ def _payload(binding: Binding, ends: int) -> bytes:
 
 def _read_payload(text: str) -> tuple[Binding, int]:
     """Read what was authenticated: it is one of ours, or of another program that has the key and keeps to the form."""
-    said = json.loads(_decoded(text))
+    said = json.loads(decoded(text))
     if not isinstance(said, dict):
         raise TypeError("an object is expected")
-    digests = _decoded(said.get("d", ""))
+    digests = decoded(said.get("d", ""))
     binding = Binding(
         str(said["s"]),
         str(said["l"]),
@@ -180,11 +180,13 @@ def _digest(name: str) -> bytes:
     return hashlib.sha256(name.encode()).digest()[:DIGEST]
 
 
-def _encoded(raw: bytes) -> str:
+def encoded(raw: bytes) -> str:
+    """Write bytes as base64 for URLs, without padding."""
     return urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
 
 
-def _decoded(text: str) -> bytes:
+def decoded(text: str) -> bytes:
+    """Read what `encoded` wrote. Raises ValueError."""
     return urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 

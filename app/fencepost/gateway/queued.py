@@ -1,14 +1,20 @@
-"""What became of a queued write: its record says so; where there is none, its log shows whether it is still to come."""
+"""What became of a queued write: its record says so; where there is none, its log shows whether it is still to come.
+
+A write of a caller with a role is there for that caller only. What others are answered is what an id with another last
+part is answered, word for word, whatever became of the write.
+"""
 
 from collections.abc import Sequence
+from functools import partial
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.queue_problem_types import WRITE_NOT_FOUND
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.results import unavailable
+from fencepost.gateway.results import Asked, is_for, unavailable, whose
 from fencepost.gateway.submit import queue_unavailable
-from fencepost.queues.log import Log, LogError
+from fencepost.queues.log import Log, LogError, Received
 from fencepost.queues.message import nonce_of
+from fencepost.queues.signing import claimed
 from fencepost.queues.write_id import WriteId, hash_of
 from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.errors import StorageError
@@ -22,22 +28,20 @@ Found = Recorded | Problem | None
 async def find(gateway: Gateway, write_id: WriteId) -> Found:
     """Look a write up, at once. A Problem: there is none, or it cannot be found out.
 
-    With authentication an id is found by its last part only, which nobody can guess; and a caller with a role, who can
-    queue no write (FP044), finds none.
+    With authentication an id is found by its last part only, which nobody can guess.
     """
-    if gateway.caller.name and (write_id.nonce is None or gateway.caller.role is not None):
-        return _not_found(
-            write_id, "with authentication a write is found by its whole id, and by callers without a role"
-        )
+    if gateway.caller.name and write_id.nonce is None:
+        return _not_found(write_id, "with authentication a write is found by its whole id")
+    asked = _asked(gateway, write_id)
     try:
-        found = await _look(gateway, [str(write_id)])
-        if str(write_id) in found:
-            return found[str(write_id)]
+        found = await _look(gateway, [asked])
+        if asked in found:
+            return found[asked]
         missing = await _missing(gateway, write_id)
         if missing is None:
             return None
         # It may have been decided between the two questions.
-        return (await _look(gateway, [str(write_id)])).get(str(write_id), missing)
+        return (await _look(gateway, [asked])).get(asked, missing)
     except StorageError as error:
         return unavailable(str(error))
     except LogError as error:
@@ -46,15 +50,22 @@ async def find(gateway: Gateway, write_id: WriteId) -> Found:
 
 async def wait(gateway: Gateway, write_id: WriteId, within: float, caller: str) -> Found:
     """Wait until a write that is queued is decided, for so many seconds. None: it was not."""
-    return await gateway.results.wait(lambda asked: _look(gateway, asked), str(write_id), within, caller)
+    look = partial(_look, gateway)
+    return await gateway.results.wait(look, _asked(gateway, write_id), within, caller)
 
 
-async def _look(gateway: Gateway, write_ids: Sequence[str]) -> dict[str, Recorded]:
+def _asked(gateway: Gateway, write_id: WriteId) -> Asked:
+    return Asked(str(write_id), whose(gateway.caller))
+
+
+async def _look(gateway: Gateway, asked: Sequence[Asked]) -> dict[Asked, Recorded]:
+    write_ids = list({each.write_id for each in asked})
     # For writing: a result that is found is first made as safe as a commit is.
     found = await run_write(
         gateway.database.for_writing, lambda connection: results.results(connection, write_ids), repeatable=True
     )
-    return {write_id: result.answer for write_id, result in found.items()}
+    answers = {each: found[each.write_id].answer for each in asked if each.write_id in found}
+    return {each: answer for each, answer in answers.items() if is_for(answer, each.whose)}
 
 
 async def _missing(gateway: Gateway, write_id: WriteId) -> Problem | None:
@@ -68,11 +79,13 @@ async def _missing(gateway: Gateway, write_id: WriteId) -> Problem | None:
         return _not_found(write_id, f"{write_id.queue} has {state.partitions} partitions, counted from 0")
     if position.offset >= state.ends[position.partition]:
         return _not_found(write_id, "no write has had this place in the queue")
-    return await _forgotten(log, write_id)
+    return await _forgotten(log, write_id, whose(gateway.caller))
 
 
-async def _forgotten(log: Log, write_id: WriteId) -> Problem | None:
-    """Say that the write at this place is decided, or is another one; None: it waits, as far as the log shows."""
+async def _forgotten(log: Log, write_id: WriteId, owner: str) -> Problem | None:
+    """Say that the write at this place is decided, or is another one, or another caller's; None: it waits, as far as
+    the log shows.
+    """
     waiting = await log.waiting(write_id.position)
     if waiting is None:  # only the offset can be compared
         is_decided = write_id.position.offset < (await log.decided())[write_id.position.partition]
@@ -84,9 +97,16 @@ async def _forgotten(log: Log, write_id: WriteId) -> Problem | None:
             "the write at this place in the queue is decided. Either its result was forgotten, or its id has another"
             " last part",
         )
-    if waiting and write_id.nonce not in (None, nonce_of(waiting[0].message) or hash_of(write_id.queue, waiting[0])):
+    if waiting and not _is_meant(waiting[0], write_id, owner):
         return _not_found(write_id, "the write that waits at this place in the queue has another last part in its id")
     return None
+
+
+def _is_meant(received: Received, write_id: WriteId, owner: str) -> bool:
+    """Whether the message at an id's place is that of its write, and of this caller."""
+    message = received.message
+    nonce = nonce_of(message) or hash_of(write_id.queue, received)
+    return write_id.nonce in (None, nonce) and whose(claimed(message)) == owner
 
 
 def _not_found(write_id: WriteId, reason: str) -> Problem:

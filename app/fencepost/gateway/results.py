@@ -6,10 +6,12 @@ A request that waits has no connection.
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from fencepost.clock import wait_until_set
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
 from fencepost.fencing.problems import Problem
 from fencepost.quota import UNKNOWN, Quota
@@ -34,10 +36,39 @@ IN_HAND: Final = "in hand"
 DROPPED: Final = "dropped"
 RETRIED_AS: Final = "retried as "
 
+CALLER_HEADER: Final = "fencepost-caller"
+"""The header of a kept answer that says whose write it was (`whose`); none where its caller had no role."""
+
 RETRY_AFTER: Final = 1
 
-Look: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Recorded]]]
-"""Asks for the results of writes by their ids, and returns those that are there."""
+
+class Asked(NamedTuple):
+    """A write that is asked for, and by whom (`whose`): to others than its caller it is not there."""
+
+    write_id: str
+    whose: str
+
+
+Look: TypeAlias = Callable[[Sequence[Asked]], Awaitable[Mapping[Asked, Recorded]]]
+"""Asks for the results of writes, and returns those that are there."""
+
+
+def whose(caller: Caller | None) -> str:
+    """Say whose a queued write is, and whose it is to be for one who asks; empty: of callers without a role."""
+    return "" if caller is None or caller.role is None else json.dumps([caller.role, caller.name])
+
+
+def of_caller(answer: Recorded, caller: Caller | None) -> Recorded:
+    """Give an answer as it is kept for this caller's write."""
+    owner = whose(caller)
+    if not owner or is_for(answer, owner):
+        return answer
+    return Recorded(answer.status, (*answer.headers, (CALLER_HEADER, owner)), answer.body)
+
+
+def is_for(answer: Recorded, owner: str) -> bool:
+    """Whether a kept answer is that of a write of `whose`."""
+    return next((value for name, value in answer.headers if name == CALLER_HEADER), "") == owner
 
 
 def state_of(answer: Recorded) -> State:
@@ -60,7 +91,7 @@ class Results:
     def __init__(self, quota: Quota, times: Times = TIMES) -> None:
         self._quota = quota
         self._times, self._clock = times.watches, times.clock
-        self._waiting: dict[str, list[asyncio.Future[Recorded | Problem]]] = {}
+        self._waiting: dict[Asked, list[asyncio.Future[Recorded | Problem]]] = {}
         self._newest = 0.0
         self._poller: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -71,18 +102,18 @@ class Results:
         """How many wait."""
         return self._quota.count
 
-    async def wait(self, look: Look, write_id: str, within: float, caller: str = UNKNOWN) -> Recorded | Problem | None:
+    async def wait(self, look: Look, asked: Asked, within: float, caller: str = UNKNOWN) -> Recorded | Problem | None:
         """Wait for the result of a write. None: there was none within so many seconds. A Problem: the database cannot
         be asked, the gateway is stopping, or too many wait here.
         """
         if self._stopped:
             return _stopping()
         with self._quota.place(caller) as full:
-            return await self._wait(look, write_id, within) if full is None else _too_many(full)
+            return await self._wait(look, asked, within) if full is None else _too_many(full)
 
-    async def _wait(self, look: Look, write_id: str, within: float) -> Recorded | Problem | None:
+    async def _wait(self, look: Look, asked: Asked, within: float) -> Recorded | Problem | None:
         news: asyncio.Future[Recorded | Problem] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(write_id, []).append(news)
+        self._waiting.setdefault(asked, []).append(news)
         self._newest = self._clock.monotonic()
         self._wake.set()
         if self._poller is None or self._poller.done():
@@ -93,18 +124,18 @@ class Results:
         except TimeoutError:
             return None
         finally:
-            self._leave(write_id, news)
+            self._leave(asked, news)
 
     def stop(self) -> None:
         """Send away all who wait, and all who will."""
         self._stopped = True
         self._answer(self._waiting, _stopping())
 
-    def _leave(self, write_id: str, news: "asyncio.Future[Recorded | Problem]") -> None:
-        others = self._waiting[write_id]
+    def _leave(self, asked: Asked, news: "asyncio.Future[Recorded | Problem]") -> None:
+        others = self._waiting[asked]
         others.remove(news)
         if not others:
-            del self._waiting[write_id]
+            del self._waiting[asked]
 
     async def _poll(self, look: Look) -> None:
         within = self._times.look_within
@@ -119,8 +150,8 @@ class Results:
             except StorageError as error:
                 self._answer(asked, unavailable(str(error)))
             else:
-                for write_id, answer in found.items():
-                    self._answer([write_id], answer)
+                for each, answer in found.items():
+                    self._answer([each], answer)
             await self._pause()
 
     async def _pause(self) -> None:
@@ -129,11 +160,11 @@ class Results:
         else:
             await wait_until_set(self._wake, self._times.results_every, self._clock)
 
-    def _answer(self, write_ids: Iterable[str], news: Recorded | Problem) -> None:
-        for write_id in write_ids:
-            for each in self._waiting.get(write_id, ()):
-                if not each.done():
-                    each.set_result(news)
+    def _answer(self, asked: Iterable[Asked], news: Recorded | Problem) -> None:
+        for each in asked:
+            for waiting in self._waiting.get(each, ()):
+                if not waiting.done():
+                    waiting.set_result(news)
 
 
 def _too_many(full: str) -> Problem:

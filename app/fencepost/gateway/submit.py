@@ -27,8 +27,9 @@ from fencepost.gateway.seals import elsewhere
 from fencepost.gateway.writes.marks import marks_of
 from fencepost.gateway.writes.naming import name_of_body, name_of_key
 from fencepost.gateway.writes.write import OneRow, Write
-from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError
+from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError, Message
 from fencepost.queues.message import WriteMessage, message_of
+from fencepost.queues.signing import sign
 from fencepost.queues.write_id import WriteId, new_nonce
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -53,9 +54,8 @@ class Submitted(Done):
 
 async def submit(gateway: Gateway, request: Submission, found: Table) -> Outcome:
     """Put a write into the queue of its table, or into the gateway's default queue."""
-    if gateway.caller.role is not None:
-        detail = f"{found.name}: writes of the role {gateway.caller.role} cannot be queued."
-        return Problem(QUEUED_AS_ROLE, detail)
+    if gateway.caller.role is not None and gateway.seals.keys is None:
+        return _no_keys(found.name, gateway.caller.role)
     ready = _ready(gateway, request.write, found)
     if isinstance(ready, Problem):
         return ready
@@ -72,6 +72,14 @@ async def submit(gateway: Gateway, request: Submission, found: Table) -> Outcome
     message.token = request.write.token
     message.nonce = new_nonce()
     return await _append(gateway, table.fence.queue or gateway.default_queue, message)
+
+
+def _no_keys(table: str, role: str) -> Problem:
+    return Problem(
+        QUEUED_AS_ROLE,
+        f"{table}: writes of the role {role} cannot be queued here: this gateway has no keys to sign whose they are.",
+        hint="FENCEPOST_SEAL_KEYS_FILE (--seal-keys-file) names the file with them, at gateways and consumers.",
+    )
 
 
 def _elsewhere(table: ProtectedTable, authority: Authority | None, resource: str) -> Problem | None:
@@ -118,7 +126,7 @@ async def _append(gateway: Gateway, queue: str, message: WriteMessage) -> Outcom
             extra={"queue": queue},
         )
     try:
-        position = await log.append(message_of(message))
+        position = await log.append(_signed(gateway, queue, message))
     except LogUnknownError as error:
         return Problem(
             SUBMISSION_UNKNOWN,
@@ -135,6 +143,14 @@ async def _append(gateway: Gateway, queue: str, message: WriteMessage) -> Outcom
     except LogError as error:
         return Problem(QUEUE_FAILED, f"{queue}: {error}", resource=message.resource, extra={"queue": queue})
     return Submitted(write_id=WriteId(queue, position, message.nonce), resource=message.resource)
+
+
+def _signed(gateway: Gateway, queue: str, message: WriteMessage) -> Message:
+    """Make the message, signed as one of its caller where that one has a role."""
+    made, keys = message_of(message), gateway.seals.keys
+    if gateway.caller.role is None or keys is None:
+        return made
+    return sign(made, queue, keys, gateway.caller, gateway.seals.now())
 
 
 def queue_unavailable(queue: str, error: LogError) -> Problem:

@@ -5,6 +5,7 @@ The key of a message is the resource's canonical name, the value its JSON body. 
 misspelled one that was to change what the write does.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -24,8 +25,9 @@ ACCEPT: Final = "accept"
 CONTENT_TYPE: Final = "content-type"
 IDEMPOTENCY_KEY: Final = "idempotency-key"
 FENCE_TOKEN: Final = "fence-token"  # noqa: S105 - the name of a header
+CALLER: Final = "caller"
 WRITE_NONCE: Final = "write-nonce"
-KNOWN: Final = (METHOD, QUERY, PREFER, ACCEPT, CONTENT_TYPE, IDEMPOTENCY_KEY, FENCE_TOKEN, WRITE_NONCE)
+KNOWN: Final = (METHOD, QUERY, PREFER, ACCEPT, CONTENT_TYPE, IDEMPOTENCY_KEY, FENCE_TOKEN, CALLER, WRITE_NONCE)
 """Names of headers, in the order in which they are written. They are read in any case."""
 OF_OTHERS: Final = ("x-", "trace", "baggage")
 """How the names of headers begin that have nothing to do with the write."""
@@ -52,6 +54,8 @@ class WriteMessage:
     nonce: str | None = None
     others: Headers = ()
     """Headers of others, which stay with the message."""
+    caller: bytes | None = None
+    """Whose write it is, as a gateway has signed it (signing.py): nothing of it is proven."""
 
     @property
     def named(self) -> Resource:
@@ -72,6 +76,7 @@ def message_of(write: WriteMessage) -> Message:
         CONTENT_TYPE: write.content_type,
         IDEMPOTENCY_KEY: write.idempotency_key,
         FENCE_TOKEN: None if write.token is None else _spelled(write.token),
+        CALLER: write.caller,
         WRITE_NONCE: None if write.nonce is None else write.nonce.encode("ascii"),
     }
     headers = tuple((name, value) for name, value in values.items() if value is not None)
@@ -113,6 +118,7 @@ def read_message(message: Message) -> WriteMessage:
         _token(given),
         _nonce(given),
         tuple(others),
+        _caller(given),
     )
 
 
@@ -136,6 +142,7 @@ def nonce_of(message: Message) -> str | None:
 
 
 _KNOWN: Final = frozenset(KNOWN)
+_SIGNED: Final = re.compile(rb"[A-Za-z0-9_-]{1,32}\.[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]{43}")
 
 
 def _method(given: dict[str, bytes]) -> Method:
@@ -158,6 +165,13 @@ def _token(given: dict[str, bytes]) -> Presented | None:
         shown = _shown(value.partition(b".")[0])  # no part of a seal
         raise MalformedMessageError(f"header {FENCE_TOKEN}: {shown}: {error}") from error
     return replace(token, queued=True) if isinstance(token, SealedToken) else token
+
+
+def _caller(given: dict[str, bytes]) -> bytes | None:
+    value = given.get(CALLER)
+    if value is not None and not _SIGNED.fullmatch(value):
+        raise MalformedMessageError(f"header {CALLER}: it is no key, payload and signature with dots between")
+    return value
 
 
 def _nonce(given: dict[str, bytes]) -> str | None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -12,10 +11,12 @@ from pydantic import SecretStr
 from fencepost.cli.database import database_url, run_command
 from fencepost.cli.options import settings_options
 from fencepost.cli.queues.names import chosen_queues
+from fencepost.cli.queues.retrying import Retrying
 from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS
 from fencepost.observe.events import Event, SourceTrouble
 from fencepost.queues.log import DeadLetter, Log, LogError, Message
-from fencepost.queues.message import FENCE_TOKEN, IDEMPOTENCY_KEY, WRITE_NONCE
+from fencepost.queues.message import CALLER, FENCE_TOKEN
+from fencepost.queues.signing import claimed
 from fencepost.queues.write_id import WriteId, new_nonce
 from fencepost.settings import Settings
 from fencepost.storage.connections.connection import Connection
@@ -93,38 +94,53 @@ def show(settings: Settings, queue: str, letter: str) -> None:
     click.echo(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
 
 
-def _chosen(command: Callable[..., None]) -> Callable[..., None]:
-    for decorate in (
-        click.argument("letters", metavar="[ID]...", nargs=-1),
-        click.argument("queue"),
-        click.option("--resource", default=None, help="All of this resource, in their order: orders/order-123."),
-        click.option("--all", "everything", is_flag=True, help="All that are there."),
-        settings_options(*_SETTINGS),
-    ):
-        command = decorate(command)
-    return command
+def _chosen(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the arguments and options that choose letters, and these settings."""
+
+    def chosen(command: Callable[..., None]) -> Callable[..., None]:
+        for decorate in (
+            click.argument("letters", metavar="[ID]...", nargs=-1),
+            click.argument("queue"),
+            click.option("--resource", default=None, help="All of this resource, in their order: orders/order-123."),
+            click.option("--all", "everything", is_flag=True, help="All that are there."),
+            settings_options(*names),
+        ):
+            command = decorate(command)
+        return command
+
+    return chosen
 
 
 @dead.command()
-@_chosen
+@_chosen(*_SETTINGS, "seal_keys_file", "idempotency_retention")
 def retry(settings: Settings, queue: str, letters: tuple[str, ...], resource: str | None, everything: bool) -> None:
     """Append the messages of dead letters to the end of QUEUE again, as they were, and drop the letters.
 
-    A resource that such a letter had stopped goes on. Letters of one resource are appended in their order.
+    A resource that such a letter had stopped goes on. Letters of one resource are appended in their order. Those of
+    callers with a role are signed anew, with the keys of the gateway: --seal-keys-file.
     """
-    _act(settings, queue, (letters, resource, everything), again=True)
+    from fencepost.seal_wiring import read_seal_keys  # noqa: PLC0415 - heavy
+    from fencepost.startup import StartupError  # noqa: PLC0415
+
+    try:
+        again = Retrying(queue, read_seal_keys(settings), settings.idempotency_retention)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+    _act(settings, queue, (letters, resource, everything), again)
 
 
 @dead.command()
-@_chosen
+@_chosen(*_SETTINGS)
 def drop(settings: Settings, queue: str, letters: tuple[str, ...], resource: str | None, everything: bool) -> None:
     """Drop dead letters: their writes will not happen. A resource that such a letter had stopped goes on, also where
     the letter itself is gone.
     """
-    _act(settings, queue, (letters, resource, everything), again=False)
+    _act(settings, queue, (letters, resource, everything), None)
 
 
-def _act(settings: Settings, queue: str, chosen: tuple[Sequence[str], str | None, bool], *, again: bool) -> None:
+def _act(
+    settings: Settings, queue: str, chosen: tuple[Sequence[str], str | None, bool], again: Retrying | None
+) -> None:
     named, resource, everything = chosen
     if sum((bool(named), resource is not None, everything)) != 1:
         raise click.UsageError("name the letters by ID, or by --resource, or --all")
@@ -134,14 +150,15 @@ def _act(settings: Settings, queue: str, chosen: tuple[Sequence[str], str | None
         without = await _without_letter(log, database, queue)
         found = await _find(log, ids, resource, () if again else [each.write_id for each in without])
         if again:
-            _refuse_incomplete(queue, found)
+            for letter in found:
+                again.refuse(letter)
         for letter in found:
             name = _resource(letter)
             # What becomes of it is noted first: a message that comes again meanwhile puts no letter any more.
             await _note(database, queue, letter.id, name, IN_HAND if again else DROPPED)
             if again:
                 nonce = new_nonce()
-                position = await log.append(once_more(letter, nonce))
+                position = await log.append(again.message(letter, nonce))
                 appended = WriteId(queue, position, nonce)
                 await _note(database, queue, letter.id, name, f"{RETRIED_AS}{appended}")
             await log.dead.drop(letter.id)
@@ -159,18 +176,6 @@ def _act(settings: Settings, queue: str, chosen: tuple[Sequence[str], str | None
         click.echo("no dead letters")
 
 
-def _refuse_incomplete(queue: str, letters: Sequence[DeadLetter]) -> None:
-    """Raise ClickException for a letter that does not have all of its message."""
-    for each in letters:
-        if each.left_out:
-            lacks = each.left_out.replace(" and ", " and no ")
-            where = f"offset {each.position.offset} of partition {each.position.partition} of {queue}"
-            raise click.ClickException(
-                f"{each.id} {_resource(each)}: its message was too large, and the letter has no {lacks} of it."
-                f" The message is at {where}: append it from there, and drop the letter; nothing was done"
-            )
-
-
 async def _note(database: Database, queue: str, letter_id: str, resource: str, became: str) -> None:
     """Note what becomes of a letter, and let its resource go on, if the letter stopped it."""
 
@@ -179,17 +184,6 @@ async def _note(database: Database, queue: str, letter_id: str, resource: str, b
         await stopped.clear_resource(connection, queue, resource, letter_id)
 
     await run_write(database.for_writing, note, repeatable=True)
-
-
-def once_more(letter: DeadLetter, nonce: str) -> Message:
-    """Make the message that retries a letter. It has another nonce: with the old one it would be a copy of the message
-    that failed. Its Idempotency-Key, the letter's id where the message had none, lets it have one effect, also when the
-    letter is retried again: because a retry was cut off, or the letter came back.
-    """
-    kept = [(name, value) for name, value in letter.message.headers if name.lower() != WRITE_NONCE]
-    if not any(name.lower() == IDEMPOTENCY_KEY for name, _ in kept):
-        kept.append((IDEMPOTENCY_KEY, letter.id.encode()))
-    return replace(letter.message, headers=(*kept, (WRITE_NONCE, nonce.encode())))
 
 
 async def _ids_of_letters(database: Database, ids: Sequence[str]) -> list[str]:
@@ -270,10 +264,11 @@ def _stop_as_json(stop: Stopped) -> dict[str, object]:
 
 
 def _shown(name: str, value: bytes) -> str:
-    """Show a header: of a sealed token the number, because with its seal it could be used."""
+    """Show a header: of a sealed token the number, because with its seal it could be used; of a caller who it is."""
     if name.lower() == FENCE_TOKEN:
         value = value.partition(b".")[0]
-    return value.decode("utf-8", "replace")
+    caller = claimed(Message(b"", None, ((name, value),))) if name.lower() == CALLER else None
+    return value.decode("utf-8", "replace") if caller is None else f"{caller.name} as {caller.role}"
 
 
 def _as_json(letter: DeadLetter) -> dict[str, object]:

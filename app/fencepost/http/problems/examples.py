@@ -161,7 +161,11 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
         "The role web is not one that this gateway acts as: the gateway's login may not act as it (GRANT web TO"
         " fencepost).",
     ),
-    Problem(QUEUED_AS_ROLE, "orders: writes of the role web cannot be queued."),
+    Problem(
+        QUEUED_AS_ROLE,
+        "orders: writes of the role web cannot be queued here: this gateway has no keys to sign whose they are.",
+        hint="FENCEPOST_SEAL_KEYS_FILE (--seal-keys-file) names the file with them, at gateways and consumers.",
+    ),
     problem_of(Unissued(_RESOURCE, Token(9_000_000), 41), "strict"),
     Problem(
         WRONG_TOKEN_SOURCE,

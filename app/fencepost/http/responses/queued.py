@@ -5,12 +5,20 @@ from typing import Final
 import orjson
 
 from fencepost import wire
-from fencepost.gateway.results import DROPPED, LETTER_HEADER, RETRIED_AS, STATE_HEADER, letter_of, state_of
+from fencepost.gateway.results import (
+    CALLER_HEADER,
+    DROPPED,
+    LETTER_HEADER,
+    RETRIED_AS,
+    STATE_HEADER,
+    letter_of,
+    state_of,
+)
 from fencepost.queues.write_id import WriteId
 from fencepost.storage.statements.idempotency import Recorded
 
 PREFIX: Final = "/v1/writes/"
-_OURS: Final = (STATE_HEADER, LETTER_HEADER)
+_OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER)
 """Headers of a kept answer that are none of the answer."""
 
 

@@ -73,7 +73,7 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     204: {"description": "To a stream's `Last-Event-ID`: the write was decided, and the client knows how."},
     **problems(
         (400, "The id, the query or a header cannot be read."),
-        (404, "There is no such write, or its result was forgotten."),
+        (404, "The caller has no such write, or its result was forgotten."),
         (406, "No such form of the answer."),
         (503, "The database or the queue cannot be asked, the gateway is stopping, or too many requests wait."),
     ),
@@ -105,6 +105,7 @@ def write_routes(gateway: Callable[[Scope], Gateway]) -> APIRouter:
     async def get_write(request: Request, write_id: WriteIdPath) -> Response:
         """Show whether a write that was answered 202 is still queued, and how it was decided: `applied`, with the
         answer that it would have had at once; `refused` by the fence; or `failed`, and then it is a dead letter.
+        A write of a caller with a role is there for that caller only.
         """
         return await answer_or_problem(_answer(gateway(request.scope), request, write_id))
 

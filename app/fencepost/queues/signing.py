@@ -1,0 +1,110 @@
+"""Whose write a message carries: the header `caller`, which a gateway signs and a consumer verifies (decision 0044).
+
+    2026-07.eyJuIjoiand0Oi….q83v…
+    key id . payload . HMAC-SHA256 over both, the queue, and all else of the message
+
+The payload has the caller's name, role, claims and patterns of locks, and when it was signed. So who can put messages
+into a log, and has no key, can neither make up a caller, nor change a caller's message, nor put its header on another
+one. What it can do is to put the same message there again. That is a copy, and known by its record for as long as there
+is one (write_id.py). So the header is the first one, and the others stand as they were signed, in their order and
+letters: with other bytes it would be no copy. One that comes when the record may be forgotten is refused.
+
+The keys are those that seal tokens (fencing/seal.py).
+"""
+
+import hmac
+import json
+from dataclasses import replace
+from typing import Any, Final
+
+from fencepost.fencing.caller import Caller
+from fencepost.fencing.seal import SealKeys, decoded, encoded
+from fencepost.queues.log import Message
+from fencepost.queues.message import CALLER, MalformedMessageError
+from fencepost.queues.write_id import joined
+
+_DOMAIN: Final = b"fencepost queued caller 1\n"
+"""Before what is authenticated: a seal of a token proves no caller, and a caller's header seals nothing."""
+
+
+def sign(message: Message, queue: str, keys: SealKeys, caller: Caller, now: float) -> Message:
+    """Make a message of a queue one of this caller. `now`: seconds since 1970."""
+    unsigned = unsigned_of(message)
+    body = f"{keys.first}.{encoded(_payload(caller, now))}"
+    proof = f"{body}.{_mac(keys.keys[keys.first], body, queue, unsigned)}"
+    return replace(unsigned, headers=((CALLER, proof.encode("ascii")), *unsigned.headers))
+
+
+def unsigned_of(message: Message) -> Message:
+    """Give a message without its caller."""
+    return replace(message, headers=tuple(each for each in message.headers if each[0].lower() != CALLER))
+
+
+def verify(message: Message, queue: str, keys: SealKeys, at: float, kept_for: float) -> Caller:
+    """Verify whose message it is. `at`: when it came into the log, in seconds since 1970. `kept_for`: how many seconds
+    what became of a message is known, and so how long after it was signed it may come. Raises MalformedMessageError.
+    """
+    body, _, mac = (_header(message) or "").rpartition(".")
+    key_id = body.partition(".")[0][:32]
+    key = keys.keys.get(key_id)
+    if key is None:
+        raise MalformedMessageError(
+            f"header {CALLER}: it is signed with the key {key_id!r}, which is not here, or no more"
+        )
+    is_first = bool(message.headers) and message.headers[0][0] == CALLER
+    if not is_first or not hmac.compare_digest(_mac(key, body, queue, unsigned_of(message)).encode(), mac.encode()):
+        raise MalformedMessageError(f"header {CALLER}: no gateway with the key {key_id} has signed it for this message")
+    caller, signed = _read(body)
+    if at - signed > kept_for:
+        raise MalformedMessageError(
+            f"header {CALLER}: the message came into the log {at - signed:.0f} s after it was signed: it may have been"
+            " there before, and what became of it then is known no more"
+        )
+    return caller
+
+
+def claimed(message: Message) -> Caller | None:
+    """Read whose message it says it is; None: nobody's, or nothing that can be read. Nothing is proven."""
+    text = _header(message)
+    try:
+        return None if text is None else _read(text.rpartition(".")[0])[0]
+    except MalformedMessageError:
+        return None
+
+
+def _mac(key: bytes, body: str, queue: str, unsigned: Message) -> str:
+    said = b"".join((_DOMAIN, f"{queue}\n{body}\n".encode(), joined(unsigned)))
+    return encoded(hmac.digest(key, said, "sha256"))
+
+
+def _header(message: Message) -> str | None:
+    for name, value in message.headers:
+        if name == CALLER or name.lower() == CALLER:
+            return value.decode("ascii", "replace")
+    return None
+
+
+def _payload(caller: Caller, now: float) -> bytes:
+    said: dict[str, object] = {"n": caller.name, "r": caller.role, "t": int(now)}
+    if caller.claims:
+        said["c"] = caller.claims
+    if caller.locks is not None:
+        said["l"] = list(caller.locks)
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _read(body: str) -> tuple[Caller, int]:
+    """Read a payload: the caller, and when it was signed."""
+    try:
+        said: Any = json.loads(decoded(body.partition(".")[2]))
+        locks = said.get("l")
+        caller = Caller(
+            str(said["n"]),
+            str(said["r"]),
+            str(said.get("c", "")),
+            locks=None if locks is None else tuple(str(each) for each in locks),
+        )
+        return caller, int(said["t"])
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        # Nothing of a gateway's; or a program that has the key, and does not keep to the form.
+        raise MalformedMessageError(f"header {CALLER}: it is no key, payload and signature with dots between") from None

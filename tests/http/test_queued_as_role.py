@@ -1,0 +1,218 @@
+"""Queued writes of callers with a role: signed by the gateway, applied as their caller, and shown to nobody else."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.http.test_roles import serving_roles
+from tests.scenarios.shop import Shop
+from tests.support.acting import LOGIN, OTHER, READER, WEB, acting, caller
+from tests.support.asking import code
+from tests.support.commands import command
+from tests.support.consuming import Queue, consumed, opened, write
+from tests.support.interleave import Connect
+from tests.support.queued import queueing
+
+from fencepost.consuming.applying import Applier, Standing
+from fencepost.consuming.outcome import Later
+from fencepost.fencing.problems import Problem
+from fencepost.fencing.seal import parse_keys
+from fencepost.gateway.queued import find, wait
+from fencepost.gateway.results import STATE_HEADER, of_caller
+from fencepost.queues.log import Message
+from fencepost.queues.registry import DEFAULT
+from fencepost.queues.signing import sign
+from fencepost.queues.write_id import MessageName, WriteId, new_nonce, parse_write_id
+from fencepost.storage.protecting.protect import protect
+from fencepost.storage.queues import progress, results
+from fencepost.storage.statements.idempotency import Recorded
+from fencepost.testing.servers.waiting import PATIENCE
+
+TABLES = """
+CREATE TABLE public.parcels (id text PRIMARY KEY, tenant text NOT NULL, n integer NOT NULL DEFAULT 0);
+CREATE TABLE public.stamps (id text PRIMARY KEY, n integer NOT NULL DEFAULT 0, who text DEFAULT CURRENT_USER);
+INSERT INTO public.parcels VALUES ('a', 'ann'), ('b', 'bob'); INSERT INTO public.stamps VALUES ('s'), ('t')"""
+GRANTED = f"""
+GRANT SELECT, INSERT, UPDATE, DELETE ON parcels, stamps TO {WEB}, {OTHER}; GRANT SELECT ON stamps TO {READER};
+ALTER TABLE parcels ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON parcels USING (tenant = current_setting('request.jwt.claims', true)::json ->> 'tenant')"""
+KEY = base64.b64encode(b"k" * 32).decode()
+WRONG = parse_keys(f"k1:{base64.b64encode(b'w' * 32).decode()}")
+
+
+@dataclass
+class Stage:
+    """A gateway over HTTP that has keys and no consumer, and the queue."""
+
+    client: httpx.AsyncClient
+    queue: Queue
+    dsn: str
+    keys: str
+
+    async def submit(self, role: str, method: str, path: str, body: Any, **headers: str) -> str:
+        """Queue a write, and give its id."""
+        answer = await self.client.request(method, f"/v1/data/{path}", json=body, headers=_as(role, **headers))
+        assert answer.status_code == 202, answer.text
+        write_id: str = answer.json()["id"]
+        return write_id
+
+    async def consume(self) -> None:
+        async with consumed(self.queue):
+            await self.queue.empty()
+
+    async def page(self, write_id: str, role: str, **headers: str) -> httpx.Response:
+        return await self.client.get(f"/v1/writes/{write_id}", headers=_as(role, **headers))
+
+    async def state(self, write_id: str, role: str, **headers: str) -> tuple[str, int, str]:
+        """Say how a write stands: the state, the status of its answer, its code."""
+        found = (await self.page(write_id, role, **headers)).json()
+        answer = found["answer"]
+        return found["state"], answer["status"], "" if found["state"] == "applied" else answer["body"]["code"]
+
+    async def rows(self, sql: str) -> list[tuple[object, ...]]:
+        return [tuple(row) for row in await self.queue.owner.fetch(sql)]
+
+    async def message(self, write_id: str) -> Message:
+        waiting = await self.queue.log.waiting(parse_write_id(write_id).position)
+        assert waiting is not None
+        return waiting[0].message
+
+
+def _as(role: str, **headers: str) -> dict[str, str]:
+    return {"X-Test-Role": role, **{f"X-Test-{name}": value for name, value in headers.items()}}
+
+
+ANN = {"name": "ann", "claims": '{"tenant": "ann"}'}
+
+
+@pytest.fixture
+async def stage(connect: Connect, database: str, tmp_path: Path) -> AsyncIterator[Stage]:
+    keys = tmp_path / "keys"
+    keys.write_text(f"k1:{KEY}")
+    owner = await connect()
+    await owner.execute(TABLES)
+    await progress.register(owner, DEFAULT)
+    for table in ("parcels", "stamps"):
+        await protect(owner, table, queue=DEFAULT)
+    async with (
+        acting(owner, database, GRANTED) as stage,
+        serving_roles(stage.dsn, seal_keys_file=keys, consume_here=False) as client,
+        opened(stage.dsn, owner, seal_keys_file=keys) as queue,
+    ):
+        yield Stage(client, queue, stage.dsn, str(keys))
+
+
+async def test_policies_decide_by_the_callers_claims_and_its_page_is_its_own(stage: Stage) -> None:
+    own = await stage.submit(WEB, "PATCH", "parcels/a", {"n": 1}, **ANN)
+    hidden = await stage.submit(WEB, "PATCH", "parcels/b", {"n": 1}, **ANN)
+
+    async def seen_by_others() -> None:
+        """Another caller of the role, another role of the name and one without a role see what is not there."""
+        for write_id in (own, hidden):
+            made_up = f"{write_id[:-16]}{new_nonce()}"
+            for asker in ({"X-Test-Role": WEB, "X-Test-Name": "bob"}, {"X-Test-Role": OTHER, "X-Test-Name": "ann"}, {}):
+                found = await stage.client.get(f"/v1/writes/{write_id}?wait=1", headers=asker)
+                absent = await stage.client.get(f"/v1/writes/{made_up}?wait=1", headers=asker)
+                assert code(found) == code(absent) == (404, "FP029")
+                assert found.text.replace(write_id, "ID") == absent.text.replace(made_up, "ID")
+
+    assert (await stage.page(own, WEB, **ANN)).json()["state"] == "queued"
+    await seen_by_others()
+    await stage.consume()
+    assert await stage.state(own, WEB, **ANN) == ("applied", 200, "")
+    assert "fencepost-caller" not in (await stage.page(own, WEB, **ANN)).text
+    assert await stage.state(hidden, WEB, **ANN) == ("failed", 404, "FP006")
+    await seen_by_others()
+    assert await stage.rows("SELECT id, n FROM parcels ORDER BY id") == [("a", 1), ("b", 0)]
+
+
+async def test_a_made_up_caller_and_a_header_of_another_message_are_dead_letters(stage: Stage) -> None:
+    own = await stage.submit(WEB, "PATCH", "stamps/s", {"n": 1})
+    signed = await stage.message(own)
+    moved = write("stamps/t", body={"n": 2})
+    made_up = sign(write("stamps/t", body={"n": 3}), DEFAULT, WRONG, caller(WEB), 0)
+    await stage.queue.append(replace(moved, headers=(signed.headers[0], *moved.headers)), made_up)
+    await stage.queue.append(signed)  # a copy: no second effect, and no letter
+    await stage.consume()
+    assert await stage.state(own, WEB) == ("applied", 200, "")
+    letters = await stage.queue.log.dead.list(9)
+    assert ["no gateway with the key k1 has signed it" in each.reason for each in letters] == [True, True]
+    assert await stage.rows("SELECT id, n FROM stamps ORDER BY id") == [("s", 1), ("t", 0)]
+
+
+async def test_messages_of_two_roles_and_of_none_each_have_their_own_privileges(stage: Stage) -> None:
+    ids = []
+    for roles in ((WEB, OTHER), (READER,)):
+        ids += [
+            (each, await stage.submit(each, "POST", "stamps", {"id": f"{each}{n}"})) for n in range(3) for each in roles
+        ]
+        if READER in roles:
+            await stage.queue.append(write("stamps/login", "POST", {"id": "login"}))
+        await stage.consume()
+    rows = await stage.rows("SELECT id, who FROM stamps WHERE length(id) > 1 ORDER BY id")
+    assert rows == [(f"{role}{number}", role) for role in sorted((WEB, OTHER)) for number in range(3)]
+    states = {(role, await stage.state(write_id, role)) for role, write_id in ids}
+    created, denied = ("applied", 201, ""), ("failed", 403, "42501")
+    assert states == {(WEB, created), (OTHER, created), (READER, denied)}
+    denials = [each for each in await stage.queue.log.dead.list(9) if each.reason.startswith("42501")]
+    assert {each.message.key for each in denials} == {f"stamps/{READER}{n}".encode() for n in range(3)} | {
+        b"stamps/login"
+    }
+
+
+async def test_what_a_role_may_counts_when_it_is_applied_and_a_retry_keeps_the_caller(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = await stage.submit(WEB, "POST", "stamps", {"id": "web"})
+    other = await stage.submit(OTHER, "POST", "stamps", {"id": "other"})
+    owner = stage.queue.owner
+    await owner.execute(f"REVOKE INSERT ON stamps FROM {WEB}; REVOKE {OTHER} FROM {LOGIN}")
+    await stage.consume()
+    assert await stage.state(web, WEB) == ("failed", 403, "42501")
+    assert await stage.state(other, OTHER) == ("failed", 403, "FP043")
+    await owner.execute(f"GRANT INSERT ON stamps TO {WEB}; GRANT {OTHER} TO {LOGIN}")
+    refused = await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)
+    assert (refused.exit_code, "--seal-keys-file" in refused.output) == (1, True)
+    monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
+    assert (await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)).exit_code == 0
+    await stage.consume()
+    assert await stage.rows("SELECT id, who FROM stamps WHERE length(id) > 1 ORDER BY id") == [
+        ("other", OTHER), ("web", WEB),
+    ]  # fmt: skip
+    assert (await stage.page(web, WEB)).json()["retried_as"]
+
+
+async def test_a_consumer_without_keys_leaves_the_message_to_one_that_has_them(stage: Stage) -> None:
+    write_id = parse_write_id(await stage.submit(WEB, "PATCH", "stamps/s", {"n": 1}))
+    waiting = await stage.queue.log.waiting(write_id.position)
+    assert waiting is not None
+    stage.queue.gateway.seals.keys = None
+    applier = Applier(stage.queue.gateway, DEFAULT, 10_000)
+    result = await applier.apply(waiting[0], Standing(1, 8), MessageName(str(write_id), b""))
+    assert isinstance(result, Later)
+    assert "FENCEPOST_SEAL_KEYS_FILE" in result.reason
+
+
+async def test_who_waits_for_anothers_write_sees_what_one_sees_who_waits_for_none(shop: Shop) -> None:
+    """As with Kafka, the log says of no place what is there (a mock)."""
+    async with queueing(shop.dsn) as queued:
+        position = await queued.log.append(write("orders/a"))
+        write_id = WriteId(DEFAULT, position, new_nonce())
+        ann, bob = (queued.gateway.of(caller(WEB, name)) for name in ("ann", "bob"))
+        waits = [asyncio.create_task(wait(each, write_id, PATIENCE, "")) for each in (bob, ann)]
+        answer = of_caller(Recorded(204, ((STATE_HEADER, "applied"),), b""), ann.caller)
+        async with queued.gateway.database.for_writing() as connection:
+            await results.record(connection, str(write_id), new_nonce().encode(), answer)
+        assert await waits[1] == answer
+        await asyncio.sleep(0)
+        assert not waits[0].done()
+        waits[0].cancel()
+        assert await find(bob, write_id) is None
+        queued.log.decided_below[position.partition] = 1
+        assert isinstance(await find(bob, write_id), Problem)
+        assert await find(ann, write_id) == answer
