@@ -27,7 +27,7 @@ from fencepost.gateway.results import STATE_HEADER, of_caller
 from fencepost.queues.log import Message
 from fencepost.queues.registry import DEFAULT
 from fencepost.queues.signing import sign
-from fencepost.queues.write_id import MessageName, WriteId, new_nonce, parse_write_id
+from fencepost.queues.write_id import MessageName, WriteId, id_at, new_nonce, parse_write_id
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.queues import progress, results
 from fencepost.storage.statements.idempotency import Recorded
@@ -142,6 +142,9 @@ async def test_a_made_up_caller_and_a_header_of_another_message_are_dead_letters
     assert await stage.state(own, WEB) == ("applied", 200, "")
     letters = await stage.queue.log.dead.list(9)
     assert ["no gateway with the key k1 has signed it" in each.reason for each in letters] == [True, True]
+    for letter in letters:  # of whom it says it is of, whoever that is
+        assert await stage.state(letter.id, WEB) == ("failed", 400, "FP016")
+        assert (await stage.client.get(f"/v1/writes/{letter.id}")).status_code == 404
     assert await stage.rows("SELECT id, n FROM stamps ORDER BY id") == [("s", 1), ("t", 0)]
 
 
@@ -205,9 +208,14 @@ async def test_who_waits_for_anothers_write_sees_what_one_sees_who_waits_for_non
         write_id = WriteId(DEFAULT, position, new_nonce())
         ann, bob = (queued.gateway.of(caller(WEB, name)) for name in ("ann", "bob"))
         waits = [asyncio.create_task(wait(each, write_id, PATIENCE, "")) for each in (bob, ann)]
-        answer = of_caller(Recorded(204, ((STATE_HEADER, "applied"),), b""), ann.caller)
+        kept = Recorded(204, ((STATE_HEADER, "applied"),), b"")
+        answer = of_caller(kept, ann.caller, proven=True)
         async with queued.gateway.database.for_writing() as connection:
-            await results.record(connection, str(write_id), new_nonce().encode(), answer)
+            # Who reads the log and appends to it knows the nonce, and whom to name.
+            forged = id_at(DEFAULT, replace(position, offset=position.offset + 1), write_id.nonce)
+            await results.record(connection, forged, b"forged", of_caller(kept, ann.caller, proven=False))
+            assert await find(ann, write_id) is None
+            await results.record(connection, str(write_id), b"genuine", answer)
         assert await waits[1] == answer
         await asyncio.sleep(0)
         assert not waits[0].done()

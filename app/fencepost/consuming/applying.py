@@ -92,7 +92,7 @@ class Applier:
         taken = _Taken(message, named, name, positioned, self._gateway.of(caller))
         table = self._gateway.catalog.current.find(named.table)
         try:
-            result = await self._attempt(taken, table)
+            result = _of_caller(await self._attempt(taken, table), caller)
             if isinstance(result, Before | Copied | Later) or (
                 isinstance(result, Decided) and result.state == "applied"
             ):
@@ -138,7 +138,7 @@ class Applier:
             return to_recorded(answer(write, done))
 
         def keep(done: Outcome) -> Recorded:
-            return of_caller(kept(render(done), "applied"), taken.gateway.caller)
+            return of_caller(kept(render(done), "applied"), taken.gateway.caller, proven=True)
 
         own = IdempotentRequest(name.id, name.content, keep, OF_QUEUES, looked_up=False)
         outcome = await decide(taken.gateway, write, render, own)
@@ -195,6 +195,13 @@ async def _require_name(taken: _Taken, table: ProtectedTable, write: Write) -> N
         if made != resource:
             what = f"it makes the row {made[:200]}" if made else f"it does not name {', '.join(table.key)}"
             raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
+
+
+def _of_caller(result: Result, caller: Caller) -> Result:
+    """Note with what is kept whose write it was: by now that is proven."""
+    if not isinstance(result, Decided) or result.answer is None:
+        return result
+    return replace(result, answer=of_caller(result.answer, caller, proven=True))
 
 
 def _malformed(error: MalformedMessageError) -> Decided:

@@ -152,8 +152,8 @@ class Decider:
     async def _settle(self, received: Received, name: MessageName, decided: Decided) -> Settled:
         if decided.answer is None:
             return _APPLIED if decided.state == "applied" else Settled(decided.state)
-        # Whoever it says it is of: also where that is not proven, nobody else is to see the page.
-        answer = of_caller(decided.answer, claimed(received.message))
+        # Also where whom it says it is of is not proven, nobody else is to see the page.
+        answer = of_caller(decided.answer, claimed(received.message), proven=False)
         earlier = await self._ledger.keep(name, answer)
         if earlier is not None:
             return await self._settle_before(received, earlier)

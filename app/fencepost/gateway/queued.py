@@ -64,8 +64,12 @@ async def _look(gateway: Gateway, asked: Sequence[Asked]) -> dict[Asked, Recorde
     found = await run_write(
         gateway.database.for_writing, lambda connection: results.results(connection, write_ids), repeatable=True
     )
-    answers = {each: found[each.write_id].answer for each in asked if each.write_id in found}
-    return {each: answer for each, answer in answers.items() if is_for(answer, each.whose)}
+    of_each = {each: found[each.write_id] for each in asked if each.write_id in found}
+    return {
+        each: result.answer
+        for each, result in of_each.items()
+        if is_for(result.answer, each.whose, same_id=result.id == each.write_id)
+    }
 
 
 async def _missing(gateway: Gateway, write_id: WriteId) -> Problem | None:

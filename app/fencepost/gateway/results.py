@@ -38,6 +38,8 @@ RETRIED_AS: Final = "retried as "
 
 CALLER_HEADER: Final = "fencepost-caller"
 """The header of a kept answer that says whose write it was (`whose`); none where its caller had no role."""
+CLAIMED_HEADER: Final = "fencepost-claimed"
+"""The same, of a message whose caller was not proven, or not looked at."""
 
 RETRY_AFTER: Final = 1
 
@@ -58,17 +60,24 @@ def whose(caller: Caller | None) -> str:
     return "" if caller is None or caller.role is None else json.dumps([caller.role, caller.name])
 
 
-def of_caller(answer: Recorded, caller: Caller | None) -> Recorded:
-    """Give an answer as it is kept for this caller's write."""
+def of_caller(answer: Recorded, caller: Caller | None, *, proven: bool) -> Recorded:
+    """Give an answer as it is kept for this caller's write. One that has a proven caller keeps it."""
     owner = whose(caller)
-    if not owner or is_for(answer, owner):
+    if not owner or any(name == CALLER_HEADER for name, _ in answer.headers):
         return answer
-    return Recorded(answer.status, (*answer.headers, (CALLER_HEADER, owner)), answer.body)
+    header = CALLER_HEADER if proven else CLAIMED_HEADER
+    return Recorded(answer.status, (*answer.headers, (header, owner)), answer.body)
 
 
-def is_for(answer: Recorded, owner: str) -> bool:
-    """Whether a kept answer is that of a write of `whose`."""
-    return next((value for name, value in answer.headers if name == CALLER_HEADER), "") == owner
+def is_for(answer: Recorded, owner: str, *, same_id: bool) -> bool:
+    """Whether a kept answer is that of a write of `whose`. `same_id`: it was recorded under the id that is asked for;
+    else a message at another offset has the same nonce. That counts only where its caller is proven: anybody who can
+    read a log, and append to it, could otherwise show one that has failed in place of the write.
+    """
+    named = dict(answer.headers)
+    if CLAIMED_HEADER in named:
+        return same_id and named[CLAIMED_HEADER] == owner
+    return named.get(CALLER_HEADER, "") == owner
 
 
 def state_of(answer: Recorded) -> State:

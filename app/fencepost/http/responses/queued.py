@@ -7,6 +7,7 @@ import orjson
 from fencepost import wire
 from fencepost.gateway.results import (
     CALLER_HEADER,
+    CLAIMED_HEADER,
     DROPPED,
     LETTER_HEADER,
     RETRIED_AS,
@@ -18,7 +19,7 @@ from fencepost.queues.write_id import WriteId
 from fencepost.storage.statements.idempotency import Recorded
 
 PREFIX: Final = "/v1/writes/"
-_OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER)
+_OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER, CLAIMED_HEADER)
 """Headers of a kept answer that are none of the answer."""
 
 
