@@ -5,7 +5,7 @@ forget that.
 """
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from tests.unit.test_docs_names import ROOT
@@ -31,16 +31,19 @@ CALLS = {
 }
 
 
-def _calls(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func.attr
+@cache
+def _called() -> dict[str, set[str]]:
+    """The names of methods that the gateway calls, and in which of its files: all are read once."""
+    found: dict[str, set[str]] = {}
+    for path in APP.rglob("*.py"):
+        if (file := path.relative_to(APP)).parts[0] not in PROGRAMS:
+            for node in ast.walk(ast.parse(path.read_text("utf-8"), str(path))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    found.setdefault(node.func.attr, set()).add(str(file))
+    return found
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_only_these_call(name: str) -> None:
-    paths = [path for path in APP.rglob("*.py") if path.relative_to(APP).parts[0] not in PROGRAMS]
-    found = {
-        str(path.relative_to(APP)) for path in paths if name in _calls(ast.parse(path.read_text("utf-8"), str(path)))
-    }
+    found = _called().get(name, set())
     assert found == CALLS[name], "what writes is handed to run_write (storage/connections/transactions.py)"
