@@ -36,17 +36,24 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Fencepost needs Python 3.11 or newer: make PYTHON=python3.12 …"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "No venv module: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
+# pip compiles one file after another: a third of the time that it takes. Afterwards all cores do; what no Python can read, no import asks for.
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+
 $(VENV)/.installed: requirements.txt pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(PIP_INSTALL) --require-hashes -r requirements.txt
+	$(PIP_INSTALL) --no-build-isolation --no-deps -e .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(PIP_INSTALL) --require-hashes -r requirements-dev.txt
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-dev requirements-bench.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-bench.txt
+	$(PIP_INSTALL) --require-hashes -r requirements-bench.txt
+	@$(COMPILE)
 	@touch $@
 
 serve: install
