@@ -14,9 +14,10 @@ import hypothesis
 import pytest
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import SERVERS, session_server
+from tests.support.ready_made import ReadyMade, Unmade
 
 from fencepost.embedded.server import PostgresServer
-from fencepost.testing.servers.databases import Databases, in_database, quick_logins, run_on
+from fencepost.testing.servers.databases import in_database, quick_logins, run_on
 from fencepost.testing.servers.directories import server_directory
 
 pytest_plugins = ["tests.support.selection", "tests.support.second_look"]
@@ -66,27 +67,36 @@ def template(postgres: PostgresServer) -> str:
 
 
 @pytest.fixture(scope="session")
-def databases(postgres: PostgresServer, template: str) -> Iterator[Databases]:
+def databases(postgres: PostgresServer, template: str) -> Iterator[ReadyMade]:
     """Give what makes databases on the session's server."""
-    with contextlib.closing(Databases(postgres.url, template)) as made:
+    with contextlib.closing(ReadyMade(postgres.url, template)) as made:
         yield made
 
 
 @pytest.fixture
-def database(databases: Databases) -> Iterator[str]:
-    """Give the URL of a fresh, migrated database. It is dropped afterwards, even with open connections."""
-    url = databases.make()
-    yield url
-    databases.drop(url)
+def unmade(databases: ReadyMade) -> Iterator[Unmade]:
+    """Give the test's database before it is made: for `open_race`, which then copies one that has its table already.
+
+    It is dropped afterwards, even with open connections.
+    """
+    unmade = Unmade(databases)
+    yield unmade
+    unmade.drop()
 
 
 @pytest.fixture
-async def connect(database: str) -> AsyncIterator[Connect]:
+def database(unmade: Unmade) -> str:
+    """Give the URL of the test's database: a fresh, migrated one, unless a race was opened in it."""
+    return unmade.url
+
+
+@pytest.fixture
+async def connect(unmade: Unmade) -> AsyncIterator[Connect]:
     """Give a function that connects to the test's database. All its connections are closed afterwards."""
     opened: list[Connection] = []
 
     async def connect() -> Connection:
-        connection = await asyncpg.connect(database)
+        connection = await asyncpg.connect(unmade.url, ssl=False)  # it has no TLS: asked, it says so each time
         opened.append(connection)
         return connection
 

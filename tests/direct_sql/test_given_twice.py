@@ -6,6 +6,7 @@ An ORM writes all columns: the value in the column is then what it has read, and
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, Race, open_race
+from tests.support.ready_made import Unmade
 
 UPSERT = (
     "INSERT INTO orders (order_id, n, last_fence_token) VALUES ('k', 2, {0})"
@@ -16,8 +17,8 @@ INSERT = "INSERT INTO orders (order_id, last_fence_token) VALUES ('new', {0})"
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, getattr(request, "param", "strict"))
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade, getattr(request, "param", "strict"))
     await race.insert(race.a, "k", 30)
     return race
 
@@ -74,9 +75,9 @@ async def test_a_row_that_comes_back_with_its_old_column_has_no_token(race: Race
         assert await race.direct(race.a, back) == "FP428", "said in another transaction"
 
 
-async def test_a_token_given_for_one_row_was_given_for_no_other(connect: Connect, database: str) -> None:
+async def test_a_token_given_for_one_row_was_given_for_no_other(connect: Connect, unmade: Unmade) -> None:
     """Tokens of a lock service that counts per lock are often equal."""
-    race = await open_race(connect, database, "epoch")
+    race = await open_race(connect, unmade, "epoch")
     insert = "INSERT INTO orders (order_id, last_fence_token) VALUES "
     for key, token in (("a", 5), ("b", 6), ("c;d=5;", 5)):
         assert await race.direct(race.a, f"{insert}('{key}', {token})") == "ok", (key, token)

@@ -12,6 +12,7 @@ from tests.direct_sql.evil_schema import evil
 from tests.support.glass import REASON, run
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome, owner
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.upkeep import generations
@@ -59,8 +60,8 @@ EITHER_SOURCE = pytest.mark.parametrize("race", ["external", "builtin"], indirec
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> AsyncIterator[Race]:
-    race = await open_race(connect, database, source=getattr(request, "param", "builtin"))
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> AsyncIterator[Race]:
+    race = await open_race(connect, unmade, source=getattr(request, "param", "builtin"))
     await race.insert(race.a, "k", 30)
     async with people(race.observer, "public.orders"):
         yield race
@@ -153,9 +154,9 @@ async def test_a_plain_role_with_a_schema_of_its_own_gets_nothing_past(race: Rac
 
 
 async def test_a_token_of_an_earlier_generation_is_refused_wherever_operators_come_from(
-    connect: Connect, database: str
+    connect: Connect, unmade: Unmade
 ) -> None:
-    race = await open_race(connect, database, source="builtin")
+    race = await open_race(connect, unmade, source="builtin")
     await race.insert(race.a, "k", 30)
     await generations.raise_generation(race.observer, "test")
     await evil(race.observer)

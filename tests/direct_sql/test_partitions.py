@@ -3,6 +3,7 @@
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.inspecting.partitions import examine_partitions
 from fencepost.storage.protecting.protect import protect
@@ -22,8 +23,8 @@ ATTACH = "ALTER TABLE parts ATTACH PARTITION part_2 FOR VALUES FROM (10) TO (20)
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade, "strict")
     await race.observer.execute(TABLE)
     await protect(race.observer, "parts")
     return race
@@ -157,8 +158,8 @@ async def test_a_partition_in_a_schema_that_is_dropped(race: Race) -> None:
     assert await insert(race, 15, 50) == "ok"
 
 
-async def test_of_a_scope_partitions_only_get_the_trigger(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, "strict")
+async def test_of_a_scope_partitions_only_get_the_trigger(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, "strict")
     db = race.observer
     await db.execute(TABLE)
     await protect(db, "parts", scope="at/{at}")

@@ -9,6 +9,7 @@ import pytest
 from tests.direct_sql.test_partitions import ATTACH, COPY, TABLE, insert, unfollowed
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.inspecting.partitions import examine_partitions
 from fencepost.storage.protecting.partitions import EVENT_TRIGGERS, lacks_event_triggers, watch_sql
@@ -39,8 +40,8 @@ async def marks(db: Connection) -> list[int]:
     return [row[0] for row in await db.fetch("SELECT last_fence_token FROM parts ORDER BY id")]
 
 
-async def test_a_new_partition_does_not_hide_one_that_was_attached_unseen(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, "strict")
+async def test_a_new_partition_does_not_hide_one_that_was_attached_unseen(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, "strict")
     await with_a_deleted_key(race)
     db = race.observer
     await db.execute(f"{OFF}; {ATTACH}; {ON}")
@@ -50,8 +51,8 @@ async def test_a_new_partition_does_not_hide_one_that_was_attached_unseen(connec
     assert [each.text for each in await examine_partitions(db)] == []
 
 
-async def test_a_new_partition_does_not_hide_one_that_was_detached_unseen(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, "strict")
+async def test_a_new_partition_does_not_hide_one_that_was_detached_unseen(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, "strict")
     await with_a_deleted_key(race)
     db = race.observer
     assert await insert(race, 5, 60) == "ok"
@@ -62,9 +63,9 @@ async def test_a_new_partition_does_not_hide_one_that_was_detached_unseen(connec
 
 @pytest.mark.parametrize("followed", [True, False])
 async def test_no_distance_is_too_far_for_a_mark_that_a_key_has_had(
-    connect: Connect, database: str, *, followed: bool
+    connect: Connect, unmade: Unmade, *, followed: bool
 ) -> None:
-    race = await open_race(connect, database, "strict")
+    race = await open_race(connect, unmade, "strict")
     await with_a_deleted_key(race, max_jump=40)
     if not followed:
         await unfollowed(race)
@@ -77,9 +78,9 @@ async def test_no_distance_is_too_far_for_a_mark_that_a_key_has_had(
 
 @pytest.mark.parametrize("followed", [True, False])
 async def test_rows_are_attached_before_the_first_token_of_a_generation(
-    connect: Connect, database: str, *, followed: bool
+    connect: Connect, unmade: Unmade, *, followed: bool
 ) -> None:
-    race = await open_race(connect, database, "strict")
+    race = await open_race(connect, unmade, "strict")
     await with_a_deleted_key(race, source="builtin")
     db = race.observer
     if not followed:
@@ -93,8 +94,8 @@ async def test_rows_are_attached_before_the_first_token_of_a_generation(
     assert await race.direct(race.a, "UPDATE public.parts SET v = 'new'", token) == "ok"
 
 
-async def test_a_function_makes_partitions_in_the_name_of_its_owner(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, "strict")
+async def test_a_function_makes_partitions_in_the_name_of_its_owner(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, "strict")
     db = race.observer
     await db.execute(TABLE)
     await protect(db, "parts")

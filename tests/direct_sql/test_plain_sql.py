@@ -10,6 +10,7 @@ import pytest
 from tests.direct_sql.drivers import CLERK, OWNER, Session, people, session
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 pytestmark = pytest.mark.versions
 
@@ -79,9 +80,9 @@ INSERTS = {
 
 
 @pytest.fixture(params=["strict-external", "epoch-builtin"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> AsyncIterator[Race]:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> AsyncIterator[Race]:
     rule, _, source = request.param.partition("-")
-    race = await open_race(connect, database, rule, source=source)
+    race = await open_race(connect, unmade, rule, source=source)
     await race.observer.execute(MORE)
     async with people(race.observer, "public.orders", "public.source", "public.shown"):
         yield race

@@ -8,6 +8,7 @@ import pytest
 from tests.direct_sql.drivers import CLERK, OWNER, people, session
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
@@ -17,11 +18,11 @@ LEVELS = ["READ UNCOMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> AsyncIterator[Race]:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> AsyncIterator[Race]:
     """Give a table under strict with tokens of any source, or, in the tests that say so, the other way."""
     param: Any = getattr(request, "param", "strict-external")
     rule, _, source = param.partition("-")
-    race = await open_race(connect, database, rule, source=source)
+    race = await open_race(connect, unmade, rule, source=source)
     await race.insert(race.a, "k", 30)
     async with people(race.observer, "public.orders"):
         yield race

@@ -7,7 +7,9 @@ import pytest
 from tests.direct_sql.drivers import session
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome, owner
+from tests.support.ready_made import Unmade
 
+from fencepost.fencing.token import Rule
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.partitions import EVENT_TRIGGERS
 from fencepost.storage.protecting.protect import protect
@@ -21,11 +23,10 @@ ALTER TABLE public.parts_us DROP COLUMN dropped;
 """
 
 
-async def partitions(connect: Connect, database: str, rule: str = "strict") -> Race:
+async def partitions(connect: Connect, unmade: Unmade, rule: Rule = "strict") -> Race:
     """One partition has its columns in another order than the parent, and a hole among them."""
-    db = await owner(connect)
-    await db.execute(PARTITIONED + "ALTER TABLE public.parts ATTACH PARTITION public.parts_us FOR VALUES IN ('us')")
-    race = await open_race(connect, database, "epoch" if rule == "epoch" else "strict", ddl="SELECT", name="parts")
+    ddl = PARTITIONED + "ALTER TABLE public.parts ATTACH PARTITION public.parts_us FOR VALUES IN ('us')"
+    race = await open_race(connect, unmade, rule, ddl=ddl, name="parts")
     for region in ("eu", "us"):
         assert await race.direct(race.a, f"INSERT INTO parts VALUES ('{region}', 1, 'a')", 30) == "ok", region
     return race
@@ -34,9 +35,9 @@ async def partitions(connect: Connect, database: str, rule: str = "strict") -> R
 @pytest.mark.versions
 @pytest.mark.parametrize(("rule", "target"), [("strict", "parts_us"), ("epoch", "parts_eu")])
 async def test_writing_straight_into_a_partition_is_judged_under_the_parents_names(
-    connect: Connect, database: str, rule: str, target: str
+    connect: Connect, unmade: Unmade, rule: Rule, target: str
 ) -> None:
-    race = await partitions(connect, database, rule)
+    race = await partitions(connect, unmade, rule)
     region = target[-2:]
     for number, (statement, gone) in enumerate((
         (f"UPDATE {target} SET n = n + 1", False),
@@ -56,9 +57,9 @@ async def test_writing_straight_into_a_partition_is_judged_under_the_parents_nam
 
 
 @pytest.mark.versions
-async def test_one_transaction_is_one_operation_in_partitions_too(connect: Connect, database: str) -> None:
+async def test_one_transaction_is_one_operation_in_partitions_too(connect: Connect, unmade: Unmade) -> None:
     """Whatever the layout of the partition, and whether it is written directly or through its parent."""
-    race = await partitions(connect, database)
+    race = await partitions(connect, unmade)
     for token, (first, second) in enumerate((("parts", "parts"), ("parts", "parts_us"), ("parts_us", "parts")), 31):
         flushes = [f"UPDATE {table} SET n = n + 1 WHERE region = 'us'" for table in (first, second, first)]
         again = f"INSERT INTO {second} (region, id) VALUES ('us', 1)"
@@ -136,8 +137,8 @@ async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    return await open_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    return await open_race(connect, unmade, "strict")
 
 
 async def test_an_insert_without_a_floor_to_judge_it_by_is_refused(race: Race) -> None:
@@ -147,8 +148,8 @@ async def test_an_insert_without_a_floor_to_judge_it_by_is_refused(race: Race) -
     assert await race.direct(race.a, "INSERT INTO public.orders (order_id) VALUES ('k')", 36) == "ok"
 
 
-async def test_a_snapshot_from_before_the_protection_sees_no_floor_and_fails(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, "strict")
+async def test_a_snapshot_from_before_the_protection_sees_no_floor_and_fails(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, "strict")
     await race.observer.execute("CREATE TABLE public.late (id integer PRIMARY KEY)")
     old = race.c.transaction(isolation="repeatable_read")
     await old.start()

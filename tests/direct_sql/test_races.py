@@ -6,6 +6,7 @@ from tests.integration.test_mutants import mutate
 from tests.support.glass import REASON
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import protect
 
@@ -31,9 +32,9 @@ INSERTS = [INSERT, UPSERT, NOTHING, MERGE_INSERT, MERGE_BOTH, COPIED]
 
 
 @pytest.fixture(params=["strict-external", "epoch-builtin"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
     rule, _, source = request.param.partition("-")
-    return await open_race(connect, database, rule, source=source)
+    return await open_race(connect, unmade, rule, source=source)
 
 
 async def start_over(race: Race, *, mark: int | None = 30, absent: int | None = None) -> None:
@@ -226,9 +227,9 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("number", range(len(MUTANTS)))
-async def test_a_mutant_of_the_functions_is_seen(number: int, connect: Connect, database: str) -> None:
+async def test_a_mutant_of_the_functions_is_seen(number: int, connect: Connect, unmade: Unmade) -> None:
     function, old, new, scenario = MUTANTS[number]
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     await mutate(race, f"fencepost.{function}", old, new)
     with pytest.raises(AssertionError):
         await scenario(race)

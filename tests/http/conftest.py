@@ -12,12 +12,11 @@ from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.live_gateway import serving
+from tests.support.ready_made import ReadyMade, Unmade
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage import demo
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE
 from fencepost.times import Times
 
@@ -40,14 +39,14 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
 
 
 @pytest.fixture
-async def demo_database(database: str) -> str:
+async def demo_database(unmade: Unmade) -> str:
     """Give the URL of a fresh database with the demo table `orders`, protected, and its rows."""
-    await demo.load(database)
-    return database
+    await unmade.made_with("demo", demo.load)
+    return unmade.url
 
 
 @pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
+def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway on the demo's database, one for all tests of a file that ask for it or for what is below."""
     with demo_gateway(databases) as gateway:
         yield gateway
@@ -76,9 +75,9 @@ async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+def shop(databases: ReadyMade) -> Iterator[Shop]:
     """Give a gateway on the tables of scenarios/shop.py, one for all tests of a file."""
-    with running_shop(postgres, template) as shop:
+    with running_shop(databases) as shop:
         yield shop
 
 

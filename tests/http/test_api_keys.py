@@ -12,13 +12,13 @@ from tests.support.batches import Sent, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import Connection
 from tests.support.live_gateway import serving as serving_here
+from tests.support.ready_made import ReadyMade
 from tests.support.serving import serving
 from tests.support.tokens import bearer
 
 from fencepost.settings import Settings
 from fencepost.storage.identity import api_keys
 from fencepost.storage.identity.api_keys import NewKey
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
@@ -27,7 +27,7 @@ SOON = 10.0
 
 
 @pytest.fixture(scope="module")
-def served(databases: Databases) -> Iterator[list[DemoGateway]]:
+def served(databases: ReadyMade) -> Iterator[list[DemoGateway]]:
     """Run two gateways on one database, as two workers are."""
     keys = {"api_keys": True}
     with demo_gateway(databases, **keys) as one:

@@ -10,9 +10,8 @@ from tests.http.conftest import StartGateway
 from tests.support.asking import Api
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.jwks_server import jwks_server
+from tests.support.ready_made import ReadyMade
 from tests.support.tokens import RSA, SECRET, bearer, claims, forged, public, sign, token
-
-from fencepost.testing.servers.databases import Databases
 
 ROUTES = [
     ("GET", "/v1/data/orders", "read"),
@@ -51,7 +50,7 @@ async def gateway(start: StartGateway, database: str, **settings: object) -> Asy
 
 
 @pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
+def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway that wants tokens, and takes no roles from them."""
     with demo_gateway(databases, jwt_secret=SECRET, jwt_role_claim_key="") as gateway:
         yield gateway

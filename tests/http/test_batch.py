@@ -12,9 +12,9 @@ from tests.http.conftest import StartGateway
 from tests.http.test_hung_up import Holder
 from tests.support.batches import Sent, batch, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.ready_made import ReadyMade
 from tests.support.violations import assert_none
 
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 GOOD = patch("order-123", 9000, note="good")
@@ -63,7 +63,7 @@ BAD: list[tuple[object, int, str]] = [
 
 
 @pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
+def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway that takes short lines only, and whose places and waiting requests are few."""
     with demo_gateway(databases, max_body_bytes=SHOWN, batch_lines=64, max_waiting=2) as gateway:
         yield gateway

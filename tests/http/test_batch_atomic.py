@@ -13,8 +13,8 @@ from tests.http.conftest import StartGateway
 from tests.support.batches import patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import blocks_another_session, start
+from tests.support.ready_made import ReadyMade
 
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE
 
 SENT = {"Content-Type": "application/x-ndjson"}
@@ -34,7 +34,7 @@ MARKS = "SELECT resource, last_fence_token FROM fencepost.marks ORDER BY 1"
 
 
 @pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
+def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway with one connection: a batch takes no other while it has it."""
     with demo_gateway(databases, pool_size=1, max_answer_bytes=2000, lock_timeout=60) as gateway:
         yield gateway

@@ -11,8 +11,8 @@ from tests.http.conftest import StartGateway
 from tests.http.test_hung_up import Holder
 from tests.support.batches import Sent, batch, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.ready_made import ReadyMade
 
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import PATIENCE
 
 FEW = 4
@@ -20,7 +20,7 @@ FREE, *LOCKED = [f"row-{number}" for number in range(1 + FEW)]
 
 
 @pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
+def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway whose batches have few lines in hand, and two connections for those that go alone."""
     with demo_gateway(databases, batch_lines=FEW, pool_size=8, lock_timeout=60) as gateway:
         yield gateway

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
+from tests.support.ready_made import ReadyMade
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.fencing.token import MAX_TOKEN
 
 BUILTIN = ("orders", "leased", "items")
@@ -16,8 +16,8 @@ TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template, BUILTIN) as shop:
+def shop(databases: ReadyMade) -> Iterator[Shop]:
+    with running_shop(databases, BUILTIN) as shop:
         yield shop
 
 

@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 from tests.http.conftest import StartGateway
 from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.ready_made import ReadyMade
 from tests.support.tokens import SECRET, bearer, token
 
 from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.databases import Databases, run_on
+from fencepost.testing.servers.databases import run_on
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import Times, UpkeepTimes
 
@@ -34,7 +35,7 @@ def caller(subject: str, **claims: object) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
+def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway on the demo, with a role for its callers."""
     often = Times(upkeep=UpkeepTimes(record_every=0.05))
     with demo_gateway(databases, often, jwt_secret=SECRET, roles=ROLE) as gateway:

@@ -14,8 +14,8 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 from tests.support.interleave import Connection
+from tests.support.ready_made import ReadyMade
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.http.requests import header_rules, preferences
 
 DOCS: Final = (Path(__file__).parents[2] / "docs/reading.md").read_text()
@@ -50,9 +50,9 @@ class OnOneConnection(Shop):
 
 
 @pytest.fixture(scope="module")
-def served(postgres: PostgresServer, template: str) -> Iterator[Shop]:
+def served(databases: ReadyMade) -> Iterator[Shop]:
     """Give a shop whose queued writes stay in the queue: applied meanwhile, they would change what is compared."""
-    with running_shop(postgres, template, consume_here=False) as shop:
+    with running_shop(databases, consume_here=False) as shop:
         yield shop
 
 

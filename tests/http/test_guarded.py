@@ -9,9 +9,9 @@ from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
 from tests.support.batches import Sent, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.ready_made import ReadyMade
 
 from fencepost.http.guard import Bounds
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.waiting import eventually
 from fencepost.times import EdgeTimes, Times
 
@@ -75,7 +75,7 @@ OFTEN = Times(edge=EdgeTimes(look_every=0.05))
 
 
 @pytest.fixture(scope="module")
-def impatient(databases: Databases) -> Iterator[DemoGateway]:
+def impatient(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway that soon gives up to wait for the rest of a request."""
     with demo_gateway(databases, OFTEN, head_timeout=0.2, body_timeout=0.4) as gateway:
         yield gateway

@@ -13,8 +13,8 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection
+from tests.support.ready_made import ReadyMade
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.waiting import eventually
 
@@ -22,8 +22,8 @@ _tokens = itertools.count(100)
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template, lock_timeout=3) as shop:
+def shop(databases: ReadyMade) -> Iterator[Shop]:
+    with running_shop(databases, lock_timeout=3) as shop:
         yield shop
 
 

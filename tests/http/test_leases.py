@@ -19,8 +19,8 @@ from tests.support.lease_asking import (
     new_secret,
     of,
 )
+from tests.support.ready_made import ReadyMade
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.testing.servers.waiting import eventually
 
 STATE = {
@@ -31,8 +31,8 @@ GRANT = STATE - {"writes"} | {"secret", "token", "tokens", "waited_ms"}
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with leasing_shop(postgres, template) as shop:
+def shop(databases: ReadyMade) -> Iterator[Shop]:
+    with leasing_shop(databases) as shop:
         yield shop
 
 

@@ -13,6 +13,7 @@ from tests.support.acting import LOGIN, NOTHING, READER, WEB, acting
 from tests.support.asking import code
 from tests.support.interleave import Connect
 from tests.support.racing import ORDERS, open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.fencing.caller import CALLER, Caller
 from fencepost.settings import Settings
@@ -51,9 +52,9 @@ async def serving_roles(dsn: str, **settings: object) -> AsyncIterator[httpx.Asy
 
 
 @pytest.fixture
-async def dsn(connect: Connect, database: str) -> AsyncIterator[str]:
+async def dsn(connect: Connect, unmade: Unmade) -> AsyncIterator[str]:
     """Give a database with the order k, and the URL by which the gateway logs in."""
-    race = await open_race(connect, database, ddl=ORDERS)
+    race = await open_race(connect, unmade, ddl=ORDERS)
     await race.insert(race.a, "k", 30)
     try:
         async with acting(race.observer, race.dsn, GRANTED) as stage:

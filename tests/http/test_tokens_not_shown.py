@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
-
-from fencepost.embedded.server import PostgresServer
+from tests.support.ready_made import ReadyMade
 
 TIMES = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+")
 NUMBERS = re.compile(r"(?<![0-9.:-])[1-9][0-9]{0,18}(?![0-9])")
@@ -16,8 +15,8 @@ TABLES = {"strict": "orders", "epoch": "leased"}
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str) -> Iterator[Shop]:
-    with running_shop(postgres, template, ("orders", "leased")) as shop:
+def shop(databases: ReadyMade) -> Iterator[Shop]:
+    with running_shop(databases, ("orders", "leased")) as shop:
         yield shop
 
 

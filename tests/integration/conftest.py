@@ -5,15 +5,16 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.gateway.gateway import Gateway
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
     """Give a race under strict, or the rule that the test names (BOTH_RULES)."""
-    return await open_race(connect, database, getattr(request, "param", "strict"))
+    return await open_race(connect, unmade, getattr(request, "param", "strict"))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.fencing.token import MAX_TOKEN, Rule
@@ -219,15 +220,15 @@ MUTANTS = {
     + [("epoch", a_mark_refuses), ("epoch", one_operation_enters_a_scope_and_the_mark_is_its_token)],
     ids=lambda each: getattr(each, "__name__", each),
 )
-async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
-    await scenario(await scoped_race(connect, database, rule, "builtin" if scenario in BUILTIN else "external"))
+async def test_a_scenario(connect: Connect, unmade: Unmade, scenario: Scenario, rule: Rule) -> None:
+    await scenario(await scoped_race(connect, unmade, rule, "builtin" if scenario in BUILTIN else "external"))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> None:
+async def test_a_mutant_is_seen(connect: Connect, unmade: Unmade, name: str) -> None:
     mutant = MUTANTS[name]
     source = "builtin" if mutant.scenario in BUILTIN else "external"
-    race = await scoped_race(connect, database, mutant.rule, source)
+    race = await scoped_race(connect, unmade, mutant.rule, source)
     await mutate(race, mutant.function, mutant.old, mutant.new)
     with pytest.raises((AssertionError, TimeoutError)):
         await mutant.scenario(race)

@@ -11,6 +11,7 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.gateway.outcomes import Done, Outcome
@@ -18,8 +19,8 @@ from fencepost.storage.protecting.protect import protect
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await scoped_race(connect, database, getattr(request, "param", "strict"))
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
+    return await scoped_race(connect, unmade, getattr(request, "param", "strict"))
 
 
 def change(key: str, token: int, **values: object) -> Any:

@@ -10,6 +10,7 @@ from tests.support.commands import command
 from tests.support.glass import OPERATOR, STRANGER, operators
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome, written
+from tests.support.ready_made import Unmade
 
 from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import protect
@@ -29,9 +30,9 @@ def run(database: str) -> Run:
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
+async def race(connect: Connect, unmade: Unmade) -> Race:
     """Orders under external tokens: `k` has a bogus mark, `other` 40, `gone` was deleted under a bogus token."""
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     await race.insert(race.a, "k", BOGUS)
     await race.insert(race.a, "other", 40)
     await race.insert(race.a, "gone", 41)
@@ -143,8 +144,8 @@ async def test_marks_of_one_bogus_token_do_not_bound_each_others_reset(race: Rac
     assert await reset(race.observer, "orders", 40, WHY) == Reset("orders", BOGUS, 40)
 
 
-async def test_a_source_that_knows_its_newest_token_gives_the_new_mark(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, source="builtin")
+async def test_a_source_that_knows_its_newest_token_gives_the_new_mark(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, source="builtin")
     await race.insert(race.a, "k", 30)
     await race.observer.execute("ALTER TABLE orders DISABLE TRIGGER USER")
     await race.observer.execute(f"UPDATE orders SET last_fence_token = {BOGUS}")
@@ -198,9 +199,9 @@ async def test_a_trigger_that_keeps_the_row_from_being_written_undoes_it(race: R
     assert (await race.live_mark("k"), await logged(race)) == (BOGUS, [])
 
 
-async def test_a_bogus_mark_does_not_spread(connect: Connect, database: str) -> None:
+async def test_a_bogus_mark_does_not_spread(connect: Connect, unmade: Unmade) -> None:
     """A mark above the ceiling is refused where `protect` would carry it on, with the command that mends it."""
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     owner = race.observer
     await protect(owner, "orders", max_token=2**63 - 1)
     for key, token in (("k", 2**62), ("gone", 50)):

@@ -13,6 +13,7 @@ from tests.scenarios.races import Scenario, assert_seen
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 from tests.support.racing import open_race, owner
+from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.cli.main import main
@@ -37,8 +38,8 @@ async def run(*arguments: str) -> Result:
     [("epoch", scenarios.update_under_an_old_token_is_refused), *(("strict", each) for each in scenarios.SCENARIOS)],
     ids=lambda each: getattr(each, "__name__", each),
 )
-async def test_generations(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, rule, source="builtin")
+async def test_generations(scenario: Scenario, rule: Rule, connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, rule, source="builtin")
     with judging():
         await scenario(race)
 
@@ -79,17 +80,17 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 async def test_a_mutant_of_generations_is_seen(
-    mutant: SqlMutant, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+    mutant: SqlMutant, connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fencepost.storage.upkeep.raising.TRIES", 1)  # a deadlock would be tried again, and not be seen
-    race = await open_race(connect, database, mutant.rule, source="builtin")
+    race = await open_race(connect, unmade, mutant.rule, source="builtin")
     await mutate(race, mutant.function, mutant.old, mutant.new)
     await assert_seen(mutant.scenario, race)
 
 
-async def test_a_mutant_that_lowers_floors_is_seen(connect: Connect, database: str) -> None:
+async def test_a_mutant_that_lowers_floors_is_seen(connect: Connect, unmade: Unmade) -> None:
     """The trigger of fencepost.floors would refuse it, so each line covers for the other."""
-    race = await open_race(connect, database, source="builtin")
+    race = await open_race(connect, unmade, source="builtin")
     await mutate(race, RAISE, "SET floor = greatest(f.floor, first - 1)", "SET floor = first - 1")
     await race.observer.execute("ALTER TABLE fencepost.floors DISABLE TRIGGER never_lower")
     await assert_seen(scenarios.pruned_and_raised, race)

@@ -10,6 +10,7 @@ from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, open_gateway, patch, post, put, result_of
 
 TRIGGER = """
@@ -82,9 +83,9 @@ ALL = [deleted_by_its_trigger, replaced_by_its_trigger, deleted_in_returning, in
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda each: each.__name__)
 async def test_the_mark_shows_whether_there_is_a_row(
-    scenario: Callable[[Race], Awaitable[None]], connect: Connect, database: str
+    scenario: Callable[[Race], Awaitable[None]], connect: Connect, unmade: Unmade
 ) -> None:
-    await scenario(await open_race(connect, database))
+    await scenario(await open_race(connect, unmade))
 
 
 MUTANTS = [
@@ -95,7 +96,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_trigger_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, mutant.rule)
+async def test_a_mutant_of_the_trigger_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, mutant.rule)
     await mutate(race, mutant.function, mutant.old, mutant.new)
     await assert_seen(mutant.scenario, race)

@@ -7,6 +7,7 @@ from tests.scenarios import idempotency as scenarios
 from tests.scenarios.idempotency import audited_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race
+from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
@@ -40,16 +41,16 @@ MUTANTS: dict[str, tuple[str, str, str, Scenario]] = {
     + [("epoch", each) for each in scenarios.ALL],
     ids=lambda each: getattr(each, "__name__", each),
 )
-async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
-    race = await audited_race(connect, database, rule)
+async def test_a_scenario(connect: Connect, unmade: Unmade, scenario: Scenario, rule: Rule) -> None:
+    race = await audited_race(connect, unmade, rule)
     with judging():
         await scenario(race)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> None:
+async def test_a_mutant_is_seen(connect: Connect, unmade: Unmade, name: str) -> None:
     function, old, new, scenario = MUTANTS[name]
-    race = await audited_race(connect, database, "epoch")
+    race = await audited_race(connect, unmade, "epoch")
     definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
     assert old in definition
     await race.observer.execute(definition.replace(old, new, 1))
@@ -58,10 +59,10 @@ async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> N
 
 
 async def test_a_record_that_is_met_at_the_end_counts_whatever_its_error_is_called(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: if 23505 on the records' key were not known for what it is, it would be reported as a conflict."""
-    race = await audited_race(connect, database, "epoch")
+    race = await audited_race(connect, unmade, "epoch")
     monkeypatch.setattr(idempotency, "RECORD", ("another", "key", "23505"))
     with pytest.raises(AssertionError):
         await scenarios.a_lock_that_was_got_around_ends_in_a_replay(race)
@@ -69,11 +70,11 @@ async def test_a_record_that_is_met_at_the_end_counts_whatever_its_error_is_call
 
 @pytest.mark.parametrize("second_look_up", [True, False])
 async def test_the_second_look_up_needs_no_error_to_see_a_record(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch, second_look_up: bool
+    connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch, second_look_up: bool
 ) -> None:
     """Two lines of defence: without that of the primary key, the second look-up alone has to see it, and does."""
     monkeypatch.setattr(idempotency, "RECORD", ("another", "key", "23505"))
-    race = await audited_race(connect, database, "epoch")
+    race = await audited_race(connect, unmade, "epoch")
     scenario = scenarios.a_record_that_commits_between_look_up_and_lock_is_seen
     if second_look_up:
         await scenario(race)

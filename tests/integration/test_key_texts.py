@@ -4,6 +4,7 @@ import pytest
 from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, put, result_of
 
 from fencepost.storage.protecting.protect import protect, unprotect
@@ -23,8 +24,8 @@ OTHER_TYPES = {
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade, "strict")
     await race.observer.execute("SET search_path = public")
     return race
 

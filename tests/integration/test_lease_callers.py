@@ -7,6 +7,7 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking, lease
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.election.state import Election
@@ -27,8 +28,8 @@ ORDERS = Caller("key:orders", locks=("orders/*",))
 
 
 @pytest.fixture
-async def gateway(connect: Connect, database: str) -> AsyncIterator[Gateway]:
-    race = await open_race(connect, database)
+async def gateway(connect: Connect, unmade: Unmade) -> AsyncIterator[Gateway]:
+    race = await open_race(connect, unmade)
     async with open_gateway(race.dsn) as gateway:
         yield gateway
 

@@ -6,6 +6,7 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, patch, put, result_of
 
 from fencepost.fencing.problems import Problem
@@ -20,9 +21,9 @@ MINUTE = 60_000
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
     """Race for a table under the rule strict, or under the one that a test asks for."""
-    race = await open_race(connect, database, getattr(request, "param", "strict"))
+    race = await open_race(connect, unmade, getattr(request, "param", "strict"))
     await race.observer.execute("SELECT fencepost.issue_beyond($1)", LEASES_BEGIN)
     return race
 

@@ -10,6 +10,7 @@ from tests.support.interleave import Connect, blocks_another_session
 from tests.support.lease_gateways import open_side, out_of_line
 from tests.support.lease_racing import SHORT, LeaseRace, open_lease_race
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
@@ -26,8 +27,8 @@ async def leasing(connect: Connect) -> LeaseRace:
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database)
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade)
     await race.observer.execute("SELECT fencepost.issue_beyond(1000)")
     return race
 
@@ -173,8 +174,8 @@ async def test_locks_that_claim_the_same_thing_overtake_each_other_and_no_holder
         await asyncio.gather(*(take(number) for number in range(6)))
 
 
-async def test_claims_are_ordered_as_rows_are_by_their_typed_keys(connect: Connect, database: str) -> None:
+async def test_claims_are_ordered_as_rows_are_by_their_typed_keys(connect: Connect, unmade: Unmade) -> None:
     ddl = "CREATE TABLE public.numbered (n integer PRIMARY KEY)"
-    race = await open_race(connect, database, ddl=ddl, name="numbered")
+    race = await open_race(connect, unmade, ddl=ddl, name="numbered")
     found = await in_key_order(race.a, race.table, [("10",), ("9",), ("010",)])
     assert found == [(1, "numbered/9"), (0, "numbered/10"), (2, "numbered/10")]

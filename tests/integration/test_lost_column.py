@@ -3,6 +3,7 @@
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, protect, unprotect
@@ -13,8 +14,8 @@ UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'live'"
 INSERT = "INSERT INTO public.orders (order_id) VALUES ('gone')"
 
 
-async def opened(connect: Connect, database: str, source: str) -> Race:
-    race = await open_race(connect, database, "strict", source=source)
+async def opened(connect: Connect, unmade: Unmade, source: str) -> Race:
+    race = await open_race(connect, unmade, "strict", source=source)
     await race.insert(race.a, "gone", 30)
     await race.delete(race.a, "gone", 40)
     await race.insert(race.a, "live", 50)
@@ -31,8 +32,8 @@ async def lost(race: Race, harm: str = GONE) -> None:
         assert await race.direct(race.a, statement, 60) not in ("ok", "FP409"), "nothing is written meanwhile"
 
 
-async def test_the_rows_take_up_what_the_built_in_source_has_issued(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "builtin")
+async def test_the_rows_take_up_what_the_built_in_source_has_issued(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "builtin")
     issued = await race.observer.fetchval("SELECT fencepost.issued()")
     await lost(race)
     assert "fencepost protect orders" in await advice(race)
@@ -48,8 +49,8 @@ async def test_the_rows_take_up_what_the_built_in_source_has_issued(connect: Con
     assert await race.observer.fetchval(default + " AND table_name = 'orders'") == "0"
 
 
-async def test_those_of_an_external_source_only_with_a_word(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "external")
+async def test_those_of_an_external_source_only_with_a_word(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "external")
     await lost(race)
     assert "--above" in await advice(race)
     for source in (None, "builtin"):
@@ -61,16 +62,16 @@ async def test_those_of_an_external_source_only_with_a_word(connect: Connect, da
         assert await race.direct(race.a, statement, 101) == "ok", statement
 
 
-async def test_the_marks_that_are_known_count_if_they_are_higher(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "external")
+async def test_the_marks_that_are_known_count_if_they_are_higher(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "external")
     await lost(race)
     await protect(race.observer, "orders", above=10)
     for statement in (UPDATE, INSERT):
         assert await race.direct(race.a, statement, 40) == "FP409", statement
 
 
-async def test_the_word_is_for_a_table_that_has_lost_its_marks(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "external")
+async def test_the_word_is_for_a_table_that_has_lost_its_marks(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "external")
     with pytest.raises(ProtectError, match="--above"):
         await protect(race.observer, "orders", above=100)
     await race.observer.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
@@ -80,8 +81,8 @@ async def test_the_word_is_for_a_table_that_has_lost_its_marks(connect: Connect,
         await protect(race.observer, "t", above=100)
 
 
-async def test_a_column_that_was_renamed_is_to_be_renamed_back(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "builtin")
+async def test_a_column_that_was_renamed_is_to_be_renamed_back(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "builtin")
     await lost(race, RENAMED)
     back = 'ALTER TABLE "public"."orders" RENAME COLUMN "mark" TO last_fence_token'
     assert back in await advice(race)
@@ -94,16 +95,16 @@ async def test_a_column_that_was_renamed_is_to_be_renamed_back(connect: Connect,
     assert await race.direct(race.a, UPDATE, 51) == "ok"
 
 
-async def test_a_column_that_is_lost_between_look_and_lock_is_not_made_anew(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "external")
+async def test_a_column_that_is_lost_between_look_and_lock_is_not_made_anew(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "external")
     plan = await plan_protect(race.observer, "orders", None, None)
     await lost(race)
     with pytest.raises(ProtectError, match="marks are lost"):
         await apply(race.observer, plan)
 
 
-async def test_it_takes_what_is_above_its_marks_into_a_scope(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "external")
+async def test_it_takes_what_is_above_its_marks_into_a_scope(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "external")
     await lost(race)
     with pytest.raises(ProtectError, match="marks are lost"):
         await protect(race.observer, "orders", scope="number/{n}")
@@ -112,8 +113,8 @@ async def test_it_takes_what_is_above_its_marks_into_a_scope(connect: Connect, d
     assert await race.direct(race.a, "UPDATE public.orders SET status = 'x'", 101) == "ok"
 
 
-async def test_unprotect_does_not_forget_either(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "builtin")
+async def test_unprotect_does_not_forget_either(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "builtin")
     issued = await race.observer.fetchval("SELECT fencepost.issued()")
     await lost(race)
     await unprotect(race.observer, "orders")
@@ -122,8 +123,8 @@ async def test_unprotect_does_not_forget_either(connect: Connect, database: str)
         assert await race.direct(race.a, statement, issued) == "FP409", statement
 
 
-async def test_unprotect_of_an_external_table_asks_for_the_word_first(connect: Connect, database: str) -> None:
-    race = await opened(connect, database, "external")
+async def test_unprotect_of_an_external_table_asks_for_the_word_first(connect: Connect, unmade: Unmade) -> None:
+    race = await opened(connect, unmade, "external")
     await lost(race)
     with pytest.raises(ProtectError, match=r"marks are lost.* run `fencepost protect orders --above N`"):
         await unprotect(race.observer, "orders")
@@ -133,9 +134,9 @@ async def test_unprotect_of_an_external_table_asks_for_the_word_first(connect: C
 
 @pytest.mark.parametrize("source", ["builtin", "external"])
 async def test_a_column_that_was_taken_away_after_unprotect_is_made_anew_with_all_marks(
-    connect: Connect, database: str, source: str
+    connect: Connect, unmade: Unmade, source: str
 ) -> None:
-    race = await opened(connect, database, source)
+    race = await opened(connect, unmade, source)
     await unprotect(race.observer, "orders")
     await race.observer.execute(GONE)
     await protect(race.observer, "orders")
@@ -146,8 +147,8 @@ async def test_a_column_that_was_taken_away_after_unprotect_is_made_anew_with_al
 
 
 @pytest.mark.parametrize("harm", [GONE, RENAMED])
-async def test_a_column_that_was_made_anew_holds_no_marks(connect: Connect, database: str, harm: str) -> None:
-    race = await opened(connect, database, "external")
+async def test_a_column_that_was_made_anew_holds_no_marks(connect: Connect, unmade: Unmade, harm: str) -> None:
+    race = await opened(connect, unmade, "external")
     await race.observer.execute(harm)
     await race.observer.execute("ALTER TABLE public.orders ADD COLUMN last_fence_token bigint NOT NULL DEFAULT 0")
     assert await advice(race)

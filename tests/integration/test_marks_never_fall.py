@@ -4,6 +4,7 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import protect
 
@@ -16,8 +17,8 @@ LOWERINGS = {
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade, "strict")
     await race.observer.execute("SET search_path = public")
     return race
 

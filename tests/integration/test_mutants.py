@@ -11,6 +11,7 @@ from tests.scenarios import races as scenarios
 from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.fencing.token import Rule
 
@@ -74,8 +75,8 @@ SQL_MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, mutant.rule)
+async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, mutant.rule)
     await mutate(race, mutant.function, mutant.old, mutant.new)
     await assert_seen(mutant.scenario, race)
 

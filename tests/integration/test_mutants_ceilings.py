@@ -8,6 +8,7 @@ from tests.scenarios import races_ceilings as scenarios
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.upkeep.reset import Reset, ResetError, reset
 
@@ -94,8 +95,8 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, mutant.rule)
+async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, mutant.rule)
     await mutate(race, mutant.function, mutant.old, mutant.new)
     await assert_seen(mutant.scenario, race)
 
@@ -104,6 +105,6 @@ async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Con
     "scenario", [lowered_by_hand, reset_waits, reset_stays_above_other_marks, reset_by_hand_stays_above_other_marks]
 )
 async def test_what_sees_them_passes(
-    scenario: Callable[[Race], Awaitable[None]], connect: Connect, database: str
+    scenario: Callable[[Race], Awaitable[None]], connect: Connect, unmade: Unmade
 ) -> None:
-    await scenario(await open_race(connect, database))
+    await scenario(await open_race(connect, unmade))

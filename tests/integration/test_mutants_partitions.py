@@ -9,6 +9,7 @@ from tests.direct_sql import test_partitions as seen_by
 from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import protect
 
@@ -47,9 +48,9 @@ MUTANTS: list[tuple[str, str, str, str, Callable[[Race], Awaitable[None]]]] = [
 
 @pytest.mark.parametrize(("function", "old", "new", "test"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
 async def test_a_mutant_of_the_functions_is_seen(
-    function: str, old: str, new: str, test: Callable[[Race], Awaitable[None]], connect: Connect, database: str
+    function: str, old: str, new: str, test: Callable[[Race], Awaitable[None]], connect: Connect, unmade: Unmade
 ) -> None:
-    race = await open_race(connect, database, "strict")
+    race = await open_race(connect, unmade, "strict")
     await race.observer.execute(seen_by.TABLE)
     await protect(race.observer, "parts")
     await mutate(race, function, old, new)

@@ -10,6 +10,7 @@ from tests.scenarios import races_answers as answers
 from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 import fencepost.gateway.claims.claim
 from fencepost.storage.connections.connection import Connection
@@ -127,18 +128,18 @@ async def test_a_mutant_of_the_statements_is_seen(
     mutate_statements: Callable[[pytest.MonkeyPatch], None],
     scenario: Scenario,
     connect: Connect,
-    database: str,
+    unmade: Unmade,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     mutate_statements(monkeypatch)
     await assert_seen(scenario, race)
 
 
 async def test_an_answer_that_precedes_the_commit_is_seen(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     rows = WriteStatement.rows
     open_transactions = []
 
@@ -161,19 +162,21 @@ async def let_the_trigger_judge_nothing(race: Race) -> None:
     )
 
 
-async def test_without_the_triggers_the_statement_alone_refuses_a_stale_update(connect: Connect, database: str) -> None:
+async def test_without_the_triggers_the_statement_alone_refuses_a_stale_update(
+    connect: Connect, unmade: Unmade
+) -> None:
     """Two lines of defence: this is the gateway's own."""
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     await let_the_trigger_judge_nothing(race)
     await scenarios.update_waits_for_update(race)
 
 
 @pytest.mark.parametrize("mutation", [equal_passes, check_and_write_apart], ids=lambda each: each.__name__)
 async def test_without_the_triggers_a_mutant_of_the_statement_writes_over_its_successor(
-    mutation: Callable[[pytest.MonkeyPatch], None], connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+    mutation: Callable[[pytest.MonkeyPatch], None], connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And this shows that the line matters: the trigger does not save it here."""
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     await let_the_trigger_judge_nothing(race)
     mutation(monkeypatch)
     await assert_seen(scenarios.update_waits_for_update, race)

@@ -12,6 +12,7 @@ from tests.scenarios import tokens as moving
 from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
@@ -50,8 +51,8 @@ SQL_MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, mutant.rule, source="builtin")
+async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, mutant.rule, source="builtin")
     await mutate(race, mutant.function, mutant.old, mutant.new)
     await assert_seen(mutant.scenario, race)
 
@@ -106,10 +107,10 @@ async def test_a_mutant_of_the_statements_is_seen(
     mutation: Callable[[pytest.MonkeyPatch], None],
     scenario: Scenario,
     connect: Connect,
-    database: str,
+    unmade: Unmade,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    race = await open_race(connect, database, source="builtin")
+    race = await open_race(connect, unmade, source="builtin")
     mutation(monkeypatch)
     await assert_seen(scenario, race)
 

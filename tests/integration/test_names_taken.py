@@ -4,6 +4,7 @@ import pytest
 from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import protect, unprotect
 
@@ -11,8 +12,8 @@ TABLE = "CREATE TABLE {} (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 1,
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade, "strict")
     await race.observer.execute("SET search_path = public")
     return race
 

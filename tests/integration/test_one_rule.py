@@ -7,6 +7,7 @@ import pytest
 from tests.integration.test_mutants import mutate
 from tests.scenarios.one_rule import BOUNDS, CASES, Case, World, a_world, differences
 from tests.support.interleave import Connect
+from tests.support.ready_made import Unmade
 from tests.support.violations import assert_none
 
 from fencepost.fencing import verdict
@@ -16,8 +17,8 @@ from fencepost.storage.statements import mark
 
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 @pytest.mark.parametrize("bounds", CASES)
-async def test_every_place_judges_alike(connect: Connect, database: str, rule: Rule, bounds: str) -> None:
-    world = await a_world(connect, database, rule, BOUNDS[bounds])
+async def test_every_place_judges_alike(connect: Connect, unmade: Unmade, rule: Rule, bounds: str) -> None:
+    world = await a_world(connect, unmade, rule, BOUNDS[bounds])
     assert_none([each async for each in differences(world, CASES[bounds])])
 
 
@@ -80,8 +81,8 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function.partition('(')[0]}-{mutant.new}")
-async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, database: str, mutant: Mutant) -> None:
-    world = await a_world(connect, database, mutant.rule, BOUNDS[mutant.bounds])
+async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, unmade: Unmade, mutant: Mutant) -> None:
+    world = await a_world(connect, unmade, mutant.rule, BOUNDS[mutant.bounds])
     await mutate(world.race, mutant.function, mutant.old, mutant.new)
     await assert_a_difference(world, CASES[mutant.bounds])
 
@@ -96,9 +97,9 @@ async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, da
     ],
 )
 async def test_a_place_in_python_that_differs_is_seen(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch, module: object, name: str, other: object,
+    connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch, module: object, name: str, other: object,
     bounds: str, rule: Rule,
 ) -> None:  # fmt: skip
-    world = await a_world(connect, database, rule, BOUNDS[bounds])
+    world = await a_world(connect, unmade, rule, BOUNDS[bounds])
     monkeypatch.setattr(module, name, other)
     await assert_a_difference(world, CASES[bounds])

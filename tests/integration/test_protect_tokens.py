@@ -11,6 +11,7 @@ from tests.scenarios import tokens as scenarios
 from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
 from tests.support.racing import open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 from tests.support.violations import judging
 
@@ -177,9 +178,9 @@ async def test_only_who_may_move_the_tokens(db: Connection) -> None:
         await db.execute("RESET ROLE; DROP OWNED BY somebody; DROP ROLE somebody")
 
 
-async def test_a_column_that_was_there_is_read(connect: Connect, database: str) -> None:
+async def test_a_column_that_was_there_is_read(connect: Connect, unmade: Unmade) -> None:
     """The marks of rows that were updated are in that column only."""
-    race = await open_race(connect, database, "strict")
+    race = await open_race(connect, unmade, "strict")
     await race.insert(race.a, "k", 30)
     await race.update(race.a, "k", 5000)
     with pytest.raises(ProtectError, match="has the mark 5000, above 40"):

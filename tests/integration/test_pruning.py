@@ -6,6 +6,7 @@ from tests.scenarios import pruning as scenarios
 from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, open_race, outcome, owner
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 from tests.support.violations import judging
 
@@ -23,8 +24,8 @@ HORIZON = "fencepost.prune_horizon()"
     [("epoch", scenarios.stale_writes_after_pruning_are_refused), *(("strict", each) for each in scenarios.SCENARIOS)],
     ids=lambda each: getattr(each, "__name__", each),
 )
-async def test_pruning(scenario: Scenario, rule: Rule, connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, rule, source="builtin")
+async def test_pruning(scenario: Scenario, rule: Rule, connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, rule, source="builtin")
     with judging():
         await scenario(race)
 
@@ -66,31 +67,31 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_pruning_is_seen(mutant: SqlMutant, connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, mutant.rule, source="builtin")
+async def test_a_mutant_of_pruning_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, mutant.rule, source="builtin")
     await mutate(race, mutant.function, mutant.old, mutant.new)
     await assert_seen(mutant.scenario, race)
 
 
-async def test_a_mutant_that_prunes_every_source_is_seen(connect: Connect, database: str) -> None:
+async def test_a_mutant_that_prunes_every_source_is_seen(connect: Connect, unmade: Unmade) -> None:
     """The source is asked for twice, and each line covers for the other."""
-    race = await open_race(connect, database, source="builtin")
+    race = await open_race(connect, unmade, source="builtin")
     await mutate(race, PRUNE, "p.source = 'builtin'", "true")
     await mutate(race, PRUNE, "p.source <> 'builtin'", "false")
     await assert_seen(scenarios.a_table_of_another_source_is_not_pruned, race)
 
 
-async def test_a_mutant_that_lowers_the_floor_is_seen(connect: Connect, database: str) -> None:
+async def test_a_mutant_that_lowers_the_floor_is_seen(connect: Connect, unmade: Unmade) -> None:
     """The trigger of fencepost.floors would refuse it, so each line covers for the other."""
-    race = await open_race(connect, database, source="builtin")
+    race = await open_race(connect, unmade, source="builtin")
     await mutate(race, PRUNE, "SET floor = greatest(f.floor, raised_to)", "SET floor = raised_to")
     await race.observer.execute("ALTER TABLE fencepost.floors DISABLE TRIGGER never_lower")
     await assert_seen(scenarios.pruning_waits_for_a_generation_that_is_being_raised, race)
 
 
-async def test_a_horizon_taken_early_would_be_wrong(connect: Connect, database: str) -> None:
+async def test_a_horizon_taken_early_would_be_wrong(connect: Connect, unmade: Unmade) -> None:
     """The mutant of the other line of prune_horizon: a number from before a draw below the horizon."""
-    race = await open_race(connect, database, source="builtin")
+    race = await open_race(connect, unmade, source="builtin")
     await mutate(race, HORIZON, "IF pg_current_xact_id_if_assigned() IS NOT NULL THEN RETURN; END IF;", "")
     with pytest.raises(pytest.fail.Exception):
         await scenarios.a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already(race)

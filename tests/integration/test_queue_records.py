@@ -14,6 +14,7 @@ from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.interleave import Connect
 from tests.support.racing import Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, rendered, result_of
 
 from fencepost.fencing.token import Rule
@@ -61,9 +62,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_a_batch_of_256_messages_looks_nothing_up_and_records_all(
-    connect: Connect, database: str, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    connect: Connect, unmade: Unmade, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = await audited_race(connect, database, "strict", counting=False)
+    race = await audited_race(connect, unmade, "strict", counting=False)
     sent: list[str] = []
     genuine = GatewayConnection.fetch
 
@@ -84,9 +85,9 @@ async def test_a_batch_of_256_messages_looks_nothing_up_and_records_all(
 
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_its_neighbours_land(
-    connect: Connect, database: str, rule: Rule
+    connect: Connect, unmade: Unmade, rule: Rule
 ) -> None:
-    race = await audited_race(connect, database, rule, counting=False)
+    race = await audited_race(connect, unmade, rule, counting=False)
     for key in "abcde":
         await race.insert(race.a, key, 30)
     async with open_gateway(race.dsn) as gateway:
@@ -110,10 +111,10 @@ async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_
     ("rule", "counting"), [("strict", False), ("epoch", True)], ids=["strict, in batches", "epoch, alone"]
 )
 async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_one_record(
-    connect: Connect, database: str, rule: Rule, counting: bool
+    connect: Connect, unmade: Unmade, rule: Rule, counting: bool
 ) -> None:
     """One waits for the row. The other one, which comes while it does, is to come again, and replays then."""
-    race = await audited_race(connect, database, rule, counting=counting)
+    race = await audited_race(connect, unmade, rule, counting=counting)
     async with open_gateway(race.dsn) as one, open_gateway(race.dsn) as two:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
@@ -132,8 +133,8 @@ async def test_two_consumers_that_apply_a_message_at_once_have_one_effect_and_on
         assert await applied(race) == 1
 
 
-async def test_a_key_of_a_client_and_the_id_of_a_message_are_two_keys(connect: Connect, database: str) -> None:
-    race = await audited_race(connect, database, "strict", counting=False)
+async def test_a_key_of_a_client_and_the_id_of_a_message_are_two_keys(connect: Connect, unmade: Unmade) -> None:
+    race = await audited_race(connect, unmade, "strict", counting=False)
     async with open_gateway(race.dsn) as gateway:
         assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once("same")))) == "ok"
         assert result_of(await of_queue(gateway, "patch", "k", 32, "same", n=2)) == "ok"

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, grants_pid, keyed, open_gateway, put, result_of
 
 from fencepost.fencing.problems import Problem
@@ -75,9 +76,9 @@ Change = Callable[[Connection], Awaitable[None]]
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
+async def race(connect: Connect, unmade: Unmade) -> Race:
     rule: Rule = "epoch"
-    race = await open_race(connect, database, rule)
+    race = await open_race(connect, unmade, rule)
     await race.observer.execute("ALTER TABLE public.orders ADD customer int NOT NULL DEFAULT 1")
     await race.observer.execute("SELECT fencepost.issue_beyond($1)", LEASES_BEGIN)
     return race

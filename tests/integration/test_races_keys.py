@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Key, Race, open_race, outcome, protected_table
+from tests.support.ready_made import Unmade
 from tests.support.stepping import answer_after
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
@@ -63,8 +64,8 @@ async def test_two_spellings_of_a_key_are_one_resource(connect: Connect, databas
         await race.observer.execute("DELETE FROM fencepost.marks")
 
 
-async def test_composite_keys_that_read_alike_are_two_resources(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, ddl="CREATE TABLE k (a text, b text, PRIMARY KEY (b, a))", name="k")
+async def test_composite_keys_that_read_alike_are_two_resources(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, ddl="CREATE TABLE k (a text, b text, PRIMARY KEY (b, a))", name="k")
     keys: list[Key] = [("x,y", "z"), ("x", "y,z"), ("x/y", "z"), ("x%2Cy", "z"), ("", "")]
     for number, key in enumerate(keys):
         assert await race.insert(race.a, key, 30 + number)
@@ -73,14 +74,14 @@ async def test_composite_keys_that_read_alike_are_two_resources(connect: Connect
 
 
 @pytest.fixture
-async def parts(connect: Connect, database: str) -> Race:
+async def parts(connect: Connect, unmade: Unmade) -> Race:
     """A partitioned table."""
     ddl = """
         CREATE TABLE parts (region text, id int, status text DEFAULT 'new', PRIMARY KEY (region, id))
           PARTITION BY LIST (region);
         CREATE TABLE parts_eu PARTITION OF parts FOR VALUES IN ('eu');
         CREATE TABLE parts_rest PARTITION OF parts DEFAULT"""
-    return await open_race(connect, database, ddl=ddl, name="parts")
+    return await open_race(connect, unmade, ddl=ddl, name="parts")
 
 
 async def test_a_put_that_meets_its_own_key_late_is_no_duplicate(parts: Race, monkeypatch: pytest.MonkeyPatch) -> None:

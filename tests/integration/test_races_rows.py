@@ -9,6 +9,7 @@ from tests.scenarios.idempotency import once
 from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.stepping import answer_after
 from tests.support.use_cases import gateway_pid, listed, open_gateway, patch, result_of
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
     """Give three orders with mark 30. In the heap they stand against the order of their keys."""
-    race = await open_race(connect, database, getattr(request, "param", "strict"))
+    race = await open_race(connect, unmade, getattr(request, "param", "strict"))
     for key in "cba":
         await race.insert(race.a, key, 30)
     return race
@@ -157,8 +158,8 @@ async def test_rows_are_locked_in_key_order_whatever_the_body(race: Race, gatewa
     assert result_of(await write) == "ok"
 
 
-async def test_what_a_policy_keeps_from_being_written_is_missing(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, "strict")
+async def test_what_a_policy_keeps_from_being_written_is_missing(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, "strict")
     for key in "abc":
         await race.insert(race.a, key, 30)
     policies = (

@@ -6,6 +6,7 @@ from tests.scenarios import races_answers as answers
 from tests.scenarios.races import Scenario
 from tests.support.interleave import Connect
 from tests.support.racing import open_race
+from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
@@ -53,8 +54,8 @@ ALL = [
 
 @pytest.mark.parametrize(("rule", "source", "scenario"), ALL, ids=lambda each: getattr(each, "__name__", each))
 async def test_the_product_survives(
-    rule: Rule, source: str, scenario: Scenario, connect: Connect, database: str
+    rule: Rule, source: str, scenario: Scenario, connect: Connect, unmade: Unmade
 ) -> None:
-    race = await open_race(connect, database, rule, source=source)
+    race = await open_race(connect, unmade, rule, source=source)
     with judging():
         await scenario(race)

@@ -3,6 +3,7 @@
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome, owner
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import protect
 
@@ -12,8 +13,8 @@ DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database)
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade)
     await race.insert(race.a, "k", 30)
     return race
 
@@ -53,11 +54,11 @@ async def test_truncate_is_refused_also_when_it_comes_by_cascade(race: Race) -> 
 
 
 async def test_a_token_for_a_table_whose_name_begins_with_anothers_is_none_for_the_other(
-    connect: Connect, database: str
+    connect: Connect, unmade: Unmade
 ) -> None:
     """a=b=36 is for the table called "a=b", and no token for the table a."""
     connection = await owner(connect)
-    race = await open_race(connect, database, ddl="CREATE TABLE a (id text PRIMARY KEY)", name="a")
+    race = await open_race(connect, unmade, ddl="CREATE TABLE a (id text PRIMARY KEY)", name="a")
     await connection.execute('CREATE TABLE "a=b" (id text PRIMARY KEY)')
     await protect(connection, "a=b")
     assert await race.direct(race.a, """INSERT INTO public."a=b" VALUES ('k')""", "a=b=36") == "ok"

@@ -19,6 +19,7 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.racing import NEW, Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, rendered, result_of
 
 from fencepost.fencing.problems import Problem
@@ -93,8 +94,8 @@ OF_SCOPES |= {name: request for name, request in REQUESTS.items() if "claim" not
 ROWS = "SELECT array_agg(r::text ORDER BY order_id) FROM public.orders r"
 
 
-async def a_race(connect: Connect, dsn: str, rule: Rule = "strict", scope: str | None = None) -> Race:
-    race = await open_race(connect, dsn, rule)
+async def a_race(connect: Connect, unmade: Unmade, rule: Rule = "strict", scope: str | None = None) -> Race:
+    race = await open_race(connect, unmade, rule)
     await race.observer.execute("ALTER TABLE public.orders ADD customer int NOT NULL DEFAULT 1")
     await race.observer.execute("SELECT fencepost.issue_beyond($1)", LEASES_BEGIN)
     for key in "kmn":
@@ -170,16 +171,16 @@ WHEN = pytest.mark.parametrize("when", [late, waiting], ids=lambda each: each.__
 
 
 @WHEN
-async def test_a_request_that_unprotect_overtakes_is_refused(when: When, connect: Connect, database: str) -> None:
-    race = await a_race(connect, database)
+async def test_a_request_that_unprotect_overtakes_is_refused(when: When, connect: Connect, unmade: Unmade) -> None:
+    race = await a_race(connect, unmade)
     for name, request in REQUESTS.items():
         await is_refused(race, when, request, name)
         await protect(race.observer, "orders")
 
 
 @WHEN
-async def test_of_scopes_too(when: When, connect: Connect, database: str) -> None:
-    race = await a_race(connect, database, scope=SCOPED)
+async def test_of_scopes_too(when: When, connect: Connect, unmade: Unmade) -> None:
+    race = await a_race(connect, unmade, scope=SCOPED)
     for name, request in OF_SCOPES.items():
         await is_refused(race, when, request, name, "FP007" if name == NO_SCOPE else "FP005")
         await protect(race.observer, "orders", scope=SCOPED)
@@ -188,9 +189,9 @@ async def test_of_scopes_too(when: When, connect: Connect, database: str) -> Non
 @pytest.mark.parametrize("when", [replaced, replaced_meanwhile], ids=lambda each: each.__name__)
 @pytest.mark.parametrize("scope", [None, SCOPED], ids=["rows", "scopes"])
 async def test_an_unprotected_table_that_took_the_name_is_not_written(
-    when: When, scope: str | None, connect: Connect, database: str
+    when: When, scope: str | None, connect: Connect, unmade: Unmade
 ) -> None:
-    race = await a_race(connect, database, scope=scope)
+    race = await a_race(connect, unmade, scope=scope)
     for name, request in (OF_SCOPES if scope else REQUESTS).items():
         if name != NO_SCOPE:
             await is_refused(race, when, request, name)
@@ -208,8 +209,8 @@ async def delete_waits_for_unprotect(race: Race) -> None:
 
 
 @pytest.mark.versions
-async def test_a_delete_looks_once_it_has_the_tables_lock(connect: Connect, database: str) -> None:
-    await delete_waits_for_unprotect(await a_race(connect, database))
+async def test_a_delete_looks_once_it_has_the_tables_lock(connect: Connect, unmade: Unmade) -> None:
+    await delete_waits_for_unprotect(await a_race(connect, unmade))
 
 
 async def no_accepted_claim_is_forgotten(race: Race) -> None:
@@ -224,8 +225,8 @@ async def no_accepted_claim_is_forgotten(race: Race) -> None:
         assert (isinstance(claimed, Done), result_of(older)) in {(False, "created"), (True, "FP001")}
 
 
-async def test_no_claim_that_was_accepted_is_forgotten(connect: Connect, database: str) -> None:
-    await no_accepted_claim_is_forgotten(await a_race(connect, database))
+async def test_no_claim_that_was_accepted_is_forgotten(connect: Connect, unmade: Unmade) -> None:
+    await no_accepted_claim_is_forgotten(await a_race(connect, unmade))
 
 
 # Mutants
@@ -243,33 +244,33 @@ def the_token_is_stored_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["claim", "lease with a claim", "PATCH in a batch", "PATCH by a filter"])
 async def test_a_token_that_is_stored_as_it_is_would_be_accepted(
-    name: str, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+    name: str, connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = await a_race(connect, database)
+    race = await a_race(connect, unmade)
     the_token_is_stored_as_it_is(monkeypatch)
     with pytest.raises(AssertionError):
         await is_refused(race, late, REQUESTS[name], name)
 
 
 async def test_and_then_a_claim_would_be_forgotten(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = await a_race(connect, database)
+    race = await a_race(connect, unmade)
     the_token_is_stored_as_it_is(monkeypatch)
     await assert_seen(no_accepted_claim_is_forgotten, race)
 
 
 async def test_a_delete_by_filter_that_does_not_look_would_leave_no_mark(
-    connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+    connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    race = await a_race(connect, database)
+    race = await a_race(connect, unmade)
     monkeypatch.setattr(many, "_watched", lambda _table: "")
     with pytest.raises(AssertionError):
         await is_refused(race, waiting, REQUESTS["DELETE by a filter"], "DELETE by a filter")
 
 
-async def test_a_delete_that_looks_before_it_has_the_lock_would_leave_no_mark(connect: Connect, database: str) -> None:
-    race = await a_race(connect, database)
+async def test_a_delete_that_looks_before_it_has_the_lock_would_leave_no_mark(connect: Connect, unmade: Unmade) -> None:
+    race = await a_race(connect, unmade)
     stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")
     function = f'fencepost."{stem}_delete"(text, bigint, text[])'
     await mutate(

@@ -4,6 +4,7 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
@@ -15,8 +16,8 @@ from fencepost.storage.tables.catalog import Table
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    return await open_race(connect, database)
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    return await open_race(connect, unmade)
 
 
 class Changing:

@@ -12,6 +12,7 @@ from tests.scenarios.scopes import scoped_race
 from tests.support.acting import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.racing import Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, open_gateway, patch, put
 
 from fencepost.fencing.problems import Problem
@@ -20,9 +21,9 @@ from fencepost.storage.protecting.protect import protect
 
 
 @pytest.fixture(params=["rows", "scope"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
     """Give items that have their marks themselves, or share that of their account."""
-    race = await scoped_race(connect, database, "strict")
+    race = await scoped_race(connect, unmade, "strict")
     if request.param == "rows":
         await protect(race.observer, "items", scope="")
     return race

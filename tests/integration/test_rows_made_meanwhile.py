@@ -8,6 +8,7 @@ from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import entered, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import apply, plan_unprotect, protect, unprotect
 from fencepost.storage.schema.owner import settle_sql
@@ -16,8 +17,8 @@ UPDATE = "UPDATE {} SET n = n + 1 WHERE id = {}"
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade, "strict")
     await race.observer.execute("SET search_path = public; CREATE TABLE t (id int PRIMARY KEY, n int DEFAULT 0)")
     await protect(race.observer, "t")
     return race
@@ -71,9 +72,9 @@ async def test_while_it_is_protected_no_row_takes_up_the_floor(race: Race) -> No
     assert await race.direct(race.a, UPDATE.format("t", 2), 5) == "ok"
 
 
-async def test_a_row_whose_key_had_left_a_scope_without_it(connect: Connect, database: str) -> None:
+async def test_a_row_whose_key_had_left_a_scope_without_it(connect: Connect, unmade: Unmade) -> None:
     """Seen by the storm of DDL: nothing but the floor shows what the scope had accepted."""
-    race = await scoped_race(connect, database, "strict")
+    race = await scoped_race(connect, unmade, "strict")
     assert await entered(race, race.a, 200, "account/42") == {"account/42": None}
     await protect(race.observer, "items", scope="")
     await unprotect(race.observer, "items")

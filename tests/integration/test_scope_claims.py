@@ -7,6 +7,7 @@ import pytest
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, result_of
 
 from fencepost.fencing.problems import Problem
@@ -26,8 +27,8 @@ ACCOUNT = Resource("account", ("42",))
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    return await scoped_race(connect, database, "strict", "builtin")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    return await scoped_race(connect, unmade, "strict", "builtin")
 
 
 def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_ms: int = 0) -> LockRequest:

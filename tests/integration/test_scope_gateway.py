@@ -9,6 +9,7 @@ from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.scenarios.scopes_direct import CASCADES, PARTS
 from tests.support.interleave import Connect
 from tests.support.racing import NEW, Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
@@ -23,8 +24,8 @@ REMADE = "DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (1, 7)"
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await scoped_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await scoped_race(connect, unmade, "strict")
     await race.observer.execute("ALTER TABLE items ADD status text NOT NULL DEFAULT 'new'")
     await race.observer.execute(PARTS)
     await protect(race.observer, "parts", scope=SCOPE)

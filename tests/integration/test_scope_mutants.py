@@ -9,6 +9,7 @@ from tests.scenarios import scopes as scenarios
 from tests.scenarios import scopes_direct as direct
 from tests.support.interleave import Connect
 from tests.support.racing import Race
+from tests.support.ready_made import Unmade
 
 from fencepost.fencing.token import Rule
 
@@ -124,9 +125,9 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-async def test_a_mutant_is_seen(connect: Connect, database: str, name: str) -> None:
+async def test_a_mutant_is_seen(connect: Connect, unmade: Unmade, name: str) -> None:
     mutant = MUTANTS[name]
-    race = await scenarios.scoped_race(connect, database, mutant.rule, mutant.source)
+    race = await scenarios.scoped_race(connect, unmade, mutant.rule, mutant.source)
     await broken(race, mutant)
     with pytest.raises(AssertionError):
         await mutant.scenario(race)

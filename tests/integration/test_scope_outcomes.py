@@ -14,6 +14,7 @@ from tests.support.cutting_proxy import CuttingProxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import ALONE, BOTH_WAYS, cut, cut_off, swallowed, waiting_instead_of
 from tests.support.racing import NEW, Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
 from fencepost.fencing.problems import Problem
@@ -35,11 +36,11 @@ CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.items FOR EACH R
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
     """With the audit's trigger each write has a transaction of its own; without it they go in batches."""
     param: tuple[Rule, str] = getattr(request, "param", ALONE)
     rule, way = param
-    race = await scoped_race(connect, database, rule)
+    race = await scoped_race(connect, unmade, rule)
     await race.observer.execute("ALTER TABLE public.items ADD status text NOT NULL DEFAULT 'new'")
     if way == "alone":
         await race.observer.execute(AUDIT)

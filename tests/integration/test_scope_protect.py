@@ -8,6 +8,7 @@ from tests.support.commands import command
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race
 from tests.support.racing import owner as connected
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, protect, unprotect
@@ -119,8 +120,8 @@ UPDATE = "UPDATE {} SET n = n + 1"
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await scoped_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await scoped_race(connect, unmade, "strict")
     await entered(race, race.a, 200, "account/42")
     return race
 

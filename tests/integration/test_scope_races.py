@@ -7,6 +7,7 @@ from tests.scenarios import scopes as scenarios
 from tests.scenarios import scopes_direct as direct
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.fencing.token import Rule
@@ -24,20 +25,20 @@ ALL = [("strict", each) for each in scenarios.ALL + direct.ALL] + [("epoch", eac
 
 
 @pytest.mark.parametrize(("rule", "scenario"), ALL, ids=lambda each: getattr(each, "__name__", each))
-async def test_a_scenario(connect: Connect, database: str, scenario: Scenario, rule: Rule) -> None:
-    race = await scenarios.scoped_race(connect, database, rule)
+async def test_a_scenario(connect: Connect, unmade: Unmade, scenario: Scenario, rule: Rule) -> None:
+    race = await scenarios.scoped_race(connect, unmade, rule)
     with judging():
         await scenario(race)
 
 
-async def test_a_token_that_was_never_issued_is_refused(connect: Connect, database: str) -> None:
-    race = await scenarios.scoped_race(connect, database, "strict", "builtin")
+async def test_a_token_that_was_never_issued_is_refused(connect: Connect, unmade: Unmade) -> None:
+    race = await scenarios.scoped_race(connect, unmade, "strict", "builtin")
     with judging():
         await scenarios.tokens_that_were_never_issued_are_refused(race)
 
 
-async def test_no_stale_token_gets_in_by_entering_and_leaving_a_scope(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, ddl=scenarios.DDL, name="items")
+async def test_no_stale_token_gets_in_by_entering_and_leaving_a_scope(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, ddl=scenarios.DDL, name="items")
     a, owner = race.a, race.observer
     assert await race.direct(a, "INSERT INTO items VALUES (1, 42)", 30) == "ok"
     assert await race.direct(a, "INSERT INTO items VALUES (2, 7); DELETE FROM items WHERE id = 2", 20) == "ok"
@@ -55,8 +56,8 @@ async def test_no_stale_token_gets_in_by_entering_and_leaving_a_scope(connect: C
     assert await race.direct(a, "UPDATE items SET n = 2 WHERE id = 1", 41) == "ok"
 
 
-async def test_only_the_gateway_may_enter(connect: Connect, database: str) -> None:
-    race = await scenarios.scoped_race(connect, database, "strict")
+async def test_only_the_gateway_may_enter(connect: Connect, unmade: Unmade) -> None:
+    race = await scenarios.scoped_race(connect, unmade, "strict")
     await race.observer.execute("CREATE ROLE scope_stranger")
     try:
         await race.a.execute("SET ROLE scope_stranger")

@@ -9,6 +9,7 @@ from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, listed, patch, result_of
 
 from fencepost.fencing.problems import Problem
@@ -20,8 +21,8 @@ ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    return await scoped_race(connect, database, getattr(request, "param", "strict"))
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
+    return await scoped_race(connect, unmade, getattr(request, "param", "strict"))
 
 
 async def waits(race: Race, gateway: Gateway, token: int, *rows: Mapping[str, object]) -> asyncio.Task[Outcome]:

@@ -4,6 +4,7 @@ from tests.integration.test_mutants import RAISE_MARK, mutate
 from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 
 async def stale_insert_waits_for_the_newer_delete(race: Race) -> None:
@@ -16,11 +17,11 @@ async def stale_insert_waits_for_the_newer_delete(race: Race) -> None:
     assert await race.row("k") is None
 
 
-async def test_a_deleted_row_is_not_created_again_by_a_stale_holder(connect: Connect, database: str) -> None:
-    await stale_insert_waits_for_the_newer_delete(await open_race(connect, database))
+async def test_a_deleted_row_is_not_created_again_by_a_stale_holder(connect: Connect, unmade: Unmade) -> None:
+    await stale_insert_waits_for_the_newer_delete(await open_race(connect, unmade))
 
 
-async def test_without_the_comparison_it_would_be(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database)
+async def test_without_the_comparison_it_would_be(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade)
     await mutate(race, RAISE_MARK, "WHERE fencepost.verdict(", "WHERE true OR fencepost.verdict(")
     await assert_seen(stale_insert_waits_for_the_newer_delete, race)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.fencing.problems import Problem
@@ -27,9 +28,9 @@ INSERT INTO fencepost.draws (first_token, tokens, lease_id, drawn_at) VALUES (35
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
+async def race(connect: Connect, unmade: Unmade) -> Race:
     """Give a table of the built-in source; the mark of k is token 35, which was worker-b's."""
-    race = await open_race(connect, database, source="builtin")
+    race = await open_race(connect, unmade, source="builtin")
     await race.observer.execute(LEASE)
     await race.insert(race.a, "k", 35)
     return race

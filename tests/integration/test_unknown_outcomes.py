@@ -25,6 +25,7 @@ from tests.support.lost_answers import (
     waiting_instead_of,
 )
 from tests.support.racing import NEW, Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
 from fencepost.fencing.problems import Problem
@@ -42,10 +43,10 @@ from fencepost.times import ConnectionTimes
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
     param: tuple[Rule, str] = getattr(request, "param", ALONE)
     rule, way = param
-    return await audited_race(connect, database, rule, counting=way == "alone")
+    return await audited_race(connect, unmade, rule, counting=way == "alone")
 
 
 K = {"order_id": "k", "n": 7}

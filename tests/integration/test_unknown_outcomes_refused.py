@@ -12,6 +12,7 @@ from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import IN_A_HURRY, TOKEN, cut, cut_off, swallowed
 from tests.support.racing import Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.fencing.problems import Problem
@@ -27,8 +28,8 @@ CREATE TRIGGER a_rekey BEFORE INSERT ON public.orders FOR EACH ROW EXECUTE FUNCT
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    return await audited_race(connect, database, "strict")
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    return await audited_race(connect, unmade, "strict")
 
 
 async def landed(race: Race, proxy: CuttingProxy) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, result_of
 
 from fencepost.fencing.token import Rule
@@ -32,7 +33,7 @@ LOOK_UP_AGAIN = "SELECT * INTO r FROM fencepost.idempotency i WHERE i.caller = p
 TRY = "IF NOT pg_try_advisory_xact_lock"
 
 
-async def audited_race(connect: Connect, database: str, rule: Rule, *, counting: bool = True) -> Race:
+async def audited_race(connect: Connect, database: Unmade | str, rule: Rule, *, counting: bool = True) -> Race:
     """Give the order k with mark 30, and count every write that lands. Not `counting`: writes go in batches."""
     race = await open_race(connect, database, rule)
     await race.insert(race.a, "k", 30)

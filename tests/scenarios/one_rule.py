@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 import asyncpg
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, protected_table
+from tests.support.ready_made import Unmade
 
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
@@ -31,6 +33,23 @@ class Bounds:
     max_jump: int | None = None
     oldest: int = 1
     issued: int | None = None
+
+    async def of_both(self, race: Race) -> None:
+        """Make `items`, and give both tables these bounds."""
+        observer = race.observer
+        await observer.execute("CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL)")
+        if self.source == "svc":
+            await observer.execute("SELECT fencepost.source_register('svc', 'test', 'source', false)")
+        protecting = partial(protect, observer, rule=race.rule, source=self.source)
+        for table, scope in (("orders", None), ("items", "account/{account_id}")):
+            await protecting(table, scope=scope, max_token=self.max_token, max_jump=self.max_jump)
+        if self.issued is not None:
+            sequence = "tokens" if self.source == "builtin" else "tokens_svc"
+            await observer.execute(
+                f"ALTER SEQUENCE fencepost.{sequence} MINVALUE {self.oldest} START {self.oldest} RESTART;"
+                f"SELECT setval('fencepost.{sequence}', {self.issued})"
+            )
+        race.table = await protected_table(observer, "orders")
 
 
 BOUNDS: Final = {
@@ -150,30 +169,8 @@ class World:
                 )
 
 
-async def a_world(connect: Connect, database: str, rule: Rule, bounds: Bounds) -> World:
-    race = await open_race(connect, database, rule)
-    observer = race.observer
-    await observer.execute("CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL)")
-    if bounds.source == "svc":
-        await observer.execute("SELECT fencepost.source_register('svc', 'test', 'source', false)")
-    for table, scope in (("orders", None), ("items", "account/{account_id}")):
-        await protect(
-            observer,
-            table,
-            rule=rule,
-            source=bounds.source,
-            scope=scope,
-            max_token=bounds.max_token,
-            max_jump=bounds.max_jump,
-        )
-    if bounds.issued is not None:
-        sequence = "tokens" if bounds.source == "builtin" else "tokens_svc"
-        await observer.execute(
-            f"ALTER SEQUENCE fencepost.{sequence} MINVALUE {bounds.oldest} START {bounds.oldest} RESTART;"
-            f"SELECT setval('fencepost.{sequence}', {bounds.issued})"
-        )
-    race.table = await protected_table(observer, "orders")
-    return World(race, bounds)
+async def a_world(connect: Connect, unmade: Unmade, rule: Rule, bounds: Bounds) -> World:
+    return World(await open_race(connect, unmade, rule, then=bounds.of_both), bounds)
 
 
 Way = Callable[[World, Case], Awaitable[str]]

@@ -2,6 +2,7 @@
 
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.protecting.protect import protect, unprotect
@@ -13,10 +14,8 @@ CREATE TABLE public.notes (account_id bigint, no int, PRIMARY KEY (account_id, n
 INSERT INTO public.items VALUES (1, 42), (2, 42), (3, 7)"""
 
 
-async def scoped_race(connect: Connect, database: str, rule: Rule, source: str = "external") -> Race:
-    race = await open_race(connect, database, rule, ddl=DDL, name="items", source=source)
-    await prepare(race)
-    return race
+async def scoped_race(connect: Connect, database: Unmade | str, rule: Rule, source: str = "external") -> Race:
+    return await open_race(connect, database, rule, ddl=DDL, name="items", source=source, then=prepare)
 
 
 async def prepare(race: Race) -> None:

@@ -13,12 +13,11 @@ import asyncpg
 import httpx
 from tests.support.asking import Api, code
 from tests.support.live_gateway import serving
+from tests.support.ready_made import ReadyMade
 from tests.support.violations import promised
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.databases import clone, in_database, run_on
 
 _numbers = itertools.count(1)
 REFUSED: Final = (403, "FP041")
@@ -200,19 +199,16 @@ async def refused_elsewhere(shop: SealedShop, api: Api, way: Way) -> None:
 
 
 @contextmanager
-def sealed_shop(server: PostgresServer, template: str, keys: Path, **settings: object) -> Iterator[SealedShop]:
+def sealed_shop(databases: ReadyMade, keys: Path, **settings: object) -> Iterator[SealedShop]:
     """Make the database, protect its tables, serve it with the keys of this file."""
-    name = f"sealed_{next(_numbers)}"
-    dsn = in_database(server.url, name)
-    asyncio.run(_make(server.url, name, template, dsn))
+    dsn, _ = asyncio.run(databases.make_with("sealed shop", _prepare))
     chosen = {"database_url": dsn, "port": 0, "seal_keys_file": str(keys), **settings}
     with serving(Settings.model_validate(chosen)) as url:
         yield SealedShop(url, dsn, keys)
-    asyncio.run(run_on(server.url, f"DROP DATABASE {name} WITH (FORCE)"))
+    databases.drop(dsn)
 
 
-async def _make(url: str, name: str, template: str, dsn: str) -> None:
-    await clone(url, name, template)
+async def _prepare(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(SQL)

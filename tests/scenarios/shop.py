@@ -5,14 +5,14 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import asyncpg
 from tests.support.live_gateway import serving
+from tests.support.ready_made import ReadyMade
 
-from fencepost.embedded.server import PostgresServer
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
-from fencepost.testing.servers.databases import clone, in_database, run_on
 
 _numbers = itertools.count(1)
 
@@ -96,22 +96,17 @@ class Shop:
 
 
 @contextmanager
-def running_shop(
-    server: PostgresServer, template: str, builtin: tuple[str, ...] = (), /, **settings: object
-) -> Iterator[Shop]:
+def running_shop(databases: ReadyMade, builtin: tuple[str, ...] = (), /, **settings: object) -> Iterator[Shop]:
     """Make the database, protect its tables, serve it. `builtin`: tables that take the tokens of leases only."""
-    name = f"shop_{next(_numbers)}"
-    dsn = in_database(server.url, name)
-    asyncio.run(_make(server.url, name, template, dsn, builtin))
+    dsn, _ = asyncio.run(databases.make_with(("shop", builtin), partial(_prepare, builtin)))
     chosen = {"database_url": dsn, "port": 0, "max_body_bytes": 10_000, "max_rows": 50, "serve_unprotected": True}
     chosen |= settings
     with serving(Settings.model_validate(chosen)) as url:
         yield Shop(url, dsn)
-    asyncio.run(run_on(server.url, f"DROP DATABASE {name} WITH (FORCE)"))
+    databases.drop(dsn)
 
 
-async def _make(url: str, name: str, template: str, dsn: str, builtin: tuple[str, ...]) -> None:
-    await clone(url, name, template)
+async def _prepare(builtin: tuple[str, ...], dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute(SQL)

@@ -6,15 +6,15 @@ import asyncpg
 import pytest
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import Connection
+from tests.support.ready_made import ReadyMade
 
 from fencepost.storage.identity.api_keys import NewKey
-from fencepost.testing.servers.databases import Databases
 
 FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 
 
 @pytest.fixture(scope="module")
-def shared(databases: Databases) -> Iterator[DemoGateway]:
+def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give the gateway."""
     with demo_gateway(databases, api_keys=True) as gateway:
         yield gateway

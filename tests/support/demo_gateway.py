@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import asyncpg
 from tests.support.live_gateway import serving
+from tests.support.ready_made import ReadyMade
 from tests.support.unhurried import UNHURRIED
 
 from fencepost.settings import Settings
 from fencepost.storage import demo
-from fencepost.testing.servers.databases import Databases
 from fencepost.times import Times
 
 # Written while no trigger judges it. Numbers of tokens and leases go on: what rises goes on rising.
@@ -40,10 +40,9 @@ class DemoGateway:
 
 
 @contextmanager
-def demo_gateway(databases: Databases, times: Times = UNHURRIED, /, **settings: object) -> Iterator[DemoGateway]:
+def demo_gateway(databases: ReadyMade, times: Times = UNHURRIED, /, **settings: object) -> Iterator[DemoGateway]:
     """Run one on a database of its own until the block ends."""
-    dsn = databases.make()
-    asyncio.run(demo.load(dsn))
+    dsn, _ = asyncio.run(databases.make_with("demo", demo.load))
     with serving(Settings.model_validate({"database_url": dsn, "port": 0, **settings}), times) as url:
         yield DemoGateway(url, dsn)
     databases.drop(dsn)

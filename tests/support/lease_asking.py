@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
-
-from fencepost.embedded.server import PostgresServer
+from tests.support.ready_made import ReadyMade
 
 TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
 TOKEN = re.compile(r"[1-9][0-9]*")
@@ -33,11 +32,11 @@ class Said(logging.Handler):
 
 
 @contextmanager
-def leasing_shop(server: PostgresServer, template: str) -> Iterator[Shop]:
+def leasing_shop(databases: ReadyMade) -> Iterator[Shop]:
     """Serve a shop that logs all it can, with small caps; afterwards no secret, nor its hash, is in what it logged."""
     limits = {"max_ttl": 100.0, "max_wait": 50.0, "max_tokens": 7, "max_waiters": 3}
     output = Said()
-    with running_shop(server, template, log_level="debug", access_log=True, **limits) as shop:
+    with running_shop(databases, log_level="debug", access_log=True, **limits) as shop:
         logging.getLogger().addHandler(output)
         try:
             yield shop

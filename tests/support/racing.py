@@ -1,17 +1,8 @@
-"""A protected table, connections that race for it with the product's own statements, and one that looks on.
-
-race = await open_race(connect, database, "strict")
-await race.insert(race.a, "k", 30)
-holder = await race.begin(race.a)
-await race.update(race.a, "k", 35)
-write = await race.waits(race.b, race.update(race.b, "k", 34))
-await holder.commit()
-assert await write is None and await race.verdict("k", 34) == "stale"
-"""
+"""A protected table, connections that race for it with the product's own statements, and one that looks on."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +10,7 @@ import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
+from tests.support.ready_made import Unmade
 
 from fencepost.fencing.token import Rule, Token
 from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
@@ -54,8 +46,6 @@ SET session_replication_role = replica; UPDATE fencepost.floors SET floor = 0; R
 
 ISSUED = 1000
 """How far the built-in source is in a race: above every token that the scenarios use."""
-
-LIMITS = Limits(pool_size=1, lock_timeout=15)
 
 BOTH_RULES = pytest.mark.parametrize("race", ["strict", "epoch"], indirect=True)
 """For the tests that are about a token which equals the mark; the others run under strict."""
@@ -241,33 +231,65 @@ async def owner(connect: Connect) -> Connection:
 async def racer(connect: Connect) -> Connection:
     """Connect as the gateway's pool does."""
     connection = await connect()
-    settings = session_settings(LIMITS)
-    names, values = list(settings), list(settings.values())
-    await connection.fetch(
-        "SELECT set_config(name, value, false) FROM unnest($1::text[], $2::text[]) AS s (name, value)", names, values
-    )
+    settings = session_settings(Limits(pool_size=1, lock_timeout=15))
+    sql = "SELECT set_config(name, value, false) FROM unnest($1::text[], $2::text[]) AS s (name, value)"
+    await connection.fetch(sql, list(settings), list(settings.values()))
     return connection
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A protected table that races are about. Databases are copied by it: see support/ready_made.py."""
+
+    rule: Rule
+    ddl: str
+    name: str
+    source: str
+    then: Callable[[Race], Awaitable[None]] | None
+
+    async def made(self, dsn: str) -> ProtectedTable:
+        """Make it in the database `dsn`."""
+        connection = await asyncpg.connect(dsn)
+        try:
+            return await self.made_by(connection, dsn)
+        finally:
+            await connection.close()
+
+    async def made_by(self, connection: Connection, dsn: str) -> ProtectedTable:
+        """Make it over this connection: the table, its protection, and what `then` does."""
+        await connection.execute("SET search_path = public")
+        await connection.execute(self.ddl)
+        source, queue = (None, self.source) if is_queue(self.source) else (self.source, None)
+        await protect(connection, self.name, rule=self.rule, source=source, queue=queue)
+        if self.source == "builtin":
+            await connection.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
+        race = Race(dsn, await protected_table(connection, self.name), *[connection] * 4)
+        if self.then is not None:
+            await self.then(race)
+        return race.table
 
 
 async def open_race(
     connect: Connect,
-    dsn: str,
+    database: Unmade | str,
     rule: Rule = "strict",
     *,
     ddl: str = ORDERS,
     name: str = "orders",
     source: str = "external",
+    then: Callable[[Race], Awaitable[None]] | None = None,
 ) -> Race:
-    """Make a table, protect it, and bring everybody to the line. The built-in source has issued ISSUED tokens."""
-    observer = await owner(connect)
-    await observer.execute(ddl)
-    if is_queue(source):
-        await protect(observer, name, rule=rule, queue=source)
+    """Make a table, protect it, and bring everybody to the line. The built-in source has issued ISSUED tokens.
+
+    `then` is done to the table before anybody else connects, over the observer's connection or one that is closed.
+    """
+    kind = Kind(rule, ddl, name, source, then)
+    if isinstance(database, Unmade):
+        table = await database.made_with(kind, kind.made)
+        observer, dsn = await owner(connect), database.url
     else:
-        await protect(observer, name, rule=rule, source=source)
-    if source == "builtin":
-        await observer.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
-    table = await protected_table(observer, name)
+        observer, dsn = await owner(connect), database
+        table = await kind.made_by(observer, dsn)
     return Race(dsn, table, await racer(connect), await racer(connect), await racer(connect), observer)
 
 

@@ -5,15 +5,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from tests.scenarios.sealed import SealedShop, key_line, sealed_shop
 from tests.support.asking import Api
-
-from fencepost.embedded.server import PostgresServer
+from tests.support.ready_made import ReadyMade
 
 
 @pytest.fixture(scope="package")
-def shop(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
+def shop(databases: ReadyMade, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(key_line("one"))
-    with sealed_shop(postgres, template, keys) as shop:
+    with sealed_shop(databases, keys) as shop:
         yield shop
 
 

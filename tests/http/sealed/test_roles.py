@@ -18,9 +18,8 @@ from tests.scenarios.sealed import (
     sealed_shop,
 )
 from tests.support.asking import Api, code
+from tests.support.ready_made import ReadyMade
 from tests.support.tokens import SECRET, bearer, token
-
-from fencepost.embedded.server import PostgresServer
 
 WEB, NARROW, NOBODY = "sealed_web", "sealed_narrow", "sealed_nobody"
 GRANTS = f"""
@@ -55,10 +54,10 @@ OF_A_ROLE = [way for way in WAYS if way.name in (
 
 
 @pytest.fixture(scope="module")
-def shop(postgres: PostgresServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
+def shop(databases: ReadyMade, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SealedShop]:
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(key_line("one"))
-    with sealed_shop(postgres, template, keys, jwt_secret=SECRET, roles=f"{WEB},{NARROW},{NOBODY}") as shop:
+    with sealed_shop(databases, keys, jwt_secret=SECRET, roles=f"{WEB},{NARROW},{NOBODY}") as shop:
         asyncio.run(shop.run(GRANTS))
         yield shop
 

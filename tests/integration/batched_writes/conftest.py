@@ -3,6 +3,7 @@
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 LOADED = """
 CREATE TABLE public.customers (id int PRIMARY KEY);
@@ -13,8 +14,8 @@ CREATE TABLE public.orders (
 
 
 @pytest.fixture
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database, getattr(request, "param", "strict"), ddl=LOADED)
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade, getattr(request, "param", "strict"), ddl=LOADED)
     for key in ("a", "b", "c", "d", "e", "f"):
         await race.insert(race.a, key, 30)
     return race

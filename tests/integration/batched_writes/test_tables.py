@@ -6,6 +6,7 @@ from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.storage.batches.group_commit import GroupCommit
@@ -26,9 +27,9 @@ CREATE TRIGGER count_up AFTER UPDATE ON public.orders FOR EACH ROW EXECUTE FUNCT
 
 
 async def test_a_table_whose_triggers_would_see_their_neighbours_shares_no_transaction(
-    connect: Connect, database: str
+    connect: Connect, unmade: Unmade
 ) -> None:
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     for key in ("a", "b"):
         await race.insert(race.a, key, 30)
     await race.observer.execute(TRIGGER)

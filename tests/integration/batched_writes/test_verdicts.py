@@ -7,6 +7,7 @@ import pytest
 from tests.integration.batched_writes.sending import together
 from tests.support.interleave import Connect
 from tests.support.racing import BOTH_RULES, ISSUED, Race, open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put
 
 from fencepost.storage.connections.connection import Connection
@@ -122,8 +123,8 @@ async def test_a_deleted_keys_mark_refuses_one_and_not_its_neighbours(race: Race
     assert await race.live_mark("a") is None
 
 
-async def test_an_unissued_token_is_no_neighbours_matter(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, source="builtin")
+async def test_an_unissued_token_is_no_neighbours_matter(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, source="builtin")
     for key in ("a", "b"):
         await race.insert(race.a, key, 30)
     async with open_gateway(race.dsn) as gateway:

@@ -6,20 +6,21 @@ import pytest
 from tests.support.glass import operators
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 
 @pytest.fixture(params=["strict-external", "epoch-builtin"])
-async def race(request: pytest.FixtureRequest, connect: Connect, database: str) -> AsyncIterator[Race]:
+async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade) -> AsyncIterator[Race]:
     rule, _, source = request.param.partition("-")
-    race = await open_race(connect, database, rule, source=source)
+    race = await open_race(connect, unmade, rule, source=source)
     await race.insert(race.a, "k", 30)
     async with operators(race.observer):
         yield race
 
 
 @pytest.fixture
-async def plain(connect: Connect, database: str) -> AsyncIterator[Race]:
-    race = await open_race(connect, database)
+async def plain(connect: Connect, unmade: Unmade) -> AsyncIterator[Race]:
+    race = await open_race(connect, unmade)
     await race.insert(race.a, "k", 30)
     async with operators(race.observer):
         yield race

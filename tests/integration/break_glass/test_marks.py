@@ -4,6 +4,7 @@ from tests.integration.break_glass.refusals import message, refusal
 from tests.support.glass import DELETE, INSERT, OPERATOR, STRANGER, UPDATE, count, operators, records, run
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
+from tests.support.ready_made import Unmade
 
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.upkeep import generations
@@ -93,8 +94,8 @@ async def test_a_key_change_and_truncate_stay_refused(race: Race) -> None:
     assert await count(race) == 0
 
 
-async def test_rows_of_an_earlier_generation_can_be_repaired(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database, source="builtin")
+async def test_rows_of_an_earlier_generation_can_be_repaired(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade, source="builtin")
     await race.insert(race.a, "k", 30)
     await generations.raise_generation(race.observer, "test")
     for statement in (UPDATE, DELETE, INSERT, INSERT.replace("'k'", "'new'")):
@@ -111,8 +112,8 @@ async def test_a_floor_is_taken_up_and_does_not_fall_either(race: Race) -> None:
     assert await race.direct(race.a, UPDATE, 33) == "FP409"
 
 
-async def test_a_table_with_a_scope(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database)
+async def test_a_table_with_a_scope(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade)
     observer = race.observer
     await observer.execute("CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int)")
     await protect(observer, "items", scope="account/{account}")

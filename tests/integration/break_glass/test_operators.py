@@ -7,6 +7,7 @@ from tests.support.commands import command
 from tests.support.glass import DELETE, INSERT, OPERATOR, STRANGER, UPDATE, count, operators, run
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, racer
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, open_gateway, patch, post, put, result_of
 
 
@@ -55,8 +56,8 @@ async def test_a_role_that_another_role_made_opens_nothing(plain: Race) -> None:
         await race.observer.execute("DROP OWNED BY glass_maker; DROP ROLE fencepost_operators, glass_maker")
 
 
-async def test_without_such_a_role_it_is_for_who_owns_the_schema(connect: Connect, database: str) -> None:
-    race = await open_race(connect, database)
+async def test_without_such_a_role_it_is_for_who_owns_the_schema(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade)
     await race.insert(race.a, "k", 30)
     async with operators(race.observer, role=False):
         assert await run(race.a, UPDATE, login=OPERATOR) == "42501"

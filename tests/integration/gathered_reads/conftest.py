@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
@@ -88,8 +89,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Statements:
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
-    race = await open_race(connect, database)
+async def race(connect: Connect, unmade: Unmade) -> Race:
+    race = await open_race(connect, unmade)
     for number in range(20):
         await race.insert(race.a, f"k{number}", 30 + number, n=number)
     return race

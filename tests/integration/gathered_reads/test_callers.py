@@ -8,6 +8,7 @@ from tests.integration.gathered_reads.conftest import TABLES, Statements, readin
 from tests.support.acting import NOTHING, READER, WEB, acting
 from tests.support.interleave import Connect
 from tests.support.racing import open_race, owner
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.fencing.problems import Problem
@@ -18,9 +19,9 @@ from fencepost.storage.statements.query import Field, Selected
 
 
 async def test_roles_share_no_statement_and_have_their_own_rights(
-    connect: Connect, database: str, sent: Statements
+    connect: Connect, unmade: Unmade, sent: Statements
 ) -> None:
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     for number in range(3):
         await race.insert(race.a, f"k{number}", 30, n=number)
     granted = f"""
@@ -53,10 +54,10 @@ GRANT SELECT ON later TO {WEB}; ALTER TABLE orders RENAME TO earlier; ALTER TABL
 
 @pytest.mark.parametrize("made", [SECURED.format("orders"), SWAPPED], ids=["enabled", "by another table"])
 async def test_row_security_that_came_without_a_notification_is_judged_with_the_claims(
-    connect: Connect, database: str, sent: Statements, made: str
+    connect: Connect, unmade: Unmade, sent: Statements, made: str
 ) -> None:
     """None of these fails a request: the catalog learns of it by and by."""
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     for number in range(3):
         await race.insert(race.a, f"k{number}", 30, n=number)
     async with acting(race.observer, race.dsn, f"GRANT SELECT ON orders TO {WEB}", pool_size=4) as stage:

@@ -6,6 +6,7 @@ import pytest
 from tests.support.acting import OTHER, READER, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
+from tests.support.ready_made import Unmade
 
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}, {OTHER}; GRANT SELECT ON orders TO {READER}"""
@@ -16,9 +17,9 @@ CREATE TABLE public.orders (
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
+async def race(connect: Connect, unmade: Unmade) -> Race:
     """Give a table whose rows say who made them."""
-    return await open_race(connect, database, "strict", ddl=STAMPED)
+    return await open_race(connect, unmade, "strict", ddl=STAMPED)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from tests.support.acting import LOGIN, NOTHING, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 from tests.support.racing import open_race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.fencing.problems import Problem
@@ -31,9 +32,9 @@ MADE_ROLES = ("t_super", "t_bypass", "t_plain", "t_keeper", "t_login_member", "t
 
 
 @pytest.fixture
-async def stage(connect: Connect, database: str) -> AsyncIterator[Acting]:
+async def stage(connect: Connect, unmade: Unmade) -> AsyncIterator[Acting]:
     """Give a gateway, and roles of all kinds."""
-    race = await open_race(connect, database)
+    race = await open_race(connect, unmade)
     await race.insert(race.a, "k", 30)
     try:
         async with acting(race.observer, race.dsn, MADE) as stage:

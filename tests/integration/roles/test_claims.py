@@ -10,6 +10,7 @@ from tests.scenarios.scopes import mark, scoped_race
 from tests.support.acting import LOGIN, NOTHING, OTHER, READER, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.racing import Race, outcome
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, patch, post, result_of
 
 from fencepost.fencing.problems import Problem
@@ -132,9 +133,9 @@ async def test_a_mark_is_shown_with_whose_token_it_is(stage: Acting, race: Race)
 
 
 @pytest.fixture
-async def scoped(connect: Connect, database: str) -> Race:
+async def scoped(connect: Connect, unmade: Unmade) -> Race:
     """Give the tables items and notes, which share the scopes account/{id}."""
-    return await scoped_race(connect, database, "strict")
+    return await scoped_race(connect, unmade, "strict")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.scenarios.scopes import scoped_race
 from tests.support.acting import WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.racing import Race
+from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, patch, result_of
 
 from fencepost.storage.protecting.protect import protect
@@ -60,9 +61,9 @@ def grants(chosen: random.Random, table: str) -> Iterator[str]:
 
 
 @pytest.fixture
-async def race(connect: Connect, database: str) -> Race:
+async def race(connect: Connect, unmade: Unmade) -> Race:
     """Give items, which share scopes, and jobs and the partitioned parts, whose rows have marks."""
-    race = await scoped_race(connect, database, "epoch")
+    race = await scoped_race(connect, unmade, "epoch")
     await race.observer.execute(
         "CREATE TABLE jobs (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0)"
     )
