@@ -1,23 +1,30 @@
 """How every log of writes behaves (app/fencepost/queues/log.py), each on its real server: messages and dead letters."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from tests.conformance.queues.conftest import KEYS, PARTITIONS, Another, Join, filled, message, positions
 
+from fencepost.fencing.caller import Caller
+from fencepost.fencing.seal import SealKeys
 from fencepost.queues.log import MOST_OFFSET, TAKEN_BYTES, DeadLetter, Log, Message, Position, Received
 from fencepost.queues.partitioner import partition_of
+from fencepost.queues.signing import sign, verify
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 async def test_messages_come_as_they_were_appended(log: Log, join: Join) -> None:
     headers = (("method", b"PUT"), ("x-a", b"\x00\xff"), ("x-a", b""))
     sent = [Message("orders/ünï 1".encode(), value, headers) for value in (b'{"a": "\xc3\xbc"}', None, b"")]
+    caller, keys = Caller("ann", "web", '{"sub": "ünï"}'), SealKeys({"k": b"k" * 32})
+    sent.append(sign(sent[0], "q", keys, caller, time.time()))  # noqa: TID251 - compared with the log's clock
     places = [await log.append(each) for each in sent]
-    received = await join("a").take_until(3)
+    received = await join("a").take_until(4)
     assert [each.message for each in received] == sent
     assert positions(received) == places
     assert all(1_600_000_000 < each.at < 5_000_000_000 for each in received)
+    assert verify(received[3].message, "q", keys, received[3].at, 3600.0).claims == caller.claims
 
 
 async def test_the_key_chooses_the_partition_as_kafkas_java_client_does_and_its_offsets_rise(
