@@ -112,7 +112,7 @@ def make(connect: Connect, database: str) -> Callable[..., Any]:
     @asynccontextmanager
     async def staged(times: Times = TIMES, **service: Any) -> AsyncIterator[Stage]:
         scripted, troubles, quarantined = Scripted(**service), list[str](), list[str]()
-        async with open_gateway(database, pool_size=4) as gateway:
+        async with open_gateway(database, lease_pool_size=4) as gateway:
             locks = SourceLocks(
                 *(NAME, "mock", scripted, gateway.database),
                 failed=troubles.append,
