@@ -24,7 +24,7 @@ from fencepost.storage.statements import idempotency
 from fencepost.testing.servers.waiting import eventually
 from fencepost.times import ConsumingTimes, Times
 
-ASKS_SOON = Times(consuming=ConsumingTimes(committed_every=0.05))
+ASKS_SOON = Times(consuming=ConsumingTimes(committed_every=0.05, take_for=0.1))
 DAY = 86_400.0
 AGE = "UPDATE fencepost.idempotency SET created_at = created_at - interval '2 days'"
 AGE_MESSAGES = "UPDATE fencepost.queued SET appended_at = appended_at - interval '2 days'"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 from tests.support.interleave import Connection
+from tests.support.unhurried import UNHURRIED
 
 from fencepost.consumer_wiring import consumer_of, consuming
 from fencepost.fencing.token import Rule, Token
@@ -24,7 +25,7 @@ from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.queues import progress
 from fencepost.testing.servers.waiting import eventually
-from fencepost.times import TIMES, Times
+from fencepost.times import Times
 from fencepost.wiring import consumer_gateway
 
 TABLE = """
@@ -132,7 +133,7 @@ async def opened(database: str, owner: Connection, **more: Any) -> AsyncIterator
 
 
 @asynccontextmanager
-async def consumed(queue: Queue, times: Times = TIMES) -> AsyncIterator[None]:
+async def consumed(queue: Queue, times: Times = UNHURRIED) -> AsyncIterator[None]:
     """Consume it, by a member that has a gateway of its own."""
     async with consumer_gateway(queue.settings, [], times) as gateway:
         consumer = consumer_of(gateway, DEFAULT, queue.settings, "member-0")
@@ -140,7 +141,7 @@ async def consumed(queue: Queue, times: Times = TIMES) -> AsyncIterator[None]:
             yield
 
 
-async def both_applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatch, times: Times = TIMES) -> None:
+async def both_applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatch, times: Times = UNHURRIED) -> None:
     """Consume two messages, as before kill -9 between the commit and `done`."""
 
     async def forget(_consumer: PostgresConsumer, _received: Any) -> None:
