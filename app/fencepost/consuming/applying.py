@@ -25,6 +25,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.refusals import problem_of_refused, unavailable
 from fencepost.gateway.results import of_caller
+from fencepost.gateway.roles import acting
 from fencepost.gateway.use_cases import write as decide
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
 from fencepost.gateway.writes.naming import known_name, name_of_body, name_of_key
@@ -82,11 +83,11 @@ class Applier:
         """Apply a message, once, as the caller whose write it is."""
         try:
             message = read_message(received.message)
-            _require_partition(received, standing)
-            named, caller = message.named, self._caller_of(received, message)
+            named = message.named
+            caller = _misplaced(received, standing) or self._caller_of(received, message)
         except MalformedMessageError as error:
             return _malformed(error)
-        if isinstance(caller, Later):
+        if isinstance(caller, Decided | Later):
             return caller
         positioned = token_at(received.position, standing.generation)
         taken = _Taken(message, named, name, positioned, self._gateway.of(caller))
@@ -132,7 +133,9 @@ class Applier:
         takes_position = self._takes_position(table, message)
         write = replace(read, token=taken.positioned if takes_position else message.token)
         if isinstance(table, ProtectedTable):
-            await _require_name(taken, table, write)
+            refused = await acting(taken.gateway, _require_name(taken, table, write))
+            if refused is not None:
+                return of_problem("failed", refused)
 
         def render(done: Outcome) -> Recorded:
             return to_recorded(answer(write, done))
@@ -212,13 +215,16 @@ def _source_of(table: Table | None) -> str | None:
     return table.fence.source if table is not None and table.fence is not None else None
 
 
-def _require_partition(received: Received, standing: Standing) -> None:
+def _misplaced(received: Received, standing: Standing) -> Decided | None:
+    """Refuse a message that is not in the partition of its key."""
     meant = _partition_of(received.message.key, standing.partitions)
-    if meant != received.position.partition:
-        raise MalformedMessageError(
-            f"partition: it is in {received.position.partition}, and its key belongs to {meant}: only there are all"
-            " writes of its resource in order. Producers choose it by murmur2 of the key"
-        )
+    if meant == received.position.partition:
+        return None
+    why = (
+        f"message: partition: it is in {received.position.partition}, and its key belongs to {meant}: only there are"
+        " all writes of its resource in order. Producers choose it by murmur2 of the key"
+    )
+    return replace(of_problem("failed", bad_request(why)), misplaced=True)
 
 
 _partition_of = lru_cache(maxsize=10_000)(partition_of)

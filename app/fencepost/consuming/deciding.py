@@ -11,6 +11,7 @@ asked where the fence refuses it, and only there: what the log said may be wrong
 position and was not committed yet), and a message that the fence lets pass must not be lost by that.
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -115,7 +116,7 @@ class Decider:
                 known = await self._before(received, standing, name)
                 return known or Later("it was decided at another offset of the log, and that is not on record any more")
             case Decided():
-                return await self._settle(received, name, result)
+                return await self._settle(received, _of_place(received, name) if result.misplaced else name, result)
 
     async def _overtaken(
         self, received: Received, standing: Standing, name: MessageName, problem: Problem
@@ -187,6 +188,11 @@ class Decider:
                 self.stopped.pop(resource, None)
             await self._dead.drop(write_id)
         return reason
+
+
+def _of_place(received: Received, name: MessageName) -> MessageName:
+    place = f"{received.position.partition}.{received.position.offset} ".encode()
+    return MessageName(name.id, hashlib.blake2b(place + name.content, digest_size=16).digest())
 
 
 def _resource_of(received: Received) -> str | None:

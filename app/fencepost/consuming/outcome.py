@@ -18,6 +18,10 @@ class Decided:
 
     state: State
     answer: Recorded | None = None
+    misplaced: bool = False
+    """Whether it stands where it does not belong. So its record is of this place alone: the same message at its own
+    place is no copy of it.
+    """
 
 
 APPLIED: Final = Decided("applied")

@@ -197,7 +197,7 @@ def _key(table: ProtectedTable) -> str:
 
 
 def _lock(table: ProtectedTable, change: Change | None) -> str:
-    return lock_clause(table, "delete", ()) if change is None else lock_clause(table, "update", change.columns)
+    return lock_clause(table, "delete", ()) if change is None else lock_clause(table, "update", change.sets)
 
 
 def _columns_of_met_rows(table: ProtectedTable, change: Change | None, target: Shown) -> list[str]:
@@ -212,7 +212,7 @@ def _columns_of_met_rows(table: ProtectedTable, change: Change | None, target: S
 
 def _sets_nothing(table: ProtectedTable, change: Change | None) -> bool:
     """Whether the rows are only locked, and answered as they are: no column is given, and their mark is the scope's."""
-    return change is not None and not (change.columns or mark_of(table).stored)
+    return change is not None and not (change.sets or mark_of(table).stored)
 
 
 def _write(

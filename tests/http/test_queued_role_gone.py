@@ -1,0 +1,57 @@
+"""Queued writes of callers with a role: what comes before their statements, the name of the row and the place."""
+
+from tests.http.test_queued_as_role import Stage, stage
+from tests.support.acting import LOGIN, OTHER, caller
+from tests.support.consuming import write
+
+from fencepost.consuming.applying import Applier, Standing
+from fencepost.consuming.database_ledger import DatabaseLedger
+from fencepost.consuming.deciding import Decider, Settled
+from fencepost.queues.log import Position, Received
+from fencepost.queues.partitioner import partition_of
+from fencepost.queues.registry import DEFAULT
+from fencepost.queues.signing import sign
+from fencepost.storage.protecting.protect import protect
+
+__all__ = ["stage"]
+
+
+def _decider(stage: Stage) -> Decider:
+    gateway = stage.queue.gateway
+    ledger = DatabaseLedger(gateway.database, DEFAULT)
+    return Decider(
+        DEFAULT, Applier(gateway, DEFAULT, 10_000).apply, ledger, stage.queue.log.dead, now=gateway.seals.now
+    )
+
+
+async def test_a_role_that_is_gone_is_a_dead_letter_where_the_key_is_a_date(stage: Stage) -> None:
+    """PostgreSQL has to name the row, as the role."""
+    owner = stage.queue.owner
+    await owner.execute(f"CREATE TABLE public.days (d date PRIMARY KEY, n int); GRANT ALL ON days TO {OTHER}")
+    await protect(owner, "days", queue=DEFAULT)
+    await stage.queue.gateway.catalog.reload()
+    await owner.execute(f"REVOKE {OTHER} FROM {LOGIN}")
+    keys = stage.queue.gateway.seals.keys
+    assert keys is not None
+    message = sign(
+        write("days/2026-01-01", "PATCH", {"n": 1}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now()
+    )
+    received = Received(Position(partition_of(message.key, 8), 0), message, stage.queue.gateway.seals.now())
+    settled = await _decider(stage).decide(received, Standing(1, 8))
+    assert isinstance(settled, Settled), settled
+    assert settled.reason.startswith("FP043"), settled
+
+
+async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage: Stage) -> None:
+    """The copy has the write's content and nonce; its partition may be ahead."""
+    keys = stage.queue.gateway.seals.keys
+    assert keys is not None
+    message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now())
+    meant, now = partition_of(message.key, 8), stage.queue.gateway.seals.now()
+    decider = _decider(stage)
+    copied = await decider.decide(Received(Position((meant + 1) % 8, 5), message, now), Standing(1, 8))
+    assert isinstance(copied, Settled)
+    assert copied.state == "failed"
+    await stage.queue.append(message)
+    await stage.consume()
+    assert await stage.rows("SELECT n FROM stamps WHERE id = 's'") == [(7,)]
