@@ -83,7 +83,7 @@ async def _gateway(url: str) -> AsyncIterator[Gateway]:
         rows = await connection.fetch(f"SELECT order_id FROM {PROTECTED} LIMIT {ROWS}")
         _KEYS.extend(row[0] for row in rows)
         async with consumer_gateway(
-            Settings.model_validate({"database_url": url, "log_level": "error"}), []
+            Settings.model_validate({"database_url": url, "log_level": "error", "roles": ROLE}), []
         ) as gateway:
             yield gateway
     finally:

@@ -226,6 +226,12 @@ SWITCHES: Final = (
         _scene("many"),
     ),
     Switch(
+        "R11",
+        "of two headers with a token one is taken",
+        "A writes with B's token, and B, which has written nothing, is answered that it is spent.",
+        _scene("source"),
+    ),
+    Switch(
         "R12",
         "a token that was never issued is taken",
         "A's lease is live, no newer token was handed out, and yet it is refused: a number that C made up is the mark.",
@@ -292,6 +298,12 @@ SWITCHES: Final = (
         _scene("idempotent", "EPOCH"),
     ),
     Switch(
+        "R18",
+        "whose the mark is is asked before the verdict",
+        "A is refused, and the holder that is named did not come after it.",
+        _scene("source"),
+    ),
+    Switch(
         "R19",
         "connections do not compare the timeline (epoch)",
         "A's older token is accepted after B's acknowledged write.",
@@ -313,8 +325,6 @@ SWITCHES: Final = (
 """Every part that can be taken out, by rule."""
 
 OUTSIDE: Final = {
-    11: "what a token looks like is about texts; tokens are numbers here",
     17: "not built yet",
-    18: "it names who came after, and decides nothing",
 }
 """Rules that are not in the model, and why."""

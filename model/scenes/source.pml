@@ -1,6 +1,6 @@
 /* The numbers of a lock service (R12). It may come back from an older copy: then it counts from there again, and knows of no
  * holder. A gateway notices that by the numbers which are recorded, and an operator raises the generation. A stranger makes a
- * number up.
+ * number up. Who is refused learns who came after (R18).
  *
  * A token is generation * GENERATION + the service's number.
  */
@@ -90,7 +90,7 @@ inline record() {
 }
 
 proctype Holder(byte me) {
-  byte tries, known, before, n, asked, token;
+  byte tries, known, before, n, asked, token, sent, named;
   mtype outcome;
   LOCALS;
   do
@@ -110,9 +110,29 @@ proctype Holder(byte me) {
      record();
      if
      :: token != 0 ->
-        write_once(token, 16 * me + tries);
+        sent = token;
+#ifdef NO_R11
+        if
+        :: skip
+        :: atomic { sent = recorded; printf("%c| sends two headers, of which %d is read\n", NAME, sent) }
+        fi;
+#endif
+#ifdef NO_R18
+        atomic { named = row[0].mark; printf("%c| asks whose the mark is: %d\n", NAME, named) };
+#endif
+        write_once(sent, 16 * me + tries);
         /* A refusal is true: another token was handed out since, or the generation raised. */
-        assert(outcome == accepted || token < recorded || token < GENERATION * generation)
+        assert(outcome == accepted || token < recorded || token < GENERATION * generation);
+        if
+        :: outcome == stale && token >= GENERATION * generation ->
+#ifndef NO_R18
+           atomic { named = row[0].mark; printf("%c| asks whose the mark is: %d\n", NAME, named) };
+#endif
+           /* R18: it names one who came after. */
+           assert(named > token || token < GENERATION * generation)
+        :: else
+        fi;
+        sent = 0; named = 0
      :: else
      fi;
      atomic {
