@@ -8,8 +8,9 @@ from typing import TypeVar
 import click
 
 from model import page, trails
-from model.checks import HOLDING, LARGE, SWITCHES, Check, Switch
+from model.checks import HOLDING, LARGE, Check
 from model.spin import ModelError, Search, counterexample, missing, search
+from model.switches import SWITCHES, Switch
 
 T = TypeVar("T")
 R = TypeVar("R")

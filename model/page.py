@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from model.checks import OUTSIDE, SWITCHES, Check
+from model.checks import Check
 from model.spin import Search
+from model.switches import OUTSIDE, SWITCHES
 from model.trails import drawn, kept
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "model.md"

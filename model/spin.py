@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from model.checks import Check, Switch
+from model.checks import Check
+from model.switches import Switch
 
 SCENES: Final = Path(__file__).parent / "scenes"
 NEEDED: Final = {"spin": "spin", "cc": "gcc libc6-dev"}

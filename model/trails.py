@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
-from model.checks import Switch
+from model.switches import Switch
 
 KEPT: Final = Path(__file__).parent / "trails"
 """A file for each switch, as SPIN's replay prints it: `A| what A does`, `-|` what no holder does."""

@@ -3,8 +3,9 @@
 import re
 from pathlib import Path
 
-from model.checks import HOLDING, LARGE, OUTSIDE, SWITCHES
+from model.checks import HOLDING, LARGE
 from model.page import PAGE, beside_rules, counterexamples, part_of, switches
+from model.switches import OUTSIDE, SWITCHES
 from model.trails import KEPT, kept
 
 ROOT = Path(__file__).parents[2]

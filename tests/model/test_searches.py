@@ -1,9 +1,10 @@
 """SPIN searches every scene completely and finds nothing; without a part of a rule it finds the kept counterexample."""
 
 import pytest
-from model.checks import HOLDING, SWITCHES, Check, Switch
+from model.checks import HOLDING, Check
 from model.page import PAGE, figures, part_of
 from model.spin import ModelError, counterexample, missing, search
+from model.switches import SWITCHES, Switch
 from model.trails import kept
 
 pytestmark = [

@@ -285,8 +285,7 @@ async def open_race(
     """
     kind = Kind(rule, ddl, name, source, then)
     if isinstance(database, Unmade):
-        # What a test that changes the product has made of the table is no other's.
-        table = replace(await database.made_with(kind, kind.made), plans={})
+        table = replace(await database.made_with(kind, kind.made), plans={})  # what a test makes of it is its own
         observer, dsn = await owner(connect), database.url
     else:
         observer, dsn = await owner(connect), database
