@@ -5,6 +5,7 @@ that does not fit, no token where the table's tokens are a lock's. Where the nam
 PostgreSQL (naming.py), none is needed: writes are taken while it is down.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fencepost.fencing.problems import Problem, bad_request
@@ -33,15 +34,8 @@ from fencepost.queues.signing import sign
 from fencepost.queues.write_id import WriteId, new_nonce
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A write of one row that is to be queued. `message` is what its request says; resource, token and nonce are added
-    here.
-    """
-
-    write: Write
-    message: WriteMessage
+AsMessage = Callable[[], WriteMessage]
+"""Says what a write's request says, as a message does; resource, token and nonce are added here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,15 +46,41 @@ class Submitted(Done):
     write_id: WriteId
 
 
-async def submit(gateway: Gateway, request: Submission, found: Table) -> Outcome:
+def is_queued(write: Write, table: Table) -> bool:
+    """Whether a write is to be queued: because its request prefers that, or its table takes no others."""
+    return write.preferences.queued or (table.fence is not None and table.fence.queue is not None)
+
+
+async def submit(gateway: Gateway, write: Write, as_message: AsMessage, found: Table) -> Outcome:
     """Put a write into the queue of its table, or into the gateway's default queue."""
+    if gateway.together is not None:
+        return bad_request(
+            f"{write.table} takes its writes by a queue, which is decided later: it cannot be part of a batch that"
+            " lands as a whole."
+        )
+    if not write.single:
+        return _of_many(found)
+    async with gateway.place():
+        return await _submit(gateway, write, as_message, found)
+
+
+def _of_many(table: Table) -> Problem:
+    if table.fence is not None and table.fence.queue is not None:
+        return not_with_queue(table.fence, "a write of several rows")
+    return bad_request(
+        "Prefer: respond-async: only a write of one row can be queued, because an order is one of a resource.",
+        "Send each object by itself; or leave out respond-async.",
+    )
+
+
+async def _submit(gateway: Gateway, write: Write, as_message: AsMessage, found: Table) -> Outcome:
     if gateway.caller.role is not None and gateway.seals.keys is None:
         return _no_keys(found.name, gateway.caller.role)
-    ready = _ready(gateway, request.write, found)
+    ready = _ready(gateway, write, found)
     if isinstance(ready, Problem):
         return ready
-    (table, authority), message = ready, request.message
-    message.resource = await _name_of(gateway, table, request.write)
+    (table, authority), message = ready, as_message()
+    message.resource = await _name_of(gateway, table, write)
     if not message.resource:
         return bad_request(
             f"body: a row of {table.name} that is to be queued names its key, {', '.join(table.key)}: the writes of a"
@@ -69,7 +89,7 @@ async def submit(gateway: Gateway, request: Submission, found: Table) -> Outcome
         )
     if (refused := _elsewhere(table, authority, message.resource)) is not None:
         return refused
-    message.token = request.write.token
+    message.token = write.token
     message.nonce = new_nonce()
     return await _append(gateway, table.fence.queue or gateway.default_queue, message)
 

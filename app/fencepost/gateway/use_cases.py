@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from fencepost.fencing.problem_types import (
     OUTCOME_UNKNOWN,
     ROW_NOT_FOUND,
+    TOKEN_REQUIRED,
     UNISSUED_TOKEN,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
@@ -18,7 +19,6 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.gateway import explain as explaining
 from fencepost.gateway import read as reading
-from fencepost.gateway import submit as submitting
 from fencepost.gateway.blockers import with_blocker
 from fencepost.gateway.claims import claim as claims
 from fencepost.gateway.claims.claim import Claim
@@ -27,7 +27,7 @@ from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.refusals import RETRY_AFTER, SUPPRESSED, as_for, problem_of_refused, source_problem, unavailable
 from fencepost.gateway.roles import acting
-from fencepost.gateway.submit import Submission
+from fencepost.gateway.submit import AsMessage, Submitted, is_queued, submit
 from fencepost.gateway.superseded import with_holder
 from fencepost.gateway.writes import insert as inserting
 from fencepost.gateway.writes import keyed, matching
@@ -44,19 +44,34 @@ from fencepost.storage.tables.catalog import Catalog, Table
 MOST_DOUBTS: Final = 3
 """How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""
 
+_OF_OLD_PICTURES: Final = (UNPROTECTED_TABLE, TOKEN_REQUIRED)
+"""What a request may be refused with only because the picture is outdated. A table that has just got a queue takes
+writes without a token."""
+
 Doubt = Literal["catalog", "session"] | None
 """Why a request may have failed for nothing: the picture of the database is outdated, or a session's query plans
 are."""
 
 
 async def write(
-    gateway: Gateway, request: Write, render: Render | None = None, message: IdempotentRequest | None = None
+    gateway: Gateway,
+    request: Write,
+    render: Render | None = None,
+    message: IdempotentRequest | None = None,
+    as_message: AsMessage | None = None,
 ) -> Outcome:
-    """Write to a table, if no newer holder has: a PATCH, PUT, DELETE or POST of all rows that are meant, or of none.
+    """Write to a table, if no newer holder has: a PATCH, PUT, DELETE or POST of all rows that are meant, or of none. Or
+    put the write into a queue (Submitted), where its request or its table wants that and there is `as_message`.
 
     `render` gives the answer that is kept under the request's Idempotency-Key; `message` carries it out of a queue.
     """
-    return await on_table(gateway, request.table, request.verb, partial(_write, gateway, request, render, message))
+
+    def use(table: Table) -> Coroutine[Any, Any, Outcome]:
+        if as_message is not None and is_queued(request, table):
+            return submit(gateway, request, as_message, table)
+        return _write(gateway, request, render, message, table)
+
+    return await on_table(gateway, request.table, request.verb, use)
 
 
 def _write(
@@ -71,11 +86,6 @@ def _write(
         case Listed(count):
             of_array = inserting.write if request.verb == "post" else arrays.write
             return of_array(gateway, request, count, once, table)
-
-
-async def submit(gateway: Gateway, request: Submission) -> Outcome:
-    """Put a write of one row into a queue."""
-    return await on_table(gateway, request.write.table, "submit", partial(submitting.submit, gateway, request))
 
 
 async def claim(gateway: Gateway, request: Claim, render: Render | None = None) -> Outcome:
@@ -124,9 +134,7 @@ async def on_table(
                 break
             # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
             failed = asyncio.get_running_loop().time()
-            async with gateway.look():
-                changed = await gateway.catalog.has_changed(name, table, gateway.own_connection())
-            if changed:
+            if await _has_changed(gateway, table, name, outcome):
                 table = find(await gateway.catalog.loaded_after(failed), name)
             elif doubt == "catalog":
                 break
@@ -145,6 +153,19 @@ async def on_table(
         outcome = await with_blocker(gateway, table, outcome)
     _report(gateway, table, verb, outcome)
     return outcome
+
+
+async def _has_changed(gateway: Gateway, table: Table | None, name: str, outcome: Outcome) -> bool:
+    """Look whether the picture of a table is outdated. UnavailableError where that cannot be asked; but that a write
+    needs a token is answered without PostgreSQL.
+    """
+    try:
+        async with gateway.look():
+            return await gateway.catalog.has_changed(name, table, gateway.own_connection())
+    except UnavailableError:
+        if isinstance(outcome, Problem) and outcome.type is TOKEN_REQUIRED:
+            return False
+        raise
 
 
 async def _source_has_issued(gateway: Gateway, table: Table | None, refused: Problem) -> bool:
@@ -185,7 +206,7 @@ async def _tried(  # noqa: PLR0911 - one way out for each error of storage
         return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
     except UnavailableError as error:
         return unavailable(error), None
-    return outcome, "catalog" if isinstance(outcome, Problem) and outcome.type is UNPROTECTED_TABLE else None
+    return outcome, "catalog" if isinstance(outcome, Problem) and outcome.type in _OF_OLD_PICTURES else None
 
 
 def _doubt_of(error: RefusedError) -> Doubt:
@@ -210,5 +231,7 @@ def _report(gateway: Gateway, found: Table | None, verb: Verb, outcome: Outcome)
                 outcome.current_token,
             )
         )
+    elif isinstance(outcome, Submitted):
+        gateway.emit(Accepted(table, "submit", 0))
     elif verb != "read":
         gateway.emit(Accepted(table, verb, len(outcome.rows)))

@@ -20,12 +20,11 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.refusals import unavailable
 from fencepost.http.batches.understanding import LINES_IN_A_ROW, Understood, understand
 from fencepost.http.batches.verdict import NDJSON, verdict_of
-from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.problems.response import RequestError, answer_or_problem, problem_response
 from fencepost.http.rate_limits import Pace
 from fencepost.http.requests.bodies import read_body
 from fencepost.http.requests.headers import Headers
 from fencepost.http.responses.raw import NO_STORE, RawResponse
-from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.identity.authenticator import Standing
 from fencepost.storage.errors import UnavailableError
 

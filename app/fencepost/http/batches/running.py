@@ -28,9 +28,8 @@ from fencepost.http.batches.understanding import LINES_IN_A_ROW, Understood, too
 from fencepost.http.batches.verdict import NDJSON, last_line, verdict_of
 from fencepost.http.batches.window import Entry, Window
 from fencepost.http.guard import Arrival
-from fencepost.http.problems.response import problem_response
+from fencepost.http.problems.response import answer_or_problem, problem_response
 from fencepost.http.rate_limits import Pace
-from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.identity.authenticator import Standing
 
 _STOPPING: Final = "The gateway is stopping."

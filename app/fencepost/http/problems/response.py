@@ -1,5 +1,6 @@
 """A problem as an answer: application/problem+json, with what its reader's client understands beside it."""
 
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Final
 
@@ -11,7 +12,8 @@ from starlette.routing import Match
 
 from fencepost.fencing.identity_problem_types import AUTHENTICATION_REQUIRED, INSUFFICIENT_SCOPE, INVALID_CREDENTIAL
 from fencepost.fencing.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
-from fencepost.fencing.problems import Problem
+from fencepost.fencing.problems import Problem, bad_request
+from fencepost.storage.statements.query import QueryError
 
 MEDIA_TYPE = "application/problem+json"
 _CHALLENGES: Final = {
@@ -40,6 +42,16 @@ def problem_response(problem: Problem, headers: dict[str, str] | None = None) ->
     return Response(
         orjson.dumps(problem.body()), status_code=problem.http_status, media_type=MEDIA_TYPE, headers=all_headers
     )
+
+
+async def answer_or_problem(answered: Awaitable[Response]) -> Response:
+    """Give the answer, or that of what the request lacks."""
+    try:
+        return await answered
+    except RequestError as error:
+        return problem_response(error.problem)
+    except QueryError as error:
+        return problem_response(bad_request(str(error)))
 
 
 def _challenge(problem: Problem) -> str:

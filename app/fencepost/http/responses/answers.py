@@ -9,10 +9,12 @@ from fencepost.fencing.problem_types import NOT_ACCEPTABLE
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.gateway.submit import Submitted
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.gateway.writes.write import OneRow, Preferences, Write
 from fencepost.http.problems.response import problem_response
 from fencepost.http.requests.headers import SINGULAR
+from fencepost.http.responses.queued import submitted_answer
 from fencepost.http.responses.raw import JSON, NO_STORE, Header, RawResponse
 from fencepost.storage.statements.idempotency import Recorded
 
@@ -81,6 +83,8 @@ def answer(write: Write, outcome: Outcome) -> Response:
         return problem_response(outcome)
     if isinstance(outcome, Replayed):
         return replay(outcome)
+    if isinstance(outcome, Submitted):
+        return submitted_answer(write, outcome)
     if isinstance(write.target, OneRow):
         return _row_answer(outcome, write.preferences, shown=write.shown)
     return _post_answer(write, outcome) if write.verb == "post" else _answer_of_many(write, outcome)

@@ -3,6 +3,7 @@
 from typing import Final
 
 import orjson
+from starlette.responses import Response
 
 from fencepost import wire
 from fencepost.gateway.results import (
@@ -15,10 +16,14 @@ from fencepost.gateway.results import (
     letter_of,
     state_of,
 )
+from fencepost.gateway.submit import Submitted
+from fencepost.gateway.writes.write import Write
+from fencepost.http.responses.raw import JSON, NO_STORE, RawResponse
 from fencepost.queues.write_id import WriteId
 from fencepost.storage.statements.idempotency import Recorded
 
 PREFIX: Final = "/v1/writes/"
+_ACCEPTED: Final = 202
 _OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER, CLAIMED_HEADER)
 """Headers of a kept answer that are none of the answer."""
 
@@ -26,6 +31,15 @@ _OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER, CLAIMED_HEADER)
 def path_of(write_id: WriteId) -> str:
     """Give the path where a write's result is. Every character of an id may stand in a path."""
     return f"{PREFIX}{write_id}"
+
+
+def submitted_answer(write: Write, submitted: Submitted) -> Response:
+    """Answer a write that is in its queue: 202, and where its result will be."""
+    headers = [NO_STORE, (b"location", path_of(submitted.write_id).encode("ascii"))]
+    if write.preferences.queued:
+        headers.append((b"preference-applied", b"respond-async"))
+    headers.append(JSON)
+    return RawResponse(_ACCEPTED, headers, orjson.dumps(queued_answer(submitted.write_id)))
 
 
 def queued_answer(write_id: WriteId) -> wire.WriteAnswer:

@@ -17,7 +17,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.use_cases import read_many, read_one
 from fencepost.http.caller import caller_of
-from fencepost.http.problems.response import problem_response
+from fencepost.http.problems.response import answer_or_problem, problem_response
 from fencepost.http.requests.data import (
     COLLECTION_METHODS,
     ROW_METHODS,
@@ -31,7 +31,7 @@ from fencepost.http.requests.headers import by_name, table_name, wants_one
 from fencepost.http.requests.preferences import read_preferences
 from fencepost.http.requests.query import parse_query
 from fencepost.http.responses.answers import list_answer, read_answer
-from fencepost.http.writes.deciding import answer_or_problem, write_answer
+from fencepost.http.writes.deciding import write_answer
 from fencepost.http.writes.reading import read_write
 from fencepost.storage.statements.parameters import Key
 

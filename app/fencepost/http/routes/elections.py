@@ -28,12 +28,11 @@ from fencepost.http.caller import caller_of
 from fencepost.http.edge import HEAD
 from fencepost.http.hanging_up import leaving, unless
 from fencepost.http.openapi.problems import problems
-from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.problems.response import RequestError, answer_or_problem, problem_response
 from fencepost.http.requests.leases import LIMIT, LONGEST_NAME, MOST_LISTED, SOURCE, is_plain
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
 from fencepost.http.responses.raw import json_response
-from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.storage.statements.query import QueryError
 
 RECONNECT_MS: Final = 1000

@@ -15,7 +15,7 @@ from fencepost.gateway.leases.acquire import acquire_lease
 from fencepost.http.caller import caller_of
 from fencepost.http.hanging_up import hung_up, leaving, may_ask_again, refuse_if_over
 from fencepost.http.openapi import leases as openapi
-from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.problems.response import RequestError, answer_or_problem, problem_response
 from fencepost.http.requests.bodies import read_no_body
 from fencepost.http.requests.leases import (
     read_acquire,
@@ -28,7 +28,6 @@ from fencepost.http.requests.leases import (
 from fencepost.http.requests.system import read_headers
 from fencepost.http.responses.leases import grant_body, lock_body, mint_body, state_body
 from fencepost.http.responses.raw import json_response
-from fencepost.http.writes.deciding import answer_or_problem
 
 
 def lease_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> APIRouter:

@@ -20,14 +20,13 @@ from fencepost.gateway.use_cases import explain
 from fencepost.http.caller import caller_of
 from fencepost.http.openapi.problems import problems
 from fencepost.http.openapi.shared_parameters import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN, TOKEN_PATTERN
-from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.problems.response import RequestError, answer_or_problem, problem_response
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import read_token
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
 from fencepost.http.responses.raw import json_response
 from fencepost.http.writes.claiming import claim_answer, read_resource
-from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.storage.statements.query import QueryError
 
 TokenHeader = Annotated[

@@ -26,13 +26,12 @@ from fencepost.http.caller import caller_of
 from fencepost.http.edge import HEAD
 from fencepost.http.hanging_up import leaving, refuse_if_over, unless
 from fencepost.http.openapi.problems import problems
-from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.problems.response import RequestError, answer_or_problem, problem_response
 from fencepost.http.requests.headers import Headers
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
 from fencepost.http.responses.queued import decided_answer, queued_answer
 from fencepost.http.responses.raw import json_response
-from fencepost.http.writes.deciding import answer_or_problem
 from fencepost.queues.write_id import MalformedWriteIdError, WriteId, parse_write_id
 from fencepost.storage.statements.idempotency import Recorded
 from fencepost.storage.statements.query import QueryError

@@ -1,42 +1,47 @@
 """Decides a write that was read, at once or by its queue, and answers it: that of a request, or of a batch's line."""
 
-from collections.abc import Awaitable
+from functools import partial
+from typing import Final
 
 from starlette.responses import Response
 
-from fencepost.fencing.problems import bad_request
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.use_cases import write as decide
-from fencepost.gateway.writes.write import Write
-from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.gateway.writes.write import NO_BODY, Write
 from fencepost.http.requests.data import DataRequest
+from fencepost.http.requests.headers import KEY_HEADER
 from fencepost.http.responses.answers import answer, to_recorded
-from fencepost.http.writes.submission import is_queued, is_queued_by_now, submit_write
-from fencepost.storage.statements.query import QueryError
+from fencepost.queues.message import METHODS, WriteMessage
+
+_PLAIN: Final = (b"*/*", b"application/json")
+"""What Accept and Content-Type mean anyway."""
 
 
 async def write_answer(gateway: Gateway, request: DataRequest, write: Write) -> Response:
-    """Decide a write, or put it into its queue; `request` is what it was read from. Raises RequestError."""
-    queued = is_queued(gateway, write)
-    if gateway.together is not None:
-        if queued:
-            raise RequestError(
-                bad_request(
-                    f"{write.table} takes its writes by a queue, which is decided later: it cannot be part of a batch"
-                    " that lands as a whole."
-                )
-            )
-    elif queued or (queued is None and await is_queued_by_now(gateway, write)):
-        async with gateway.place():
-            return await submit_write(gateway, request, write)
-    return answer(write, await decide(gateway, write, lambda done: to_recorded(answer(write, done))))
+    """Decide a write, or put it into its queue; `request` is what it was read from."""
+    outcome = await decide(
+        gateway, write, lambda done: to_recorded(answer(write, done)), as_message=partial(_as_message, request, write)
+    )
+    return answer(write, outcome)
 
 
-async def answer_or_problem(answered: Awaitable[Response]) -> Response:
-    """Give the answer, or that of what the request lacks."""
-    try:
-        return await answered
-    except RequestError as error:
-        return problem_response(error.problem)
-    except QueryError as error:
-        return problem_response(bad_request(str(error)))
+def _as_message(request: DataRequest, write: Write) -> WriteMessage:
+    """Say what the request says, as a message does. The preferences are those that count when it is applied."""
+    accept, content_type = request.headers.get(b"accept"), request.headers.get(b"content-type")
+    return WriteMessage(
+        "",
+        METHODS[request.method.encode()],
+        _body(write),
+        request.query,
+        write.preferences.applied or None,
+        None if accept in _PLAIN else accept,
+        None if content_type in _PLAIN else content_type,
+        next((value for name, value in request.raw_headers if name == KEY_HEADER), None),
+    )
+
+
+def _body(write: Write) -> bytes | None:
+    if write.body is NO_BODY:
+        return None
+    # That of a POST is an array by now; a message has the object.
+    return (write.body.text.strip()[1:-1] if write.verb == "post" else write.body.text).encode()
