@@ -19,8 +19,7 @@ def origin(
 def seen(watch: Watch, answer: Origin) -> UnavailableError | None:
     """Ask, get the answer at once, and write if one may."""
     watch.compare_position(answer, watch.met)
-    watch.accepts(answer)
-    return watch.problem(answer)
+    return watch.judge(answer)[0]
 
 
 def text(error: UnavailableError | None) -> str:
@@ -93,6 +92,5 @@ def test_a_change_is_reported_once() -> None:
     watch = Watch(answered.append)
     for answer in (origin(5), origin(6), origin(5), origin(4)):
         watch.compare_position(answer, watch.met)
-        watch.accepts(answer)
         watch.judge(answer)
     assert [standing.accepted for standing in answered] == [True, False]

@@ -225,9 +225,10 @@ class Database:
         if watch.problem(behind.origin) is not None:  # since then it may have been promoted, or vouched for
             with map_errors(writing=False):
                 await behind.introduce(watch)
-        if watch.accepts(behind.origin):
+        error, newer = watch.judge(behind.origin)
+        if newer:
             self._expire()
-        if (error := watch.judge(behind.origin)) is None:
+        if error is None:
             return
         if watch.met is not None and not behind.origin.follows(watch.met):
             behind.terminate()  # it leads elsewhere: the next one may not

@@ -135,35 +135,39 @@ class Origin:
             return StandbyError(
                 "This PostgreSQL is a standby: it serves reads; grants and fenced writes need the primary"
             )
-        here = f"This PostgreSQL is {self.found.describe()}"
         if self.generation is None:
-            return QuarantinedError(f"{here}, and fencepost.generations is empty", self._members())
+            return QuarantinedError(f"{self._here()}, and fencepost.generations is empty", self._members())
         if met is not None and self._precedes(met):
             return QuarantinedError(
-                f"{here} and knows of generation {self.generation}, while generation {met.generation} has"
+                f"{self._here()} and knows of generation {self.generation}, while generation {met.generation} has"
                 " been raised elsewhere: it is a former primary, or a backup from before that, and must not be written"
                 f" to. If it is to go on all the same: {_raise_above(met)}",
                 {**self._members(), "highest_generation": str(met.generation), "met": met.members()},
             )
         if self.found != self.known:
-            return QuarantinedError(f"{here}, and generation {self.generation} {self._meaning()}", self._members())
-        return None if met is None else self._memory_problem(here, met)
+            return QuarantinedError(
+                f"{self._here()}, and generation {self.generation} {self._meaning()}", self._members()
+            )
+        return None if met is None else self._memory_problem(met)
 
-    def _memory_problem(self, here: str, met: Met) -> UnavailableError | None:
+    def _here(self) -> str:
+        return f"This PostgreSQL is {self.found.describe()}"
+
+    def _memory_problem(self, met: Met) -> UnavailableError | None:
         if not self.follows(met):
             return QuarantinedError(
-                f"{here} and knows of generation {self.generation}, and its history does not know the generation"
-                f" {met.generation} that this gateway has met: two copies of this database went on by themselves, and"
-                " each raised a generation. Tokens of one are worth nothing in the other. Decide which one goes on, end"
-                f" the other, and on the one that goes on: {_raise_above(met)}",
+                f"{self._here()} and knows of generation {self.generation}, and its history does not know the"
+                f" generation {met.generation} that this gateway has met: two copies of this database went on by"
+                " themselves, and each raised a generation. Tokens of one are worth nothing in the other. Decide which"
+                f" one goes on, end the other, and on the one that goes on: {_raise_above(met)}",
                 {**self._members(), "met": met.members()},
             )
         if met.back_at is not None and met.identity == self.identity:
             return QuarantinedError(
-                f"{here}, whose WAL was found at {_lsn(met.back_at)} after it had been safe up to {_lsn(met.flushed)}:"
-                " the server was replaced by an older copy of its data directory (a snapshot), which has forgotten"
-                " acknowledged writes, their marks and tokens. If it is to go on: fencepost generation raise --reason"
-                " …",
+                f"{self._here()}, whose WAL was found at {_lsn(met.back_at)} after it had been safe up to"
+                f" {_lsn(met.flushed)}: the server was replaced by an older copy of its data directory (a snapshot),"
+                " which has forgotten acknowledged writes, their marks and tokens. If it is to go on: fencepost"
+                " generation raise --reason …",
                 {
                     **self._members(),
                     "met": {**met.members(), "flushed": _lsn(met.flushed), "found": _lsn(met.back_at)},
@@ -171,7 +175,7 @@ class Origin:
             )
         if met.remade is not None and met.identity == self.identity and self.found.relation != met.remade:
             return QuarantinedError(
-                f"{here}, and the schema fencepost was made anew in it since this connection was opened",
+                f"{self._here()}, and the schema fencepost was made anew in it since this connection was opened",
                 self._members(),
             )
         return None
@@ -266,21 +270,17 @@ class Watch:
         """Return why nothing may be written there, as far as this process knows."""
         return origin.problem(self.met)
 
-    def accepts(self, origin: Origin) -> bool:
-        """Take note of an origin; True: it is of another generation than all before, so older connections must go."""
-        if self.problem(origin) is not None or origin.generation is None or origin.identity is None:
-            return False
-        if self.met is not None and self.met.identity == origin.identity:
-            return False
-        first = self.met is None
-        self.met = Met(origin.generation, origin.identity, origin.found, origin.flushed or 0, origin.history)
-        return not first
-
-    def judge(self, origin: Origin) -> UnavailableError | None:
-        """Return why nothing may be written there, and report it when that has changed."""
-        error = self.problem(origin)
-        status = OriginStatus(error is None, origin.generation, None if error is None else str(error))
-        if status != self._reported:
-            self._reported = status
-            self._changed(status)
-        return error
+    def judge(self, origin: Origin) -> tuple[UnavailableError | None, bool]:
+        """Return why nothing may be written there, and report it when that has changed. Takes note of an origin that
+        may be written to; True: it is of another generation than all before, so older connections must go.
+        """
+        error, newer = self.problem(origin), False
+        if error is None and origin.generation is not None and origin.identity is not None:
+            newer = self.met is not None and self.met.identity != origin.identity
+            if self.met is None or newer:
+                self.met = Met(origin.generation, origin.identity, origin.found, origin.flushed or 0, origin.history)
+        reason = None if error is None else str(error)
+        if self._reported is None or (self._reported.generation, self._reported.reason) != (origin.generation, reason):
+            self._reported = OriginStatus(error is None, origin.generation, reason)
+            self._changed(self._reported)
+        return error, newer
