@@ -1,6 +1,6 @@
 """Every setting of the gateway, in one place: a command line option and a FENCEPOST_* variable each.
 
-The descriptions here are the options' help and the settings table in README.md (a test compares them).
+The descriptions here are the options' help and the table of docs/settings.md (a test compares them).
 """
 
 import os

@@ -208,15 +208,15 @@ async def test_a_secret_setting_is_given_once_and_is_not_shown(run: Run, tmp_pat
     assert "hidden" not in result.output
 
 
-def test_the_readme_lists_every_setting_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_page_of_settings_lists_each_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / "docs/settings.md").read_text()
     rows = [
         [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
         for line in text.splitlines()
         if "|" in line
     ]
     table = {row[0]: row for row in rows if row[0].startswith("FENCEPOST_")}
-    assert table.keys() == {variable(name) for name in Settings.model_fields}, "README's table has a row for each"
+    assert table.keys() == {variable(name) for name in Settings.model_fields}, "a row for each"
     for name, field in Settings.model_fields.items():
         _, option, default, meaning = table[variable(name)]
         assert flag(name) in option
