@@ -25,7 +25,9 @@ ROW = {"customer": "Ada", "status": "paid"}
         ("PUT", "orders/new", ROW, keyed.create),
         ("POST", "orders", {**ROW, "order_id": "new"}, keyed.insert),
         ("POST", "orders", [{**ROW, "order_id": "new"}, {**ROW, "order_id": "newer"}], keyed.insert),
+        ("DELETE", "orders/order-123", None, keyed.delete),
         ("PATCH", "orders?order_id=eq.order-123", ROW, many.by_filter),
+        ("DELETE", "orders?order_id=eq.order-123", None, many.by_filter),
         ("PATCH", "orders", [{**ROW, "order_id": "order-123"}], many.by_array),
     ],
 )
@@ -42,8 +44,10 @@ async def test_it_reaches_the_statement_of(
     monkeypatch.setitem(preferences._BY_NAME, PLANTED.name, PLANTED)  # noqa: SLF001 - as one more of PREFERENCES
     await demo.load(database)
     async with in_process(database) as client:
-        for token, prefer in ((101, "planted=yes"), (102, "return=minimal")):
+        for token, row, prefer in ((101, "order-123", "planted=yes"), (102, "order-124", "return=minimal")):
             headers = {"X-Fence-Token": str(token), "Prefer": prefer}
-            answer = await client.request(method, f"/v1/data/{path}", json=body, headers=headers)
+            answer = await client.request(
+                method, f"/v1/data/{path.replace('order-123', row)}", json=body, headers=headers
+            )
             assert answer.headers.get("Preference-Applied") == prefer or answer.status_code == 409, answer.text
     assert made == {frozenset({"planted=yes"}), frozenset()}

@@ -113,54 +113,6 @@ SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_activ
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."book") IS NULL AND pg_catalog.pg_column_compression(r."part") IS NULL AND coalesce(pg_catalog.pg_column_size(r."book"), 0) + coalesce(pg_catalog.pg_column_size(r."part"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."ledger" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) OFFSET 0) AS p ON true
 
--- POST one, only values: 400 | POST many, only values: 400
---   $1 = '[{"book": "b", "part": "ok", "n": 1}]'
-WITH
-  b AS MATERIALIZED (SELECT "book", "part", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("book", "part", "n", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."ledger" AS r ("book", "part", "n")
-    SELECT "book", "part", "n"
-    FROM b
-    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
-    ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "book", w.c2 AS "part", w.c3 AS "n") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
--- POST one, minimal: 201
---   $1 = '[{"id": 4, "book": "b", "part": "ok", "n": 1}]'
-WITH
-  b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("id", "book", "part", "n", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
-    SELECT "id", "book", "part", "n"
-    FROM b
-    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
-    ORDER BY b."id"
-    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
-  SELECT *
-  FROM (SELECT w.number, ''::text AS json, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
--- POST one: 201 | POST one, present: 409 | POST many: 201
---   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
-WITH
-  b AS MATERIALIZED (SELECT "id", "book", "part", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("id", "book", "part", "n", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
-    SELECT "id", "book", "part", "n"
-    FROM b
-    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
-    ORDER BY b."id"
-    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "book", w.c2 AS "part", w.c3 AS "n") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
 -- PATCH of an array, only keys: 204
 --   $1 = ['books/b,ok']
 --   $2 = '[{"id": 1}, {"id": 2}, {"id": 3}]'
@@ -208,6 +160,54 @@ WITH
   WHERE NOT (SELECT passes FROM verdict)
   UNION ALL SELECT fencepost.suppressed('ledger'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400 | POST many, only values: 400
+--   $1 = '[{"book": "b", "part": "ok", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT b."book" AS "book", b."part" AS "part", b."n" AS "n", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("book", "part", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."ledger" AS r ("book", "part", "n")
+    SELECT "book", "part", "n"
+    FROM b
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "book", w.c2 AS "part", w.c3 AS "n") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, minimal: 201
+--   $1 = '[{"id": 4, "book": "b", "part": "ok", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT b."id" AS "id", b."book" AS "book", b."part" AS "part", b."n" AS "n", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("id", "book", "part", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
+    SELECT "id", "book", "part", "n"
+    FROM b
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
+    ORDER BY b."id"
+    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
+  SELECT *
+  FROM (SELECT w.number, ''::text AS json, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one: 201 | POST one, present: 409 | POST many: 201
+--   $1 = '[{"id": 1, "book": "b", "part": "ok", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT b."id" AS "id", b."book" AS "book", b."part" AS "part", b."n" AS "n", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("id" integer, "book" character varying, "part" text, "n" integer)) WITH ORDINALITY AS b("id", "book", "part", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
+    SELECT "id", "book", "part", "n"
+    FROM b
+    WHERE ('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid OR fencepost.outdated('ledger') IS NULL)
+    ORDER BY b."id"
+    RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "id", w.c1 AS "book", w.c2 AS "part", w.c3 AS "n") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('ledger'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PUT of nothing: 200 | PUT of a new row with defaults: 201
 --   $1 = '1'

@@ -28,26 +28,6 @@ INSERT INTO "public"."lines" AS r ("account_id", "line")
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
--- POST one, minimal: 201
---   $1 = '[{"account_id": 43, "line": "l3", "n": 1}]'
---   $2 = 0
-INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
-  SELECT "account_id", "line", "n"
-  FROM json_to_recordset($1::json) AS b("account_id" bigint, "line" character varying, "n" integer)
-  WHERE ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL)
-  ON CONFLICT DO NOTHING
-  RETURNING $2::int AS number, ''::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
-
--- POST one: 201 | POST one, present: 409 | POST with an Idempotency-Key: 201 | POST, and the connection breaks: 503
---   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
---   $2 = 0
-INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
-  SELECT "account_id", "line", "n"
-  FROM json_to_recordset($1::json) AS b("account_id" bigint, "line" character varying, "n" integer)
-  WHERE ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL)
-  ON CONFLICT DO NOTHING
-  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
-
 -- PUT of a new row: 201 | PUT with an Idempotency-Key: 201 | PUT, and the connection breaks: 503
 --   $1 = '43'
 --   $2 = 'l4'
@@ -59,6 +39,26 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   WHERE ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
+
+-- POST one, minimal: 201
+--   $1 = '[{"account_id": 43, "line": "l3", "n": 1}]'
+--   $2 = 0
+INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
+  SELECT b."account_id", b."line", b."n"
+  FROM json_to_record(($1::json OPERATOR(pg_catalog.->) 0)) AS b("account_id" bigint, "line" character varying, "n" integer)
+  WHERE ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $2::int AS number, ''::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
+
+-- POST one: 201 | POST one, present: 409 | POST with an Idempotency-Key: 201 | POST, and the connection breaks: 503
+--   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
+--   $2 = 0
+INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
+  SELECT b."account_id", b."line", b."n"
+  FROM json_to_record(($1::json OPERATOR(pg_catalog.->) 0)) AS b("account_id" bigint, "line" character varying, "n" integer)
+  WHERE ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
 -- PATCH, no row: 404 | DELETE, no row: 404
 --   $1 = '43'
@@ -274,22 +274,6 @@ UPDATE "public"."lines" AS r
   WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
--- POST one, present: 409 | POST many: 201
---   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
-WITH
-  b AS MATERIALIZED (SELECT "account_id", "line", "n", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
-    SELECT "account_id", "line", "n"
-    FROM b
-    WHERE ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL)
-    ORDER BY b."account_id", b."line"
-    RETURNING 0 AS number, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1, r."account_id" AS c0, r."line" AS c1, r."n" AS c2)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."account_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "account_id", w.c1 AS "line", w.c2 AS "n") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('lines'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
 -- PATCH of an array, only keys: 204
 --   $1 = ['account/43']
 --   $2 = '[{"account_id": 43, "line": "l0"}, {"account_id": 43, "line": "l1"}, {"acco ...
@@ -337,6 +321,22 @@ WITH
   WHERE NOT (SELECT passes FROM verdict)
   UNION ALL SELECT fencepost.suppressed('lines'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- POST one, present: 409 | POST many: 201
+--   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
+WITH
+  b AS MATERIALIZED (SELECT b."account_id" AS "account_id", b."line" AS "line", b."n" AS "n", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($1::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
+    SELECT "account_id", "line", "n"
+    FROM b
+    WHERE ('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid OR fencepost.outdated('lines') IS NULL)
+    ORDER BY b."account_id", b."line"
+    RETURNING 0 AS number, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1, r."account_id" AS c0, r."line" AS c1, r."n" AS c2)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."account_id" OPERATOR(pg_catalog.=) i.k0 AND b."line" OPERATOR(pg_catalog.=) i.k1 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "account_id", w.c1 AS "line", w.c2 AS "n") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('lines'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '43'

@@ -24,14 +24,12 @@ WITH RECURSIVE part(oid) AS (
 
 -- POST of nothing: 400
 --   $1 = 106
---   $2 = '[{}]'
---   $3 = 0
+--   $2 = 0
 INSERT INTO "public"."orders" AS r ("last_fence_token")
   SELECT -$1::bigint
-  FROM json_array_elements($2::json) AS b("fencepost ordinal")
   WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row with defaults: 201
 --   $1 = 'k5'
@@ -42,29 +40,6 @@ INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
   WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
-
--- POST one, minimal: 201
---   $1 = 108
---   $2 = '[{"order_id": "k3", "status": "x", "at": null}]'
---   $3 = 0
-INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
-  SELECT "order_id", "status", "at", -$1::bigint
-  FROM json_to_recordset($2::json) AS b("order_id" text, "status" text, "at" timestamp with time zone)
-  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
-  ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
-
--- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST with an Idempotency-Key: 201 | POST, and the
--- connection breaks: 503
---   $1 = 101
---   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
---   $3 = 0
-INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
-  SELECT "order_id", "status", "at", -$1::bigint
-  FROM json_to_recordset($2::json) AS b("order_id" text, "status" text, "at" timestamp with time zone)
-  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
-  ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
 -- PUT of a new row: 201 | PUT with an Idempotency-Key: 201 | PUT, and the connection breaks: 503
 --   $1 = 'k4'
@@ -78,13 +53,36 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
   ON CONFLICT DO NOTHING
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
+-- POST one, minimal: 201
+--   $1 = 108
+--   $2 = '[{"order_id": "k3", "status": "x", "at": null}]'
+--   $3 = 0
+INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
+  SELECT b."order_id", b."status", b."at", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("order_id" text, "status" text, "at" timestamp with time zone)
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
+-- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST with an Idempotency-Key: 201 | POST, and the
+-- connection breaks: 503
+--   $1 = 101
+--   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
+--   $3 = 0
+INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
+  SELECT b."order_id", b."status", b."at", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("order_id" text, "status" text, "at" timestamp with time zone)
+  WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
 -- POST one, only values: 400
 --   $1 = 104
 --   $2 = '[{"status": "x", "at": null}]'
 --   $3 = 0
 INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
-  SELECT "status", "at", -$1::bigint
-  FROM json_to_recordset($2::json) AS b("status" text, "at" timestamp with time zone)
+  SELECT b."status", b."at", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("status" text, "at" timestamp with time zone)
   WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
@@ -280,57 +278,6 @@ UPDATE "public"."orders" AS r
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
--- POST of nothing: 400 | POST many of nothing: 400
---   $1 = 106
---   $2 = '[{}]'
-WITH
-  b AS MATERIALIZED (SELECT "fencepost ordinal"
-    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
-  i AS (INSERT INTO "public"."orders" AS r ("last_fence_token")
-    SELECT -$1::bigint
-    FROM b
-    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
-    ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
--- POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
---   $1 = 102
---   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
-WITH
-  b AS MATERIALIZED (SELECT "order_id", "status", "at", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
-    SELECT "order_id", "status", "at", -$1::bigint
-    FROM b
-    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
-    ORDER BY b."order_id"
-    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
--- POST one, only values: 400 | POST many, only values: 400
---   $1 = 104
---   $2 = '[{"status": "x", "at": null}]'
-WITH
-  b AS MATERIALIZED (SELECT "status", "at", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("status", "at", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
-    SELECT "status", "at", -$1::bigint
-    FROM b
-    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
-    ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
 -- PATCH of an array, only keys: 204
 --   $1 = 403
 --   $2 = '[{"order_id": "k0"}, {"order_id": "k1"}, {"order_id": "k2"}]'
@@ -381,6 +328,57 @@ WITH
   WHERE NOT (SELECT passes FROM verdict)
   UNION ALL SELECT fencepost.suppressed('orders'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- POST of nothing: 400 | POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT b."fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."orders" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
+WITH
+  b AS MATERIALIZED (SELECT b."order_id" AS "order_id", b."status" AS "status", b."at" AS "at", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
+    SELECT "order_id", "status", "at", -$1::bigint
+    FROM b
+    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
+    ORDER BY b."order_id"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400 | POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"status": "x", "at": null}]'
+WITH
+  b AS MATERIALIZED (SELECT b."status" AS "status", b."at" AS "at", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("status", "at", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
+    SELECT "status", "at", -$1::bigint
+    FROM b
+    WHERE ('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid OR fencepost.outdated('orders') IS NULL)
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('orders'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
 
 -- PATCH by filter of nothing: 204
 --   $1 = 405

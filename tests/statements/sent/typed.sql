@@ -18,30 +18,28 @@
 --   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
 --   $3 = 0
 INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
-  SELECT coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
-  FROM json_to_recordset($2::json) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  SELECT coalesce(b."j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), b."tags", b."feelings", b."s", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST of nothing: 400
 --   $1 = 106
---   $2 = '[{}]'
---   $3 = 0
+--   $2 = 0
 INSERT INTO "public"."typed" AS r ("last_fence_token")
   SELECT -$1::bigint
-  FROM json_array_elements($2::json) AS b("fencepost ordinal")
   WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
-  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
 -- POST one, minimal: 201
 --   $1 = 108
 --   $2 = '[{"m": "ok", "d": "d", "n": 3, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 --   $3 = 0
 INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
-  SELECT "m", "d", "n", "t", coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
-  FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  SELECT b."m", b."d", b."n", b."t", coalesce(b."j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), b."tags", b."feelings", b."s", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
@@ -51,8 +49,8 @@ INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", 
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
 --   $3 = 0
 INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
-  SELECT "m", "d", "n", "t", coalesce("j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), "tags", "feelings", "s", -$1::bigint
-  FROM json_to_recordset($2::json) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
+  SELECT b."m", b."d", b."n", b."t", coalesce(b."j", CAST(($2::json OPERATOR(pg_catalog.->) 0) OPERATOR(pg_catalog.->) 'j'::text AS jsonb)), b."tags", b."feelings", b."s", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint)
   WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
@@ -253,40 +251,6 @@ UPDATE "public"."typed" AS r
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint
   RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
 
--- POST of nothing: 400 | POST many of nothing: 400
---   $1 = 106
---   $2 = '[{}]'
-WITH
-  b AS MATERIALIZED (SELECT "fencepost ordinal"
-    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
-  i AS (INSERT INTO "public"."typed" AS r ("last_fence_token")
-    SELECT -$1::bigint
-    FROM b
-    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
-    ORDER BY b."fencepost ordinal"
-    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
--- POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
---   $1 = 102
---   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
-WITH
-  b AS MATERIALIZED (SELECT "m", "d", "n", "t", coalesce("j", CAST("fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS "j", "tags", "feelings", "s", "fencepost ordinal"
-    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint), json_array_elements($2::json)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost element", "fencepost ordinal")),
-  i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
-    SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
-    FROM b
-    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
-    ORDER BY b."m", b."d" COLLATE pg_catalog."C", b."n", b."t"
-    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
-  SELECT *
-  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
-  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
-  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
-
 -- PATCH of an array, only keys: 204
 --   $1 = 403
 --   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z"}, {"m": "ok", "d ...
@@ -337,11 +301,45 @@ WITH
   UNION ALL SELECT fencepost.suppressed('typed'), NULL::bigint
   WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
 
+-- POST of nothing: 400 | POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT b."fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."typed" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"m": "ok", "d": "d", "n": 0, "t": "2026-01-31T00:00:00Z", "j": {"k": 1},  ...
+WITH
+  b AS MATERIALIZED (SELECT b."m" AS "m", b."d" AS "d", b."n" AS "n", b."t" AS "t", coalesce(b."j", CAST(b."fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS "j", b."tags" AS "tags", b."feelings" AS "feelings", b."s" AS "s", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("m" public.mood, "d" character varying, "n" numeric, "t" timestamp with time zone, "j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint), json_array_elements($2::json)) WITH ORDINALITY AS b("m", "d", "n", "t", "j", "tags", "feelings", "s", "fencepost element", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."typed" AS r ("m", "d", "n", "t", "j", "tags", "feelings", "s", "last_fence_token")
+    SELECT "m", "d", "n", "t", "j", "tags", "feelings", "s", -$1::bigint
+    FROM b
+    WHERE ('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid OR fencepost.outdated('typed') IS NULL)
+    ORDER BY b."m", b."d" COLLATE pg_catalog."C", b."n", b."t"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource, r."m" AS k0, r."d" AS k1, r."n" AS k2, r."t" AS k3, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."m" OPERATOR(pg_catalog.=) i.k0 AND b."d" OPERATOR(pg_catalog.=) i.k1 AND b."n" OPERATOR(pg_catalog.=) i.k2 AND b."t" OPERATOR(pg_catalog.=) i.k3 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('typed'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
 -- POST one, only values: 400 | POST many, only values: 400
 --   $1 = 104
 --   $2 = '[{"j": {"k": 1}, "tags": ["t"], "feelings": ["ok"], "s": 1}]'
 WITH
-  b AS MATERIALIZED (SELECT coalesce("j", CAST("fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS "j", "tags", "feelings", "s", "fencepost ordinal"
+  b AS MATERIALIZED (SELECT coalesce(b."j", CAST(b."fencepost element" OPERATOR(pg_catalog.->) 'j'::text AS jsonb)) AS "j", b."tags" AS "tags", b."feelings" AS "feelings", b."s" AS "s", b."fencepost ordinal"
     FROM ROWS FROM (json_to_recordset($2::json) AS ("j" jsonb, "tags" text[], "feelings" public.mood[], "s" smallint), json_array_elements($2::json)) WITH ORDINALITY AS b("j", "tags", "feelings", "s", "fencepost element", "fencepost ordinal")),
   i AS (INSERT INTO "public"."typed" AS r ("j", "tags", "feelings", "s", "last_fence_token")
     SELECT "j", "tags", "feelings", "s", -$1::bigint

@@ -124,7 +124,7 @@ def _plan(table: ProtectedTable, shape: Shape, most_bytes: int) -> Plan:
     target = target_of(table, shape.select, most_bytes, shown=shape.shown)
     given = tuple(c for c in shape.columns if c not in table.key)
     defaults = _replaceable(table, given) if shape.verb == "put" else ()
-    change = Change(given, target, shape.preferences, defaults, named=shape.named)
+    change = Change(given, target, shape.preferences, defaults, shape.named, deletes=shape.verb == "delete")
     names_key = len(given) < len(shape.columns)
     alone = steps_of(table, shape.verb, change, "block")
     return Plan(table, alone.marks, change, alone, lanes_of(table, shape, change), names_key)

@@ -17,7 +17,6 @@ from fencepost.gateway.writes.write import Write
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import scope_names
-from fencepost.storage.statements.answers import Shown
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
 from fencepost.storage.statements.parameters import Bound, RowWrite
@@ -39,11 +38,13 @@ async def write(
         return ready
     table, (token, binding) = ready
     marks = marks_of(table)
-    if request.verb == "delete" and marks.names_rows:
+    deletes = request.verb == "delete"
+    if deletes and marks.names_rows:
         refused = require_reach(table, (token, binding))
         if refused is not None:
             return refused
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
+    named = binding is not None and marks.names_rows
     rows = RowsMatching(
         table=table,
         marks=marks,
@@ -53,10 +54,8 @@ async def write(
         binding=binding,
         query=Query(request.select, filters),
         request=request,
-        change=Change(request.body.columns, target, request.preferences.in_sql) if request.verb == "patch" else None,
-        target=target,
+        change=Change(request.body.columns, target, request.preferences.in_sql, named=named, deletes=deletes),
         limit=_limit(request, gateway.max_rows),
-        named=binding is not None and marks.names_rows,
     )
     return await perform(gateway, rows)
 
@@ -89,20 +88,14 @@ class RowsMatching(Operation):
     """
 
     request: Write
-    change: Change | None
-    """None: they are deleted."""
-    target: Shown
+    change: Change
     limit: int
-    named: bool
-    """Whether the names of the rows are wanted, too."""
 
     async def write(self, connection: Connection) -> Outcome:
         """Lock, judge and write them in one statement: all of them, or none."""
         filters = self.query.filters
         with map_errors(writing=True):
-            outcome = await write_matching(
-                connection, self.table, filters, self.row, self.change, self.target, self.limit, named=self.named
-            )
+            outcome = await write_matching(connection, self.table, filters, self.row, self.change, self.limit)
         return self._answer(outcome)
 
     async def scopes(self, connection: Connection, scope: Scope) -> list[str] | Outcome:

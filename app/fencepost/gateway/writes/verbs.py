@@ -37,7 +37,7 @@ def steps_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> "
         first = keyed.insert(table, change, wait)
         return Rows(table, marks, wait, first, first, inserts=True)
     if verb == "delete":
-        first = careful = keyed.delete(table, change.target, wait)
+        first = careful = keyed.delete(table, change, wait)
     else:
         first = keyed.update(table, change, wait)
         careful = keyed.update(table, change, wait, careful=True) if wait == "block" else first

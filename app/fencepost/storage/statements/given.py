@@ -1,4 +1,6 @@
-"""Rows that a request names, by keys or by the elements of a JSON array, as a source that statements join with."""
+"""What a request gives, as a source that statements join with: rows by their keys, a JSON object, or the elements of a
+JSON array. Here alone a body becomes the values of columns.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +73,14 @@ def keys(table: Table) -> Given:
 def typed(table: Table, texts: Sequence[str]) -> dict[str, str]:
     """Cast the texts of a key to its columns' types."""
     return {c: f"CAST({text} AS {table.columns[c].base_type})" for c, text in zip(table.key, texts, strict=True)}
+
+
+def record(table: Table, columns: Sequence[str], body: object = BODY) -> Given:
+    """Give a body, a JSON object, as the row `b`; nothing to join with where no column is given."""
+    source = (
+        f"json_to_record({body_json(table, columns, body)}) AS b({body_columns(table, columns)})" if columns else ""
+    )
+    return Given(source, {c: body_value(table, c, f"b.{quote(c)}", body) for c in columns}, "1")
 
 
 def elements(table: Table, columns: Sequence[str]) -> Given:

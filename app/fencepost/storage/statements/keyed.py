@@ -17,12 +17,10 @@ from typing import Literal
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.answers import JSON, Shown
-from fencepost.storage.statements.body_sql import body_columns, body_json, body_value
-from fencepost.storage.statements.given import elements
+from fencepost.storage.statements.given import Given, elements, record
 from fencepost.storage.statements.mark import mark_of
 from fencepost.storage.statements.parameters import BODY, NUMBER, OF_WRITES, TOKEN, RowWrite, Statement, compiled
 from fencepost.storage.statements.row_sql import (
-    ELEMENT,
     ORDINAL,
     key_match,
     key_order,
@@ -50,9 +48,8 @@ class FencedRow:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a write sets: `columns` from the JSON body, `defaults` to their defaults (PUT).
-
-    `target` is what the answer shows of the row.
+    """What a write does to each of its rows: it sets `columns` from the JSON body, `defaults` to their defaults (PUT),
+    or deletes it. `target` is what the answer shows of the row.
     """
 
     columns: tuple[str, ...]
@@ -62,6 +59,7 @@ class Change:
     defaults: tuple[str, ...] = ()
     named: bool = False
     """Whether the answer shall carry the resource's name."""
+    deletes: bool = False
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -105,8 +103,8 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
 
     `careful`: see gateway/writes/rounds.py.
     """
-    mark = mark_of(table)
-    sets = [f"{column} = {value}" for column, value in _values(table, change.columns).items()]
+    mark, given = mark_of(table), record(table, change.columns)
+    sets = [f"{quote(column)} = {value}" for column, value in given.values.items()]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
     passes = f"{key_match(table)} AND {mark.passes}"
@@ -115,16 +113,16 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     if not sets:  # in a scope: the row as it is
         lock += " SKIP LOCKED" if wait == "skip" else ""
         return _compiled(f"SELECT {answer} FROM {table.sql_name} AS r WHERE {passes} {lock}", wait)
-    write = f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{_body(table, change.columns)}"
+    write = f"UPDATE {table.sql_name} AS r SET {', '.join(sets)}{_from(given)}"
     careful = careful or table.may_suppress
     return _reached(table, write, passes, lock, f" RETURNING {answer}", wait, careful=careful)
 
 
-def delete(table: ProtectedTable, target: Shown, wait: Wait) -> WriteStatement:
+def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     """Write the DELETE of a row. In a table whose rows have marks it is a call: its trigger needs the token, which the
     function binds to this table, and the token is left as the key's mark (R6).
     """
-    mark = mark_of(table)
+    mark, target = mark_of(table), change.target
     passes = f"{key_match(table)} AND {mark.passes}"
     lock = lock_clause(table, "delete", ())
     if table.fence.scope is not None:
@@ -146,9 +144,10 @@ def _shown(table: ProtectedTable, target: Shown) -> str:
 
 def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     """Write the INSERT of the row that a PUT names: the key from the path, the rest from the body or by default."""
+    given = record(table, change.columns)
     values = {quote(c): key_parameter(table, n) for n, c in enumerate(table.key)}
-    values |= _values(table, change.columns)
-    insert = _insert(table, values, _body(table, change.columns))
+    values |= {quote(c): value for c, value in given.values.items()}
+    insert = _insert(table, values, _from(given))
     answer = _answer(table, change.target, mark_of(table).shown, wait, named=change.named)
     if wait == "skip":
         return _compiled(f"{insert} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
@@ -164,27 +163,19 @@ def insert(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
 
     Refusals by mark come as FP409 from the trigger.
     """
-    columns = change.columns
     if wait == "skip":
-        first = f"({BODY} OPERATOR(pg_catalog.->) 0)"
-        values = {quote(c): body_value(table, c, quote(c), first) for c in columns}
+        given = record(table, change.columns, f"({BODY} OPERATOR(pg_catalog.->) 0)")
+        values = {quote(c): value for c, value in given.values.items()}
         answer = _answer(table, change.target, mark_of(table).shown, wait, named=True)
-        source = (
-            f"json_to_recordset({body_json(table, columns, BODY)}) AS b({body_columns(table, columns)})"
-            if columns
-            else f"json_array_elements({BODY}) AS b({ORDINAL})"
-        )
-        return _compiled(f"{_insert(table, values, f' FROM {source}')} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
+        return _compiled(f"{_insert(table, values, _from(given))} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
     return _compiled(_insert_all(table, change), wait)
 
 
 def _insert_all(table: ProtectedTable, change: Change) -> str:
     """Insert in key order, in which every write of several rows takes its locks, and answer in the body's order."""
     columns, target = change.columns, change.target
-    names = {quote(c): quote(c) for c in columns}
-    values = ((body_value(table, c, quote(c), ELEMENT), quote(c)) for c in columns)
-    listed = (name if value == name else f"{value} AS {name}" for value, name in values)
-    given = f"SELECT {', '.join((*listed, ORDINAL))} FROM {elements(table, columns).source}"
+    names, given = {quote(c): quote(c) for c in columns}, elements(table, columns)
+    listed = (f"{value} AS {quote(c)}" for c, value in given.values.items())
     missing = _suppressed(table, "(SELECT count(*) FROM i) < (SELECT count(*) FROM b)")
     if table.key and set(table.key) <= set(columns):
         order = key_order(table, "b")
@@ -196,7 +187,7 @@ def _insert_all(table: ProtectedTable, change: Change) -> str:
     kept = ", ".join((*_numbered(table, mark_of(table).shown, "block", named=True), *keys, *target.kept()))
     chosen = target.several(source, ("number", JSON, "mark", "resource"))
     return (
-        f"WITH b AS MATERIALIZED ({given}),"
+        f"WITH b AS MATERIALIZED (SELECT {', '.join((*listed, given.place))} FROM {given.source}),"
         f" i AS ({_insert(table, names, ' FROM b', f' ORDER BY {order}')} RETURNING {kept})"
         f" SELECT * FROM ({chosen}) AS a UNION ALL {missing}"
     )
@@ -259,15 +250,8 @@ def _suppressed(table: ProtectedTable, condition: str) -> str:
     return f"SELECT 0, fencepost.suppressed({literal(name)}), NULL::bigint, NULL::text WHERE {condition}"
 
 
-def _values(table: Table, columns: tuple[str, ...]) -> dict[str, str]:
-    """Give the values of columns from the body, an object, which is `b`."""
-    return {quote(c): body_value(table, c, f"b.{quote(c)}", BODY) for c in columns}
-
-
-def _body(table: Table, columns: tuple[str, ...]) -> str:
-    if not columns:
-        return ""
-    return f" FROM json_to_record({body_json(table, columns, BODY)}) AS b({body_columns(table, columns)})"
+def _from(given: Given) -> str:
+    return f" FROM {given.source}" if given.source else ""
 
 
 def _compiled(text: str, wait: Wait) -> WriteStatement:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.answers import JSON, Shown
-from fencepost.storage.statements.body_sql import body_columns, body_json, body_value
-from fencepost.storage.statements.given import elements
+from fencepost.storage.statements.answers import JSON
+from fencepost.storage.statements.given import elements, record
 from fencepost.storage.statements.keyed import Change
 from fencepost.storage.statements.mark import mark_of
-from fencepost.storage.statements.parameters import BODY, OF_WRITES, Bound, RowWrite, Statement, compiled
+from fencepost.storage.statements.parameters import OF_WRITES, Bound, RowWrite, Statement, compiled
 from fencepost.storage.statements.query import Filter
 from fencepost.storage.statements.query_sql import render_filters
 from fencepost.storage.statements.row_sql import (
@@ -88,34 +87,26 @@ class Unwritten:
 def by_filter(
     table: ProtectedTable,
     filters: tuple[Filter, ...],
-    change: Change | None,
-    target: Shown,
+    change: Change,
     limit: int,
-    *,
-    named: bool = False,
 ) -> Statement[RowWrite]:
-    """Write the UPDATE (or the DELETE, if change is None) of all rows that match, at most `limit`, or of none. `named`:
-    it answers the names of these rows, too.
-    """
+    """Write the UPDATE or DELETE of all rows that match, at most `limit`, or of none."""
     bound, mark = Bound(), mark_of(table)
     conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
-    columns = change.columns if change is not None else ()
-    values = {c: body_value(table, c, f"b.{quote(c)}", BODY) for c in columns}
-    source = (
-        f", json_to_record({body_json(table, columns, BODY)}) AS b({body_columns(table, columns)})" if columns else ""
-    )
+    given = record(table, change.columns)
+    source = f", {given.source}" if given.source else ""
     kept = [f"hit.k{n}" for n, _ in enumerate(table.key)]
     hit = (
-        f"SELECT {', '.join(_columns_of_met_rows(table, change, target))} FROM {table.sql_name} AS r WHERE {conditions}"
+        f"SELECT {', '.join(_columns_of_met_rows(table, change))} FROM {table.sql_name} AS r WHERE {conditions}"
         f" ORDER BY {_key(table)} LIMIT {limit + 1} {_lock(table, change)}"
     )
     return compiled(
         f"WITH hit AS MATERIALIZED ({hit}), bad AS MATERIALIZED (SELECT * FROM hit WHERE {mark.refuses}),"
         f" verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= {limit} AS passes"
         f" FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),"
-        f" w AS ({_write(table, change, target, values, source, kept)})"
-        + _answer_by_filter(table, target, limit, named=named)
-        + (_watched(table) if change is None and table.fence.scope is None else ""),
+        f" w AS ({_write(table, change, given.values, source, kept)})"
+        + _answer_by_filter(table, change, limit)
+        + (_watched(table) if change.deletes and table.fence.scope is None else ""),
         (*OF_WRITES, *bound.parameters),
     )
 
@@ -127,15 +118,17 @@ def _name_of_met(table: ProtectedTable, alias: str) -> str:
     )
 
 
-def _answer_by_filter(table: ProtectedTable, target: Shown, limit: int, *, named: bool) -> str:
-    """List rows that were written, or that refused, or how many too many there are. `named`: and the names of those
-    that were met, which are those that were written, if any was.
+def _answer_by_filter(table: ProtectedTable, change: Change, limit: int) -> str:
+    """List rows that were written, or that refused, or how many too many there are; and, where they are wanted, the
+    names of those that were met, which are those that were written, if any was.
     """
     name = table.fence.name
     keys = ", ".join(f"k{n}" for n, _ in enumerate(table.key))
     resource = _name_of_met(table, "bad")
-    names = f" UNION ALL SELECT 'name', {_name_of_met(table, 'hit')}, NULL FROM hit WHERE {_PASSES}" if named else ""
-    rows = target.several(f"SELECT * FROM w ORDER BY {keys}", (JSON,))
+    names = (
+        f" UNION ALL SELECT 'name', {_name_of_met(table, 'hit')}, NULL FROM hit WHERE {_PASSES}" if change.named else ""
+    )
+    rows = change.target.several(f"SELECT * FROM w ORDER BY {keys}", (JSON,))
     return (
         f" SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark FROM ({rows}) AS a"
         f" UNION ALL SELECT * FROM (SELECT 'refused', {resource}, bad.{FOUND_MARK} FROM bad"
@@ -164,7 +157,7 @@ def by_array(table: ProtectedTable, change: Change) -> Statement[RowWrite]:
     mark, given = mark_of(table), elements(table, (*table.key, *change.columns))
     values = {c: f"hit.v{n}" for n, c in enumerate(change.columns)}
     hit = [
-        *_columns_of_met_rows(table, change, change.target),
+        *_columns_of_met_rows(table, change),
         *(f"{given.values[c]} AS v{n}" for n, c in enumerate(change.columns)),
     ]
     match = " AND ".join((given.match(table), *mark.within))
@@ -183,7 +176,7 @@ def by_array(table: ProtectedTable, change: Change) -> Statement[RowWrite]:
         f" ORDER BY {_key(table)} {_lock(table, change)}),"
         f" verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT {distinct} FROM hit) AS rows)"
         f" = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE {mark.refuses}) AS passes),"
-        f" w AS ({_write(table, change, change.target, values, '', kept)})"
+        f" w AS ({_write(table, change, values, '', kept)})"
         f" SELECT written.json, written.{ORDINAL} AS element{name} FROM ({rows}) AS written"
         f" UNION ALL SELECT NULL, hit.{ORDINAL}{none} FROM hit WHERE NOT {_PASSES}"
         f" UNION ALL SELECT fencepost.suppressed({literal(table.fence.name)}), NULL::bigint{none}"
@@ -196,39 +189,33 @@ def _key(table: ProtectedTable) -> str:
     return ", ".join(f"r.{quote(c)}" for c in table.key)
 
 
-def _lock(table: ProtectedTable, change: Change | None) -> str:
-    return lock_clause(table, "delete", ()) if change is None else lock_clause(table, "update", change.sets)
+def _lock(table: ProtectedTable, change: Change) -> str:
+    return lock_clause(table, "delete" if change.deletes else "update", change.sets)
 
 
-def _columns_of_met_rows(table: ProtectedTable, change: Change | None, target: Shown) -> list[str]:
+def _columns_of_met_rows(table: ProtectedTable, change: Change) -> list[str]:
     """List what is known of each row that is met, once it is locked."""
     mark = mark_of(table)
     met = [f"r.{quote(c)} AS k{n}" for n, c in enumerate(table.key)]
     met.append(f"{mark.shown} AS {FOUND_MARK}")
     if _sets_nothing(table, change):
-        met += target.kept()
+        met += change.target.kept()
     return met
 
 
-def _sets_nothing(table: ProtectedTable, change: Change | None) -> bool:
+def _sets_nothing(table: ProtectedTable, change: Change) -> bool:
     """Whether the rows are only locked, and answered as they are: no column is given, and their mark is the scope's."""
-    return change is not None and not (change.sets or mark_of(table).stored)
+    return not (change.deletes or change.sets or mark_of(table).stored)
 
 
-def _write(
-    table: ProtectedTable,
-    change: Change | None,
-    target: Shown,
-    values: Mapping[str, str],
-    source: str,
-    kept: Sequence[str],
-) -> str:
+def _write(table: ProtectedTable, change: Change, values: Mapping[str, str], source: str, kept: Sequence[str]) -> str:
     """Write the rows of `hit`, if the verdict is that the write passes. `kept`: what the answer is ordered by."""
+    target = change.target
     if _sets_nothing(table, change):
         return f"SELECT {', '.join((*kept, *target.carried('hit')))} FROM hit WHERE {_PASSES}"
     same = " AND ".join(f"r.{quote(c)} {operator(table.columns[c], '=')} hit.k{n}" for n, c in enumerate(table.key))
     returning = f"RETURNING {', '.join((*kept, *target.kept()))}"
-    if change is None:
+    if change.deletes:
         return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES} {returning}"
     sets = [f"{quote(c)} = {value}" for c, value in values.items()]
     sets += [f"{column} = {value}" for column, value in mark_of(table).stored]
@@ -243,15 +230,12 @@ async def write_matching(
     table: ProtectedTable,
     filters: tuple[Filter, ...],
     write: RowWrite,
-    change: Change | None,
-    target: Shown,
+    change: Change,
     limit: int,
-    *,
-    named: bool = False,
 ) -> ManyOutcome:
     """Change (or delete) every row that matches, or none."""
-    statement = by_filter(table, filters, change, target, limit, named=named)
-    if change is None and table.fence.scope is None:
+    statement = by_filter(table, filters, change, limit)
+    if change.deletes and table.fence.scope is None:
         # In a transaction of its own: the DELETE's trigger needs the token first, and a setting made in the same
         # statement would not be there for every row (the planner decides).
         part = connection.is_in_transaction()
@@ -267,7 +251,7 @@ async def write_matching(
     refused = [RefusedRow(row["value"], row["mark"]) for row in rows if row["what"] == "refused"]
     if refused:
         return ManyRefused(refused)
-    names = [row["value"] for row in rows if row["what"] == "name"] if named else None
+    names = [row["value"] for row in rows if row["what"] == "name"] if change.named else None
     return ManyWritten([row["value"] for row in rows if row["what"] == "row"], names)
 
 
