@@ -19,10 +19,14 @@ CREATE TABLE fencepost.queues (
   leader_epochs bigint[] NOT NULL DEFAULT '{}',
   paused_member  text,
   paused_because text,
-  paused_at      timestamptz
+  paused_at      timestamptz,
+  looked_at      timestamptz,
+  looked_ends    bigint[],
+  applied_to     timestamptz,
+  forget_to      timestamptz
 ) WITH (fillfactor = 50);
 
-COMMENT ON TABLE fencepost.queues IS 'Queues, and what their logs were when they were last looked at. incarnation: null until the log is looked at in the present generation of its source. ends: by partition, what the offset of the next message was, at least. paused_member, paused_because: a consumer that decides or takes nothing, and why; paused_at: when it last said so, which it does once a second. Null: none is paused.';
+COMMENT ON TABLE fencepost.queues IS 'Queues, and what their logs were when they were last looked at. incarnation: null until the log is looked at in the present generation of its source. ends: by partition, what the offset of the next message was, at least. paused_member, paused_because: a consumer that decides or takes nothing, and why; paused_at: when it last said so, which it does once a second. Null: none is paused. looked_at, looked_ends: a moment, and where the log ended after it; applied_to: such a moment, and all that came into the log before it is decided; forget_to: what applied_to was before. Null: not known in the present generation.';
 
 CREATE TABLE fencepost.queue_partitions (
   source      text COLLATE "C" NOT NULL REFERENCES fencepost.queues,
@@ -178,7 +182,9 @@ END $$;
 CREATE FUNCTION fencepost.queue_forget(p_source text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  UPDATE fencepost.queues q SET incarnation = NULL, ends = '{}', leader_epochs = '{}' WHERE q.source = p_source;
+  UPDATE fencepost.queues q SET incarnation = NULL, ends = '{}', leader_epochs = '{}', looked_at = NULL, looked_ends = NULL,
+         applied_to = NULL, forget_to = NULL
+   WHERE q.source = p_source;
   UPDATE fencepost.queue_partitions p SET decided = NULL, oldest_at = NULL, committed = NULL, blocked_resource = NULL, blocked_because = NULL,
          blocked_since = NULL
    WHERE p.source = p_source;

@@ -40,6 +40,7 @@ FILES = (
     "force_release",  # ending a lease in its holder's place
     "idempotency",  # answers to writes with an Idempotency-Key
     "queues",  # logs of writes
+    "queue_looks",  # before when all of them is decided
     "queue_results",  # what became of their writes
     "queued",  # the log in this database
     "api_keys",  # who may call the gateway

@@ -55,3 +55,40 @@ async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage
     await stage.queue.append(message)
     await stage.consume()
     assert await stage.rows("SELECT n FROM stamps WHERE id = 's'") == [(7,)]
+
+
+async def test_a_copy_that_waits_in_the_log_until_the_record_is_old_has_no_second_effect(stage: Stage) -> None:
+    """It came in time. One that comes when the record is forgotten is late, whatever time the log gives it."""
+    queue, ledger, now = (
+        stage.queue,
+        DatabaseLedger(stage.queue.gateway.database, DEFAULT),
+        stage.queue.gateway.seals.now(),
+    )
+    keys, hour = queue.gateway.seals.keys, 3600
+    assert keys is not None
+
+    async def looked(before: int) -> int:
+        """Look at the log as a consumer did two hours before that, and after; how many records are forgotten then."""
+        generation = await ledger.generation()
+        await ledger.note_committed(await queue.log.decided(), generation)
+        for each in (before + 2, before + 1, before):
+            at, decided = now - each * hour, await queue.log.decided()
+            await ledger.note_look(at, decided, await queue.log.state(), generation)
+        pruned: int = await queue.owner.fetchval("SELECT fencepost.prune_idempotency(86400, 1000)")
+        return pruned
+
+    message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), now - 40 * hour)
+    await queue.append(message)
+    await stage.consume()
+    await queue.owner.execute("UPDATE fencepost.idempotency SET created_at = created_at - interval '39 hours'")
+    await queue.append(message)
+    assert await looked(7) == 0
+    before = await stage.rows("SELECT n, xmin::text FROM stamps WHERE id = 's'")
+    await stage.consume()
+    assert await stage.rows("SELECT n, xmin::text FROM stamps WHERE id = 's'") == before
+    assert (await queue.log.dead.list(9), await looked(3), before[0][0]) == ([], 1, 7)
+    await queue.append(message)
+    await queue.owner.execute("UPDATE fencepost.queued SET appended_at = appended_at - interval '39 hours'")
+    await stage.consume()
+    assert await stage.rows("SELECT n, xmin::text FROM stamps WHERE id = 's'") == before
+    assert ["after it was signed" in each.reason for each in await queue.log.dead.list(9)] == [True]

@@ -13,6 +13,7 @@ COMMITTED = "fencepost.queue_committed(text, bigint, bigint[])"
 DONE = "fencepost.queue_done(integer[], bigint[])"
 FORGETTABLE = "fencepost.queue_forgettable(text)"
 FAULT = "fencepost.queue_fault(text, text, bigint[], bigint[], bigint[], bigint[])"
+LOOKED = "fencepost.queue_looked(text, bigint, text, double precision, bigint[], bigint[])"
 IS_COMMITTED = "fencepost.queue_is_committed(text, bigint, integer, bigint)"
 OWN = "fencepost.queue_own(text, integer, integer[])"
 PRUNE = "fencepost.prune_idempotency(double precision, integer)"
@@ -91,6 +92,21 @@ MUTANTS: list[tuple[str, str, str, str, QueueScenario]] = [
         records.what_is_said_during_a_raise_is_of_the_generation_before),
     ("a raise leaves what was committed", "fencepost.queue_forget(text)", ", committed = NULL", "",
         records.after_a_raise_what_is_committed_is_asked_anew),
+    ("a caller's record is forgotten while a copy waits", PRUNE,
+        "NOT i.headers && ARRAY['fencepost-caller', 'fencepost-claimed']", "true",
+        records.a_callers_record_goes_when_no_copy_of_its_time_waits),
+    ("a moment counts before all that came is decided", LOOKED, "(u.below BETWEEN u.wanted AND u.upto) IS NOT TRUE",
+        "u.below IS NULL", records.a_callers_record_goes_when_no_copy_of_its_time_waits),
+    ("a position of another log counts", LOOKED, "u.below BETWEEN u.wanted AND u.upto", "u.below >= u.wanted",
+        records.a_callers_record_goes_when_no_copy_of_its_time_waits),
+    ("a look at another log counts", LOOKED, " AND q.incarnation = p_incarnation", "",
+        records.a_callers_record_goes_when_no_copy_of_its_time_waits),
+    ("a record goes at once", LOOKED, "forget_to = q.applied_to", "forget_to = q.looked_at",
+        records.a_callers_record_goes_when_no_copy_of_its_time_waits),
+    ("looks come at once", LOOKED, " - interval '1 minute'", " + interval '1 minute'",
+        records.a_callers_record_goes_when_no_copy_of_its_time_waits),
+    ("clocks are one", "fencepost.queue_no_copy_waits(text, timestamptz)", " + interval '10 minutes'", "",
+        records.a_callers_record_goes_when_no_copy_of_its_time_waits),
     ("the first message that is not committed is one that is", IS_COMMITTED, "p.committed > p_offset",
         "p.committed >= p_offset", records.records_go_when_they_are_committed_and_not_before),
 ]  # fmt: skip

@@ -59,6 +59,34 @@ async def after_a_raise_what_is_committed_is_asked_anew(connect: Connect) -> Non
     assert await a.fetchval(LEFT) == IDS[:1]
 
 
+async def a_callers_record_goes_when_no_copy_of_its_time_waits(connect: Connect) -> None:
+    a, queue = await connect(), "kafka:a.b"
+    await progress.register(a, queue)
+    await a.execute(RECORD.replace("'{}'", "'{fencepost-caller,x}'"), IDS[0])
+    generation, now = await looked_at(a, "x", 9, 10), await progress.now(a)
+    await progress.note_committed(a, queue, generation, [9, 10])
+
+    async def looked(minutes: int, *decided: int, log: str = "x") -> int:
+        """Note a look of so many minutes ago; how many records are forgotten then."""
+        await progress.note_look(a, queue, generation, now - 60 * minutes, decided, (log, [9, 10]))
+        return await idempotency.prune(a, DAY)
+
+    assert [await looked(each, 8, 10) for each in (90, 80, 70)] == [0, 0, 0], "offset 8 is not decided"
+    assert await looked(60, 9, 11) == 0, "the log does not come to 11"
+    assert await looked(60, 9, 10, log="y") == 0, "that is another log"
+    assert await progress.applied_to(a, queue) is None
+    assert await looked(60, 9, 10) == 0, "who asks now has a minute"
+    assert await progress.applied_to(a, queue) == now - 60 * 90
+    assert await looked(60, 9, 10) == 0, "that is the same minute"
+    await a.execute("UPDATE fencepost.idempotency SET created_at = to_timestamp($1)", now - 60 * 99 - DAY)
+    assert await looked(50, 9, 10) == 0, "clocks differ"
+    await a.execute("UPDATE fencepost.idempotency SET created_at = to_timestamp($1)", now - 60 * 101 - DAY)
+    assert await looked(50, 9, 10) == 1
+    await sources.raise_source(a, queue, "for a test")
+    await looked(40, 9, 10)
+    assert await progress.applied_to(a, queue) is None
+
+
 async def what_is_said_during_a_raise_is_of_the_generation_before(connect: Connect) -> None:
     a, b, observer = await connect(), await connect(), await connect()
     await progress.register(a, "kafka:a.b")
@@ -75,6 +103,7 @@ async def what_is_said_during_a_raise_is_of_the_generation_before(connect: Conne
 
 
 SCENARIOS: list[QueueScenario] = [
-    records_go_when_they_are_committed_and_not_before, after_a_raise_what_is_committed_is_asked_anew,
+    a_callers_record_goes_when_no_copy_of_its_time_waits, records_go_when_they_are_committed_and_not_before,
+    after_a_raise_what_is_committed_is_asked_anew,
     what_is_said_during_a_raise_is_of_the_generation_before,
 ]  # fmt: skip

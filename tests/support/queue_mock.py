@@ -223,6 +223,12 @@ class MockLedger:
         self._raise()
         self.noted_committed.append((generation, tuple(offsets)))
 
+    async def now(self) -> float:
+        return 0.0
+
+    async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
+        """Nothing is forgotten here."""
+
 
 class MockReports:
     """Keeps what is reported."""

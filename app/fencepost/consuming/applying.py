@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from fencepost.consuming.database_ledger import DatabaseLedger
 from fencepost.consuming.outcome import APPLIED, Before, Copied, Decided, Later, MarkReached, Result, kept, of_problem
 from fencepost.fencing.caller import EVERYBODY, Caller
 from fencepost.fencing.problem_types import (
@@ -78,13 +79,14 @@ class Applier:
         self._queue = queue
         self._max_body_bytes = max_body_bytes
         self._kept_for = kept_for
+        self._ledger = DatabaseLedger(gateway.database, queue)
 
     async def apply(self, received: Received, standing: Standing, name: MessageName) -> Result:
         """Apply a message, once, as the caller whose write it is."""
         try:
             message = read_message(received.message)
             named = message.named
-            caller = _misplaced(received, standing) or self._caller_of(received, message)
+            caller = _misplaced(received, standing) or await self._caller_of(received, message)
         except MalformedMessageError as error:
             return _malformed(error)
         if isinstance(caller, Decided | Later):
@@ -104,16 +106,21 @@ class Applier:
         except RefusedError as error:
             return _by_problem(problem_of_refused(error))
 
-    def _caller_of(self, received: Received, message: WriteMessage) -> Caller | Later:
+    async def _caller_of(self, received: Received, message: WriteMessage) -> Caller | Later:
         """Say as whom a message is applied; Later: nothing is here to verify it by. Raises MalformedMessageError where
-        its caller is not proven: it is nobody's write, and not the gateway's either.
+        its caller is not proven: it is nobody's write, and not the gateway's either. So it is where the message may be
+        a copy whose record is forgotten: it came after all was decided that had come within `kept_for`. The time that
+        the log gives is not asked: the message's producer may have chosen it.
         """
         if message.caller is None:
             return EVERYBODY
         keys = self._gateway.seals.keys
         if keys is None:
             return Later("the message has a caller, and no keys are here to verify it by: FENCEPOST_SEAL_KEYS_FILE")
-        return verify(received.message, self._queue, keys, received.at, self._kept_for)
+        signed = verify(received.message, self._queue, keys)
+        if self._gateway.seals.now() - signed.at > self._kept_for:
+            signed.require_in_time(await self._ledger.applied_to() or 0.0, self._kept_for)
+        return signed.caller
 
     async def _attempt(self, taken: _Taken, table: Table | None) -> Result:
         try:

@@ -91,15 +91,18 @@ class QueueConsumer:
                 self._reports.fault(error)
 
     async def _note_committed(self) -> None:
-        """Ask the log what it has committed, and note that when it has changed."""
+        """Ask the log what it has committed, and note that when it has changed; and the look itself."""
         generation = self._progress.generation
         if generation is None:
             return
         with suppress(LogError, StorageError):  # the log is asked again
+            at = await self._ledger.now()
             committed = (generation, list(await self._log.decided()))
+            state = await self._log.state()
             if committed != self._committed:
                 await self._ledger.note_committed(committed[1], generation)
                 self._committed = committed
+            await self._ledger.note_look(at, committed[1], state, generation)
 
     async def _note(self) -> None:
         collected, generation = self._progress.collect(asyncio.get_running_loop().time()), self._progress.generation

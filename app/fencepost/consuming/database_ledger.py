@@ -109,3 +109,16 @@ class DatabaseLedger:
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
         """Note what the log gives no more."""
         await self._write(lambda connection: progress.note_committed(connection, self._queue, generation, offsets))
+
+    async def now(self) -> float:
+        """Read the clock."""
+        return await self._write(progress.now)
+
+    async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
+        """Note a look at the log."""
+        said = (state.incarnation, state.ends)
+        await self._write(lambda connection: progress.note_look(connection, self._queue, generation, at, decided, said))
+
+    async def applied_to(self) -> float | None:
+        """Read before when all that came into the log is decided, in seconds since the epoch; None: not known."""
+        return await self._write(lambda connection: progress.applied_to(connection, self._queue))

@@ -80,6 +80,16 @@ class Ledger(Protocol):
         """Note that this member decides or takes nothing, and why; None: it goes on."""
         ...
 
+    async def now(self) -> float:
+        """Read the database's clock, in seconds since the epoch."""
+        ...
+
+    async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
+        """Note what the log has said after `now` gave `at`: first below which offsets all is decided, then what it
+        is. So it becomes known that all is decided that came before a moment, whatever times the messages have.
+        """
+        ...
+
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
         """Note, by partition, below which offset the log gives no message again. `generation`: the one in which it was
         asked.

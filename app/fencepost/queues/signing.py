@@ -5,16 +5,17 @@
 
 The payload has the caller's name, role, claims and patterns of locks, and when it was signed. So who can put messages
 into a log, and has no key, can neither make up a caller, nor change a caller's message, nor put its header on another
-one. What it can do is to put the same message there again. That is a copy, and known by its record for as long as there
-is one (write_id.py). So the header is the first one, and the others stand as they were signed, in their order and
-letters: with other bytes it would be no copy. One that comes when the record may be forgotten is refused.
+one. What it can do is to put the same message there again. That is a copy, and known by its record (write_id.py), which
+stays until each copy is decided that came while records are kept (queue_looks.sql). One that came later is refused. So
+the header is the first one, and the others stand as they were signed, in their order and letters: with other bytes it
+would be no copy.
 
 The keys are those that seal tokens (fencing/seal.py).
 """
 
 import hmac
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fencepost.fencing.caller import Caller
@@ -40,10 +41,27 @@ def unsigned_of(message: Message) -> Message:
     return replace(message, headers=tuple(each for each in message.headers if each[0].lower() != CALLER))
 
 
-def verify(message: Message, queue: str, keys: SealKeys, at: float, kept_for: float) -> Caller:
-    """Verify whose message it is. `at`: when it came into the log, in seconds since 1970. `kept_for`: how many seconds
-    what became of a message is known, and so how long after it was signed it may come. Raises MalformedMessageError.
-    """
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A caller who is proven. `at`: when the message was signed, in seconds since 1970."""
+
+    caller: Caller
+    at: float
+
+    def require_in_time(self, came: float, kept_for: float) -> None:
+        """Raise MalformedMessageError where the message came too late. `came`: when it came into the log, or some time
+        before that. `kept_for`: how many seconds what became of a message is known, and so how long after it was signed
+        it may come.
+        """
+        if came - self.at > kept_for:
+            raise MalformedMessageError(
+                f"header {CALLER}: the message came into the log {came - self.at:.0f} s after it was signed, or later:"
+                " it may have been there before, and what became of it then is known no more"
+            )
+
+
+def verify(message: Message, queue: str, keys: SealKeys) -> Signed:
+    """Verify whose message it is. Raises MalformedMessageError."""
     body, _, mac = (_header(message) or "").rpartition(".")
     key_id = body.partition(".")[0][:32]
     key = keys.keys.get(key_id)
@@ -54,13 +72,7 @@ def verify(message: Message, queue: str, keys: SealKeys, at: float, kept_for: fl
     is_first = bool(message.headers) and message.headers[0][0] == CALLER
     if not is_first or not hmac.compare_digest(_mac(key, body, queue, unsigned_of(message)).encode(), mac.encode()):
         raise MalformedMessageError(f"header {CALLER}: no gateway with the key {key_id} has signed it for this message")
-    caller, signed = _read(body)
-    if at - signed > kept_for:
-        raise MalformedMessageError(
-            f"header {CALLER}: the message came into the log {at - signed:.0f} s after it was signed: it may have been"
-            " there before, and what became of it then is known no more"
-        )
-    return caller
+    return Signed(*_read(body))
 
 
 def claimed(message: Message) -> Caller | None:

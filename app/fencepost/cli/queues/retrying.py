@@ -56,9 +56,11 @@ class Retrying:
                 " (FENCEPOST_SEAL_KEYS_FILE) names the file with the gateway's keys; nothing was done"
             )
         try:
-            return verify(letter.message, self.queue, self.keys, letter.at, self.kept_for)
+            signed = verify(letter.message, self.queue, self.keys)
+            signed.require_in_time(letter.at, self.kept_for)
         except MalformedMessageError as error:
             raise click.ClickException(f"{_name(letter)}: {error}; drop it: nothing was done") from error
+        return signed.caller
 
 
 def _name(letter: DeadLetter) -> str:

@@ -214,6 +214,30 @@ async def is_committed(connection: Connection, name: str, generation: int, parti
     return committed
 
 
+async def note_look(
+    connection: Connection,
+    name: str,
+    generation: int,
+    at: float,
+    decided: Sequence[int],
+    state: tuple[str, Sequence[int]],
+) -> None:
+    """Record what the log has said after the clock (`now`) was `at`: by partition, the offset below which all is
+    decided, and then its incarnation and where it ends.
+    """
+    incarnation, ends = state
+    await connection.execute(
+        "SELECT fencepost.queue_looked($1, $2, $3, $4, $5, $6)",
+        *(name, generation, incarnation, at, list(decided), list(ends)),
+    )
+
+
+async def applied_to(connection: Connection, name: str) -> float | None:
+    """Read before when all that came into the log is decided, in seconds since the epoch; None: not known."""
+    seconds: float | None = await connection.fetchval("SELECT fencepost.queue_applied_to($1)", name)
+    return seconds
+
+
 async def known(connection: Connection) -> list[KnownQueue]:
     """List the queues that were ever registered, by name, with what consumers have noted."""
     found: dict[str, asyncpg.Record] = {}
