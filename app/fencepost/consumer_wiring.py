@@ -71,6 +71,7 @@ def consumer_of(gateway: Gateway, name: str, settings: Settings, member: str) ->
         now=_wall_clock,
         kept_for=settings.idempotency_retention,
         stop_resources=settings.stop_resources,
+        prove=applier.prove,
     )
     limits = ConsumerLimits(
         messages=max(min(MOST_IN_HAND, int(settings.max_waiting * SHARE)), 1), drain=_drain(settings)

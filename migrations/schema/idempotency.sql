@@ -102,7 +102,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 
 -- Forget records older than p_keep_s, oldest first, p_limit at most. Returns how many. That of a queue's message stays for as long as
 -- the message may come again, however old it is: it says what became of it. Where a message has a caller, it may be copied for so long
--- after it was signed: then its record stays until each copy of that time is decided.
+-- after it was signed: then its record stays until each copy of that time is decided, and for as long as its dead letter is there.
 CREATE FUNCTION fencepost.prune_idempotency(p_keep_s double precision, p_limit integer) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off AS $$
@@ -113,7 +113,8 @@ BEGIN
                 WHERE i.created_at < clock_timestamp() - p_keep_s * interval '1 s'
                   AND (i.caller <> 'queue' OR fencepost.queue_forgettable(i.key))
                   AND (i.caller <> 'queue' OR NOT i.headers && ARRAY['fencepost-caller', 'fencepost-claimed']
-                       OR fencepost.queue_no_copy_waits(i.key, i.created_at + p_keep_s * interval '1 s'))
+                       OR (fencepost.queue_no_copy_waits(i.key, i.created_at + p_keep_s * interval '1 s')
+                           AND fencepost.queue_letter_waits(i.headers) IS NOT TRUE))
                 ORDER BY i.created_at LIMIT p_limit FOR UPDATE SKIP LOCKED)
   DELETE FROM fencepost.idempotency i USING old WHERE i.caller = old.caller AND i.key = old.key;
   GET DIAGNOSTICS pruned = ROW_COUNT;

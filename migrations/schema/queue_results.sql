@@ -46,3 +46,14 @@ BEGIN
    WHERE i.caller = 'queue' AND i.key = p_id;
   RETURN FOUND;
 END $$;
+
+-- From now on this is the record of all messages of its nonce that say this: one that stood where it did not belong is done in its own place.
+-- False: there is another record of that.
+CREATE FUNCTION fencepost.queue_claim(p_id text, p_content bytea) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  UPDATE fencepost.idempotency i SET payload_hash = p_content WHERE i.caller = 'queue' AND i.key = p_id;
+  RETURN FOUND;
+EXCEPTION WHEN unique_violation THEN
+  RETURN false;
+END $$;

@@ -16,7 +16,7 @@ from fencepost.storage.protecting.protect import protect
 __all__ = ["stage"]
 
 
-def _decider(stage: Stage) -> Decider:
+def decider(stage: Stage) -> Decider:
     gateway = stage.queue.gateway
     ledger = DatabaseLedger(gateway.database, DEFAULT)
     return Decider(
@@ -37,7 +37,7 @@ async def test_a_role_that_is_gone_is_a_dead_letter_where_the_key_is_a_date(stag
         write("days/2026-01-01", "PATCH", {"n": 1}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now()
     )
     received = Received(Position(partition_of(message.key, 8), 0), message, stage.queue.gateway.seals.now())
-    settled = await _decider(stage).decide(received, Standing(1, 8))
+    settled = await decider(stage).decide(received, Standing(1, 8))
     assert isinstance(settled, Settled), settled
     assert settled.reason.startswith("FP043"), settled
 
@@ -48,8 +48,7 @@ async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage
     assert keys is not None
     message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now())
     meant, now = partition_of(message.key, 8), stage.queue.gateway.seals.now()
-    decider = _decider(stage)
-    copied = await decider.decide(Received(Position((meant + 1) % 8, 5), message, now), Standing(1, 8))
+    copied = await decider(stage).decide(Received(Position((meant + 1) % 8, 5), message, now), Standing(1, 8))
     assert isinstance(copied, Settled)
     assert copied.state == "failed"
     await stage.queue.append(message)

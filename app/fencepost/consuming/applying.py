@@ -106,6 +106,14 @@ class Applier:
         except RefusedError as error:
             return _by_problem(problem_of_refused(error))
 
+    async def prove(self, received: Received, decided: Decided) -> Result:
+        """Decide a message without applying it, as that of its caller where one is proven."""
+        try:
+            caller = await self._caller_of(received, read_message(received.message))
+        except MalformedMessageError:
+            return decided
+        return caller if isinstance(caller, Later) else _of_caller(decided, caller)
+
     async def _caller_of(self, received: Received, message: WriteMessage) -> Caller | Later:
         """Say as whom a message is applied; Later: nothing is here to verify it by. Raises MalformedMessageError where
         its caller is not proven: it is nobody's write, and not the gateway's either. So it is where the message may be

@@ -11,7 +11,6 @@ asked where the fence refuses it, and only there: what the log said may be wrong
 position and was not committed yet), and a message that the fence lets pass must not be lost by that.
 """
 
-import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -36,11 +35,13 @@ from fencepost.gateway.results import IN_HAND, State, letter_of, of_caller, stat
 from fencepost.queues.log import DeadLetter, DeadLetters, LogError, Received
 from fencepost.queues.message import nonce_of
 from fencepost.queues.signing import claimed
-from fencepost.queues.write_id import MessageName, content_of, hash_of, id_at
+from fencepost.queues.write_id import MessageName, content_at, content_of, hash_of, id_at
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 
 Apply = Callable[[Received, Standing, MessageName], Awaitable[Result]]
 """Applies a message."""
+Prove = Callable[[Received, Decided], Awaitable[Result]]
+"""Decides a message that is not to be applied: its caller is noted, where one is proven."""
 OLD: Final = 0.5
 """After which part of the time for which records are kept a message is looked up before it is applied: what was kept
 under an Idempotency-Key of the client may be forgotten from then on.
@@ -71,7 +72,7 @@ class Decider:
 
     def __init__(
         self, queue: str, apply: Apply, ledger: Ledger, dead: DeadLetters, *, now: Callable[[], float],
-        kept_for: float = 86_400.0, stop_resources: bool = False,
+        kept_for: float = 86_400.0, stop_resources: bool = False, prove: Prove | None = None,
     ) -> None:  # fmt: skip
         self._queue = queue
         self._apply = apply
@@ -80,6 +81,7 @@ class Decider:
         self._now = now
         self._old = kept_for * OLD
         self._stop_resources = stop_resources
+        self._prove = prove
         self.stopped: dict[str, str] = {}
         """By resource, the dead letter that stopped it."""
 
@@ -104,7 +106,11 @@ class Decider:
             found = await self._ledger.result(name)
             if found is not None:
                 return await self._settle_before(received, found)
-        result = self._stopped_by_another(received, name) or await self._apply(received, standing, name)
+        stopped = self._stopped_by_another(received, name)
+        if stopped is not None and self._prove is not None:
+            result = await self._prove(received, stopped)
+        else:
+            result = stopped or await self._apply(received, standing, name)
         match result:
             case Later():
                 return result
@@ -116,7 +122,8 @@ class Decider:
                 known = await self._before(received, standing, name)
                 return known or Later("it was decided at another offset of the log, and that is not on record any more")
             case Decided():
-                return await self._settle(received, _of_place(received, name) if result.misplaced else name, result)
+                placed = replace(name, content=content_at(received.position, name.content))
+                return await self._settle(received, placed if result.misplaced else name, result)
 
     async def _overtaken(
         self, received: Received, standing: Standing, name: MessageName, problem: Problem
@@ -188,11 +195,6 @@ class Decider:
                 self.stopped.pop(resource, None)
             await self._dead.drop(write_id)
         return reason
-
-
-def _of_place(received: Received, name: MessageName) -> MessageName:
-    place = f"{received.position.partition}.{received.position.offset} ".encode()
-    return MessageName(name.id, hashlib.blake2b(place + name.content, digest_size=16).digest())
 
 
 def _resource_of(received: Received) -> str | None:

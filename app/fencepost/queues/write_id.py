@@ -55,6 +55,12 @@ def content_of(message: Message) -> bytes:
     return hashlib.blake2b(joined(message), digest_size=16).digest()
 
 
+def content_at(position: Position, content: bytes) -> bytes:
+    """Hash what a message says and where it is, which is what it is recognised by where it does not belong."""
+    place = f"{position.partition}.{position.offset} ".encode()
+    return hashlib.blake2b(place + content, digest_size=16).digest()
+
+
 def hash_of(queue: str, received: Received) -> str:
     """Make the last part of the id of a message that has no nonce."""
     position = received.position

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from fencepost.cli.database import database_url, run_command
 from fencepost.cli.options import settings_options
 from fencepost.cli.queues.names import chosen_queues
-from fencepost.cli.queues.retrying import Retrying
+from fencepost.cli.queues.retrying import Retrying, place_of
 from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS
 from fencepost.observe.events import Event, SourceTrouble
 from fencepost.queues.log import DeadLetter, Log, LogError, Message
@@ -117,7 +117,8 @@ def retry(settings: Settings, queue: str, letters: tuple[str, ...], resource: st
     """Append the messages of dead letters to the end of QUEUE again, as they were, and drop the letters.
 
     A resource that such a letter had stopped goes on. Letters of one resource are appended in their order. Those of
-    callers with a role are signed anew, with the keys of the gateway: --seal-keys-file.
+    callers with a role are signed anew, with the keys of the gateway: --seal-keys-file. One that cannot be retried is
+    named, and stays; with --all the others are retried all the same.
     """
     from fencepost.seal_wiring import read_seal_keys  # noqa: PLC0415 - heavy
     from fencepost.startup import StartupError  # noqa: PLC0415
@@ -145,13 +146,11 @@ def _act(
     if sum((bool(named), resource is not None, everything)) != 1:
         raise click.UsageError("name the letters by ID, or by --resource, or --all")
 
-    async def act(log: Log, database: Database) -> int:
+    async def act(log: Log, database: Database) -> tuple[int, list[str]]:
         ids = await _ids_of_letters(database, named)
         without = await _without_letter(log, database, queue)
         found = await _find(log, ids, resource, () if again else [each.write_id for each in without])
-        if again:
-            for letter in found:
-                again.refuse(letter)
+        found, refused = await again.choose(database, found, everything=everything) if again else (found, [])
         for letter in found:
             name = _resource(letter)
             # What becomes of it is noted first: a message that comes again meanwhile puts no letter any more.
@@ -170,9 +169,14 @@ def _act(
                 continue
             await _note(database, queue, stop.write_id, stop.resource, DROPPED)
             click.echo(f"{stop.write_id} {stop.resource}: the letter was gone; the resource goes on")
-        return len(found) + len(chosen)
+        return len(found) + len(chosen), refused
 
-    if _on_queue(settings, queue, act) == 0:
+    done, refused = _on_queue(settings, queue, act)
+    for each in refused:
+        click.echo(each, err=True)
+    if refused:
+        raise click.ClickException(f"{len(refused)} of the letters cannot be retried, and are there as they were")
+    if done == 0:
         click.echo("no dead letters")
 
 
@@ -208,7 +212,7 @@ async def _find(log: Log, ids: Sequence[str], resource: str | None, known: Seque
                 raise click.ClickException(f"there is no dead letter {letter_id}; nothing was done")
     else:
         found = [each for each in await log.dead.list(_ALL) if resource in (None, _resource(each))]
-    return sorted(found, key=lambda each: (each.position.partition, each.position.offset))
+    return sorted(found, key=lambda each: (place_of(each).partition, place_of(each).offset))
 
 
 async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[Stopped]:

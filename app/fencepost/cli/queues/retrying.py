@@ -1,66 +1,139 @@
-"""The message that retries a dead letter: what the letter's said, under another name; its caller stays whose it was."""
+"""The message that retries a dead letter: what the letter's said, under another name; its caller stays whose it was.
+
+A letter with a caller is believed by the record of its write, which a consumer has made before it put the letter, and
+which stays for as long as the letter is there (queue_letter_waits). Who can write to where letters are, in Kafka for
+example, has no letter by that. What was refused because it came too late, or whose caller was not looked at, is retried
+only where no copy of it can have been forgotten.
+"""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import click
 
-from fencepost.fencing.caller import Caller
 from fencepost.fencing.seal import SealKeys
-from fencepost.queues.log import DeadLetter, Message
+from fencepost.gateway.results import CALLER_HEADER, IN_HAND, letter_of, state_of
+from fencepost.queues.log import DeadLetter, Message, Position
 from fencepost.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError
 from fencepost.queues.signing import sign, unsigned_of, verify
+from fencepost.queues.write_id import MalformedWriteIdError, content_at, content_of, parse_write_id
+from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.queues import results
+from fencepost.storage.queues.results import Result
+
+
+class NotRetriedError(click.ClickException):
+    """This letter cannot be retried; the message names it, and says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """Makes such messages for a queue. `keys` None: none that has a caller. `kept_for`: how many seconds after it was
-    signed a message may have become a letter: signed anew, one that came twice would be done twice.
+    """Makes such messages for a queue. `keys` None: none that has a caller. `kept_for`: how many seconds records are
+    kept.
     """
 
     queue: str
     keys: SealKeys | None
     kept_for: float
 
-    def refuse(self, letter: DeadLetter) -> None:
-        """Raise ClickException for a letter that cannot be retried."""
+    async def choose(
+        self, database: Database, letters: Sequence[DeadLetter], *, everything: bool
+    ) -> tuple[list[DeadLetter], list[str]]:
+        """Give the letters that can be retried, and why others cannot. Where not `everything` is wanted, one that
+        cannot is a ClickException.
+        """
+        good, refused = [], []
+        for letter in letters:
+            try:
+                await self.require(database, letter)
+            except NotRetriedError as error:
+                if not everything:
+                    raise click.ClickException(f"{error.message}: nothing was done") from error
+                refused.append(error.message)
+            else:
+                good.append(letter)
+        return good, refused
+
+    async def require(self, database: Database, letter: DeadLetter) -> None:
+        """Raise NotRetriedError for a letter that cannot be retried, ClickException where keys are missing."""
         if letter.left_out:
             lacks = letter.left_out.replace(" and ", " and no ")
             where = f"offset {letter.position.offset} of partition {letter.position.partition} of {self.queue}"
-            raise click.ClickException(
+            raise NotRetriedError(
                 f"{_name(letter)}: its message was too large, and the letter has no {lacks} of it."
-                f" The message is at {where}: append it from there, and drop the letter; nothing was done"
+                f" The message is at {where}: append it from there, and drop the letter"
             )
-        self._caller_of(letter)
-
-    def message(self, letter: DeadLetter, nonce: str) -> Message:
-        """Make the message. It has another nonce: with the old one it would be a copy of the message that failed. Its
-        Idempotency-Key, the letter's id where the message had none, lets it have one effect, also when the letter is
-        retried again: because a retry was cut off, or the letter came back.
-        """
-        unsigned, caller = unsigned_of(letter.message), self._caller_of(letter)
-        kept = [(name, value) for name, value in unsigned.headers if name.lower() != WRITE_NONCE]
-        if not any(name.lower() == IDEMPOTENCY_KEY for name, _ in kept):
-            kept.append((IDEMPOTENCY_KEY, letter.id.encode()))
-        made = replace(unsigned, headers=(*kept, (WRITE_NONCE, nonce.encode())))
-        if caller is None or self.keys is None:
-            return made
-        return sign(made, self.queue, self.keys, caller, _now())
-
-    def _caller_of(self, letter: DeadLetter) -> Caller | None:
-        if not any(name.lower() == CALLER for name, _ in letter.message.headers):
-            return None
+        if not _has_caller(letter):
+            return
         if self.keys is None:
             raise click.ClickException(
                 f"{_name(letter)}: it is the write of a caller, which is to be signed anew: --seal-keys-file"
                 " (FENCEPOST_SEAL_KEYS_FILE) names the file with the gateway's keys; nothing was done"
             )
         try:
-            signed = verify(letter.message, self.queue, self.keys)
-            signed.require_in_time(letter.at, self.kept_for)
+            await run_write(
+                database.for_writing,
+                lambda connection: self._require_record(connection, letter),
+                repeatable=True,
+            )
         except MalformedMessageError as error:
-            raise click.ClickException(f"{_name(letter)}: {error}; drop it: nothing was done") from error
-        return signed.caller
+            raise NotRetriedError(f"{_name(letter)}: {error}; drop it") from error
+
+    async def _require_record(self, connection: Connection, letter: DeadLetter) -> None:
+        """Raise MalformedMessageError where the write of the letter did not fail as the letter says."""
+        if self.keys is None:
+            return
+        signed = verify(letter.message, self.queue, self.keys)
+        content = content_of(letter.message)
+        failed = await _failed(connection, letter, content)
+        placed = failed or await _failed(connection, letter, content_at(letter.position, content))
+        if placed is None:
+            raise MalformedMessageError("there is no record of a write that failed with this message")
+        became = letter_of(placed.answer)
+        if became not in (None, IN_HAND):
+            raise MalformedMessageError(f"it is there again, and was {became} before")
+        if failed is None:
+            # It stood where it does not belong, and may be a copy: a record of the write is there for so long.
+            signed.require_in_time(_now(), self.kept_for)
+            if not await results.claim(connection, letter.id, content):
+                raise MalformedMessageError("it is a copy of a write that is decided")
+        elif CALLER_HEADER not in dict(failed.answer.headers):
+            signed.require_in_time(failed.at.timestamp(), self.kept_for)
+
+    def message(self, letter: DeadLetter, nonce: str) -> Message:
+        """Make the message. It has another nonce: with the old one it would be a copy of the message that failed. Its
+        Idempotency-Key, the letter's id where the message had none, lets it have one effect, also when the letter is
+        retried again: because a retry was cut off, or the letter came back.
+        """
+        unsigned = unsigned_of(letter.message)
+        kept = [(name, value) for name, value in unsigned.headers if name.lower() != WRITE_NONCE]
+        if not any(name.lower() == IDEMPOTENCY_KEY for name, _ in kept):
+            kept.append((IDEMPOTENCY_KEY, letter.id.encode()))
+        made = replace(unsigned, headers=(*kept, (WRITE_NONCE, nonce.encode())))
+        if self.keys is None or not _has_caller(letter):
+            return made
+        signed = verify(letter.message, self.queue, self.keys)
+        return sign(made, self.queue, self.keys, signed.caller, _now())
+
+
+def place_of(letter: DeadLetter) -> Position:
+    """Give the place of the write that a letter is of. It has it in its id, which it is believed by."""
+    try:
+        return parse_write_id(letter.id).position
+    except MalformedWriteIdError:
+        return letter.position
+
+
+async def _failed(connection: Connection, letter: DeadLetter, content: bytes) -> Result | None:
+    found = await results.result_of_message(connection, letter.id, content)
+    return None if found is None or found.id != letter.id or state_of(found.answer) != "failed" else found
+
+
+def _has_caller(letter: DeadLetter) -> bool:
+    return any(name.lower() == CALLER for name, _ in letter.message.headers)
 
 
 def _name(letter: DeadLetter) -> str:
@@ -68,4 +141,4 @@ def _name(letter: DeadLetter) -> str:
 
 
 def _now() -> float:
-    return time.time()  # noqa: TID251 - compared with the log's times of messages
+    return time.time()  # noqa: TID251 - compared with when messages were signed

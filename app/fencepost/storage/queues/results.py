@@ -63,3 +63,9 @@ async def close_letter(connection: Connection, write_id: str, letter: str) -> bo
     """Note what becomes of the dead letter of a write (gateway/results.py); whether there is a record of the write."""
     noted: bool = await connection.fetchval("SELECT fencepost.queue_close($1, $2)", write_id, letter)
     return noted
+
+
+async def claim(connection: Connection, write_id: str, content: bytes) -> bool:
+    """Let the record of a write be that of all messages of its nonce that say this; False: there is another one."""
+    claimed: bool = await connection.fetchval("SELECT fencepost.queue_claim($1, $2)", write_id, content)
+    return claimed
