@@ -89,7 +89,9 @@ def services(directory: Path, dsn: str) -> Iterator[Services]:
 
 def _make_topic(bootstrap: str, topic: str) -> None:
     client = AdminClient({"bootstrap.servers": bootstrap})
-    client.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    client.create_topics([NewTopic(topic, PARTITIONS, 1, config={"message.timestamp.type": "LogAppendTime"})])[
+        topic
+    ].result(30)
 
 
 async def _make_tables(dsn: str) -> None:

@@ -66,8 +66,9 @@ class Position:
 
 @dataclass(slots=True)
 class Received:
-    """A message that was taken from a log. `at`: when it was appended, in seconds since the epoch. `handle`: what the
-    log's own `done` needs. `leader_epoch`: where the log counts its leaders (Kafka); else None.
+    """A message that was taken from a log. `at`: when it was appended, in seconds since the epoch: for people, since in
+    Kafka (CreateTime) and Redis its producer may say so as it likes. `handle`: what the log's own `done` needs.
+    `leader_epoch`: where the log counts its leaders (Kafka); else None.
     """
 
     position: Position

@@ -54,7 +54,8 @@ def make_topic(
     """Make a topic, and return once all of its partitions have a leader. `assignment`: nodes by partition, else one."""
     client = admin(cluster)
     replicas = {"replication_factor": 1} if assignment is None else {"replica_assignment": assignment}
-    new = NewTopic(topic, partitions, config=config or {}, **replicas)
+    times = {"message.timestamp.type": "LogAppendTime"}
+    new = NewTopic(topic, partitions, config=times | (config or {}), **replicas)
     client.create_topics([new])[topic].result(30)
     wait_until(lambda: _led(client, topic, partitions), what=f"leaders of {topic}")
 

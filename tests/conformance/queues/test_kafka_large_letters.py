@@ -129,8 +129,13 @@ async def test_a_letter_is_kept_without_headers_that_are_too_large(kafka: Kafka,
         assert (await queue.run("dead", "retry", queue.name, "--all")).exit_code == 1
 
 
-async def test_a_log_without_dead_letters_gets_no_advice_on_their_topic(kafka: Kafka, opened: Opened) -> None:
+@pytest.mark.parametrize("times", ["CreateTime", "LogAppendTime"])
+async def test_advice_is_on_the_times_of_producers_and_on_no_topic_that_is_not_there(
+    kafka: Kafka, opened: Opened, times: str
+) -> None:
     topic = next_topic()
-    await asyncio.to_thread(make_topic, kafka, topic, 1)
+    await asyncio.to_thread(make_topic, kafka, topic, 1, {"message.timestamp.type": times})
     async with opened(topic) as queue:
-        assert "dead" not in "\n".join(await queue.log.advice())
+        advice = "\n".join(await queue.log.advice())
+    assert "dead" not in advice
+    assert ("message.timestamp.type" in advice) == (times == "CreateTime")

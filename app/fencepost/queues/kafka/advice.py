@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from fencepost.queues.kafka.cluster import Cluster, largest_letter
+from fencepost.queues.kafka.cluster import LOG_APPEND_TIME, Cluster, largest_letter
 from fencepost.queues.kafka.url import KafkaSettings
 
 _DAY_MS: Final = 86_400_000
@@ -21,7 +21,17 @@ async def advice(cluster: Cluster, settings: KafkaSettings) -> list[str]:
     return [
         *_replication(settings.topic, replicas, found),
         *_deletion(settings.topic, found),
+        *_times(settings.topic, found),
         *_letters(settings.dead_topic, largest, largest_letter(found)),
+    ]
+
+
+def _times(topic: str, found: Mapping[str, str]) -> list[str]:
+    if found.get("message.timestamp.type") == LOG_APPEND_TIME:
+        return []
+    return [
+        f"message.timestamp.type of topic {topic} is {found.get('message.timestamp.type')}: its producers say when a"
+        f" message came, and so how old it is; set it to {LOG_APPEND_TIME}."
     ]
 
 

@@ -27,6 +27,8 @@ _ANSWERS_WITHIN_S: Final = 5.0
 _MADE_WITHIN_S: Final = 15.0
 _SETTLES_WITHIN_S: Final = 3.0
 _AGAIN_S: Final = 0.05
+LOG_APPEND_TIME: Final = "LogAppendTime"
+"""The value of message.timestamp.type by which the broker says when a message came."""
 _MOST_BYTES: Final = 2**31 - 1
 _MOVING: Final = frozenset(
     {
@@ -141,6 +143,7 @@ class Cluster:
         topic = await self.settings_of(self._settings.topic)
         config = {
             "cleanup.policy": "compact",
+            "message.timestamp.type": LOG_APPEND_TIME,
             "min.insync.replicas": topic.get("min.insync.replicas", "1"),
             "max.message.bytes": str(largest_letter(topic)),
         }

@@ -130,7 +130,7 @@ def no_topic(settings: KafkaSettings) -> LogUnavailableError:
     return LogUnavailableError(
         f"{place(settings)}: there is no such topic. Fencepost does not choose its partitions and replicas:"
         f" kafka-topics.sh --bootstrap-server {settings.brokers} --create --topic {settings.topic} --partitions 12"
-        " --replication-factor 3 --config min.insync.replicas=2"
+        " --replication-factor 3 --config min.insync.replicas=2 --config message.timestamp.type=LogAppendTime"
     )
 
 
