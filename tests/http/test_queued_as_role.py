@@ -198,6 +198,7 @@ async def test_a_consumer_without_keys_leaves_the_message_to_one_that_has_them(s
     applier = Applier(stage.queue.gateway, DEFAULT, 10_000)
     result = await applier.apply(waiting[0], Standing(1, 8), MessageName(str(write_id), b""))
     assert isinstance(result, Later)
+    assert result.by_others
     assert "FENCEPOST_SEAL_KEYS_FILE" in result.reason
 
 

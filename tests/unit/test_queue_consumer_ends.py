@@ -101,3 +101,20 @@ async def test_a_session_that_ends_by_a_fault_leaves_its_place_to_the_next_one()
     with pytest.raises(RuntimeError, match="a fault"):
         await running_on
     assert [each.closed for each in mocked.log.consumers] == [True]
+
+
+async def test_a_consumer_that_can_never_decide_a_message_leaves_it_and_all_else_to_others_and_says_so() -> None:
+    def come_to(received: Received, _standing: Standing) -> Result:
+        return Later("no keys", by_others=True) if received.message.key == b"t/b" else Decided("applied")
+
+    mocked = MockedConsumer(come_to, times=ConsumingTimes(note_every=0.01))
+    await mocked.append("t/a")
+    async with running(mocked):
+        await mocked.all_done(1)
+        await mocked.append("t/b", "t/b", "t/c")
+        await until("the reason is noted for others", lambda: "no keys" in mocked.ledger.noted_pauses)
+        assert mocked.consumer.paused_because == "no keys"
+        assert [each.closed for each in mocked.log.consumers] == [True]
+        assert (mocked.consumer.partitions, mocked.applying.begun.count(1)) == (frozenset(), 1)
+    assert mocked.reports.events.count("paused: no keys") == 1
+    assert 1 not in mocked.done

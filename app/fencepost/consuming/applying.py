@@ -124,7 +124,8 @@ class Applier:
             return EVERYBODY
         keys = self._gateway.seals.keys
         if keys is None:
-            return Later("the message has a caller, and no keys are here to verify it by: FENCEPOST_SEAL_KEYS_FILE")
+            why = "has a caller, and no keys are here to verify it by: start this again with --seal-keys-file"
+            return Later(f"{message.resource[:200]}: the message {why} (FENCEPOST_SEAL_KEYS_FILE)", by_others=True)
         signed = verify(received.message, self._queue, keys)
         if self._gateway.seals.now() - signed.at > self._kept_for:
             signed.require_in_time(await self._ledger.applied_to() or 0.0, self._kept_for)

@@ -20,7 +20,10 @@ _OF_BEFORE: Final = "what a former process of this member has noted"
 
 
 class QueueConsumer:
-    """One member of those who consume a queue. `run` returns when `stop` was called, and leaves nothing half done."""
+    """One member of those who consume a queue. `run` returns when `stop` was called, and leaves nothing half done.
+    Where a message can never be decided here (it has a caller, and there are no keys) it leaves all to others, and is
+    paused.
+    """
 
     def __init__(
         self, log: Log, member: str, ledger: Ledger, decider: Decides, reports: Reports, limits: ConsumerLimits,
@@ -60,8 +63,13 @@ class QueueConsumer:
         ]
         try:
             while not self._stopping.is_set():
-                self._session = Session(self._parts)
-                await self._session.run()
+                self._session = session = Session(self._parts)
+                await session.run()
+                if session.left_because is not None:
+                    # Others that can go on have its partitions now. Were it to stay, its hand would fill in silence.
+                    self._session = None
+                    self._pause.begin(session.left_because)
+                    await self._stopping.wait()
         finally:
             self._session = None
             for task in noting:

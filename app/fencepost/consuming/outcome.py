@@ -51,11 +51,12 @@ class MarkReached:
 @dataclass(frozen=True, slots=True)
 class Later:
     """It is not decided, and is tried again. `everything`: nothing else can be decided either, until the database and
-    the log have been looked at anew.
+    the log have been looked at anew. `by_others`: this process can never decide it, and leaves what it has to others.
     """
 
     reason: str
     everything: bool = False
+    by_others: bool = False
 
 
 Result = Decided | Before | Copied | MarkReached | Later

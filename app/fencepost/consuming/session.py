@@ -81,6 +81,8 @@ class Session:
         self._standing: Standing | None = None
         self._unchecked: list[Received] = []
         self.over = asyncio.Event()
+        self.left_because: str | None = None
+        """Why this process is to take nothing any more; None: it may."""
         self._going_on = asyncio.Event()
         self._going_on.set()
         self._room_made = asyncio.Event()
@@ -236,6 +238,10 @@ class Session:
                 settled = Later("the gateway failed")
             if isinstance(settled, Settled):
                 break
+            if settled.by_others:
+                self.left_because = settled.reason
+                self.over.set()
+                continue
             if settled.everything:
                 self._wait_all(settled.reason)
                 continue
