@@ -80,8 +80,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """A log as it is now. `incarnation`: another one after the log was deleted and made again. `ends`: by partition,
-    the offset that the next message will have, or a lower one.
+    """A log as it is now. `incarnation`: another one after the log was deleted and made again; empty where there is
+    none yet, and its first use makes it (Redis). `ends`: by partition, the offset that the next message will have, or a
+    lower one.
     """
 
     incarnation: str

@@ -153,6 +153,7 @@ async def test_what_is_done_before_the_rest_may_be_done_later(log: Log, join: Jo
 
 
 async def test_the_state_has_the_ends(log: Log) -> None:
+    await filled(log)  # a log in Redis is there from then on
     before = await log.state()
     assert before.partitions == PARTITIONS
     assert before.incarnation

@@ -41,7 +41,7 @@ class QueueLayout:
 
 
 class Layouts:
-    """Knows the queue's layout, and makes the queue where there is none.
+    """Knows the queue's layout. Who appends or takes makes the queue where there is none; who looks does not.
 
     A process takes a queue as it finds it. The consumers compare it with the one that was recorded before
     (storage/queues).
@@ -50,23 +50,43 @@ class Layouts:
     def __init__(self, where: SourceUrl, server: RedisServer, keys: QueueKeys) -> None:
         self._where, self._server, self._keys = where, server, keys
         self._known: QueueLayout | None = None
+        self._makes = False
 
     async def get(self) -> QueueLayout:
-        """Give the layout that was last seen. Raises LogUnavailableError, also where the queue cannot be used."""
+        """Give the layout that was last seen, for one who appends or takes. Raises LogUnavailableError, also where the
+        queue cannot be used.
+        """
+        self._makes = True
+        return await self.seen() or self.none_yet
+
+    async def seen(self) -> QueueLayout | None:
+        """Give the layout that was last seen; None: there is no queue, and nobody has asked for one here. Raises as
+        `get`.
+        """
         if self._known is None:
             await self._check_version()
-            self._known = await self._make()
+            self._known = await self._ask()
         return self._known
+
+    @property
+    def none_yet(self) -> QueueLayout:
+        """Make the layout that the queue would have if it were made now."""
+        return QueueLayout.new(self._where[PARTITIONS] or DEFAULT_PARTITIONS)
 
     def forget(self, layout: QueueLayout) -> None:
         """It has turned out that the queue has another one."""
         if self._known == layout:
             self._known = None
 
-    async def _make(self) -> QueueLayout:
+    async def _ask(self) -> QueueLayout | None:
         wanted, about = self._where[PARTITIONS], f"the queue {self._keys.queue}"
-        fresh = QueueLayout.new(wanted or DEFAULT_PARTITIONS)
-        text: Any = await self._server.run(MAKE, [self._keys.queue], fresh.text, about=about, durable=True)
+        text: Any
+        if self._makes:
+            text = await self._server.run(MAKE, [self._keys.queue], self.none_yet.text, about=about, durable=True)
+        else:
+            text = await self._server.command("GET", self._keys.queue, about=about)
+        if text is None:
+            return None
         layout = QueueLayout.read(text)
         if layout is None:
             raise LogUnavailableError(f"{self._server.name} has something else than a queue as {self._keys.queue}")

@@ -1,6 +1,7 @@
 """A queue in Redis: appending, and what it is now. Taking is in consumer.py, what is in the server in scripts.py."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fencepost.locks.source_url import SourceUrl
@@ -81,8 +82,10 @@ class RedisLog:
         )
 
     async def state(self) -> LogState:
-        """Ask what the queue is now. One that is gone is made anew: then it is another incarnation."""
-        layout, ends = await self._look(STATE, "where it ends")
+        """Ask what the queue is now. One that is not there has nothing, and no incarnation yet; where this process has
+        appended or taken, it is made anew: then it is another incarnation.
+        """
+        layout, ends = await self._look(STATE, "where it ends", 0)
         for partition, end in enumerate(ends):
             if end < 0:
                 raise LogChangedError(
@@ -94,17 +97,19 @@ class RedisLog:
 
     async def decided(self) -> Sequence[int]:
         """Ask, by partition, for the offset of the oldest message that is there, or else of the next one."""
-        _, firsts = await self._look(DECIDED, "what is decided")
+        _, firsts = await self._look(DECIDED, "what is decided", 1)
         return [max(first - 1, 0) for first in firsts]
 
     async def oldest(self) -> Sequence[float | None]:
         """Ask, by partition, when the oldest message that is there was added."""
-        _, times = await self._look(OLDEST, "what waits")
+        _, times = await self._look(OLDEST, "what waits", b"")
         return [seconds_of(each) or None for each in times]
 
     async def waiting(self, position: Position) -> Sequence[Received]:
         """Read the entry of a position, if it is there: what is decided is deleted."""
-        layout = await self._layouts.get()
+        layout = await self._layouts.seen()
+        if layout is None:
+            return []
         stream, entry_id = self._keys.stream(position.partition), f"0-{position.offset + 1}"
         entries: list[Any] = await self._server.command(
             "XRANGE", stream, entry_id, entry_id, about=f"a message of {self._keys.queue}"
@@ -117,12 +122,17 @@ class RedisLog:
 
     async def advice(self) -> list[str]:
         """See redis/advice.py."""
-        return await advice(self._server, self._where, await self._layouts.get(), self._keys)
+        return await advice(self._server, self._where, await self._layouts.seen() or self._layouts.none_yet, self._keys)
 
-    async def _look(self, script: Script, about: str) -> tuple[QueueLayout, list[Any]]:
-        """Run a script that gives a value for each partition, on the queue as it is now."""
+    async def _look(self, script: Script, about: str, nothing: object) -> tuple[QueueLayout, list[Any]]:
+        """Run a script that gives a value for each partition, on the queue as it is now. `nothing`: the value where
+        there is no queue.
+        """
         for _ in range(_LOOKS):
-            layout = await self._layouts.get()
+            layout = await self._layouts.seen()
+            if layout is None:
+                none_yet = self._layouts.none_yet
+                return replace(none_yet, incarnation=""), [nothing] * none_yet.partitions
             streams = [self._keys.stream(partition) for partition in range(layout.partitions)]
             answer: list[Any] = await self._server.run(
                 script, (self._keys.queue, *streams), layout.text, about=f"{about} ({self._keys.queue})"

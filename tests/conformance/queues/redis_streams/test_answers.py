@@ -224,3 +224,13 @@ async def test_doctor_shows_what_a_queues_server_may_lose_and_which_cannot_be_as
     assert (level, "keeps no journal" in text) == ("warning", True)
     level, text = by_subject["queue redis:other"]
     assert (level, "cannot be asked" in text) == ("error", True)
+
+
+async def test_who_only_looks_makes_no_queue(port: int, log: RedisLog) -> None:
+    state, decided, oldest = await log.state(), await log.decided(), await log.oldest()
+    assert (state.incarnation, state.ends, decided, oldest) == ("", (0,), [0], [None])
+    assert await log.waiting(Position(0, 0)) == []
+    await log.advice()
+    assert await command(port, "EXISTS", QUEUE) == 0
+    await log.append(message(0))
+    assert (await log.state()).incarnation
