@@ -95,3 +95,7 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
     assert (retried.exit_code, "copy of a write" in retried.output) == (int(first != "the copy"), first != "the copy")
     await stage.consume()
     assert await stage.queue.states() == {"failed": 1, "applied": 1}
+    if first == "the copy":
+        again = Received(elsewhere, message, stage.queue.gateway.seals.now())
+        await decider(stage).decide(again, Standing(1, 8))
+        assert await stage.queue.log.dead.list(9) == [], "it comes again, and was retried"

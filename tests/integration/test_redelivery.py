@@ -29,7 +29,8 @@ DAY = 86_400.0
 AGE = "UPDATE fencepost.idempotency SET created_at = created_at - interval '2 days'"
 AGE_MESSAGES = "UPDATE fencepost.queued SET appended_at = appended_at - interval '2 days'"
 KEPT = "SELECT count(*) FROM fencepost.idempotency WHERE caller = 'queue'"
-COMMITTED = "SELECT count(*) FROM fencepost.queue_partitions WHERE committed IS NOT NULL"
+COMMITTED = """SELECT count(*) FROM fencepost.queue_partitions p JOIN fencepost.queues q USING (source)
+WHERE p.committed IS NOT NULL AND q.looked_at IS NOT NULL"""
 
 
 @pytest.fixture

@@ -86,6 +86,8 @@ class DatabaseLedger:
             if await results.record(connection, name.id, name.content, answer):
                 return None
             found = await results.result_of_message(connection, name.id, name.content)
+            if found is None:  # it stood where it does not belong, and was retried: its record says less than it did
+                found = (await results.results(connection, [name.id])).get(name.id)
             return None if found is None else Kept(found.id, found.answer)
 
         return await self._write(keep)
