@@ -1,6 +1,6 @@
-"""Locks over several gateways, HTTP and all: racers, waiters in order, and a gateway or PostgreSQL that goes away.
+"""Locks over several gateways, HTTP and all, of which one is killed, or whose PostgreSQL restarts.
 
-The gateways that are killed or stopped are processes of their own.
+The gateway that is killed is a process of its own.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connection
 from tests.support.lease_gateways import in_line, look_on
 from tests.support.lease_http import post, release, running
 from tests.support.serving import Gateway, serving
@@ -57,52 +57,6 @@ async def waiting(observer: Connection) -> list[str]:
 
 
 # Two gateways on one database
-
-
-async def test_of_twenty_racers_at_two_gateways_one_wins(database: str) -> None:
-    async with running(database) as one, running(database) as two:
-        tokens = []
-        for _ in range(5):
-            answers = await asyncio.gather(
-                *(post((one, two)[number % 2], "x", owner=f"racer {number}", ttl_ms=300_000) for number in range(20))
-            )
-            held = [answer.json()["owner"] for answer in answers if answer.status_code == 201]
-            promised(len(held) <= 1, f"{held} hold one lock")
-            assert sorted(answer.status_code for answer in answers) == [201] + [423] * 19
-            winner = next(answer.json() for answer in answers if answer.status_code == 201)
-            answered = {
-                (answer.json()["holder"], answer.json()["lease_id"]) for answer in answers if answer.status_code == 423
-            }
-            assert answered == {(winner["owner"], winner["lease_id"])}
-            tokens.append(int(winner["token"]))
-            await release(one, winner)
-        promised(tokens == sorted(set(tokens)), f"tokens do not rise: {tokens}")
-
-
-async def test_twenty_waiters_at_two_gateways_are_served_in_the_order_in_which_they_came(
-    database: str, connect: Connect
-) -> None:
-    observer = await connect()
-    async with running(database) as one, running(database) as two:
-        holder = await lease(await post(one, "x"))
-        served: list[tuple[int, str]] = []
-
-        async def be_served(client: httpx.AsyncClient, task: asyncio.Task[httpx.Response]) -> None:
-            given = await lease(await task)
-            served.append((int(given["token"]), given["owner"]))
-            await release(client, given)
-
-        names = [f"waiter {number}" for number in range(20)]
-        waiters = []
-        for number, name in enumerate(names):
-            client = (one, two)[number % 2]
-            waiters.append(be_served(client, await wait(client, observer, name)))
-        assert await waiting(observer) == names
-        await release(two, holder)
-        async with asyncio.timeout(PATIENCE):
-            await asyncio.gather(*waiters)
-        promised(served == sorted(served), f"tokens do not rise: {served}")
-        assert [name for _, name in served] == names
 
 
 # Gateways and a PostgreSQL that go away
@@ -163,31 +117,6 @@ async def test_waiters_of_a_killed_gateway_hold_no_other_up(
     given = await lease(await asyncio.wait_for(second, PATIENCE))
     await release(client, given)
     await release(client, await lease(await asyncio.wait_for(third, PATIENCE)))
-
-
-async def test_a_gateway_that_is_asked_to_stop_sends_its_waiters_away_with_their_places(
-    processes: list[tuple[Gateway, httpx.AsyncClient]], observer: Connection
-) -> None:
-    (stopped, first_client), (_, client) = processes
-    holder = await lease(await post(client, "x"))
-    secret = "chosen-by-the-client-itself"
-    first = await wait(first_client, observer, "first", secret=secret)
-    second = await wait(client, observer, "second")
-    stopped.process.send_signal(signal.SIGTERM)
-    sent_away = await asyncio.wait_for(first, PATIENCE)
-    assert (sent_away.status_code, sent_away.json()["code"]) == (503, "FP010")
-    assert int(sent_away.headers["retry-after"]) >= 1
-    assert await waiting(observer) == ["first", "second"]
-    again = asyncio.create_task(post(client, "x", owner="first", wait_ms=WAIT, secret=secret))
-    taken_over = "SELECT gateway IS NOT NULL FROM fencepost.waiters WHERE owner = 'first'"
-    await eventually(lambda: observer.fetchval(taken_over), what="the repeat in line")
-    assert await stopped.ended() == 0
-    assert await waiting(observer) == ["first", "second"]
-    await release(client, holder)
-    given = await lease(await asyncio.wait_for(again, PATIENCE))
-    assert_waits(second)
-    await release(client, given)
-    await release(client, await lease(await asyncio.wait_for(second, PATIENCE)))
 
 
 async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
