@@ -1,6 +1,5 @@
 """`fencepost lock`: what the command sees, and how it ends."""
 
-import asyncio
 import os
 import socket
 from pathlib import Path
@@ -122,20 +121,6 @@ async def test_what_the_gateway_refuses_has_exit_code_2(lock: StartLock) -> None
         assert message in running.printed
 
 
-async def test_who_waits_gets_it_first_come_first_served(
-    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    first = lock("a", "sh", "-c", f"echo 0 >> order; {UNTIL_GO}")
-    await written(tmp_path / "order")
-    rest = []
-    for number in (1, 2):
-        rest.append(lock("a", "sh", "-c", f"echo {number} >> order"))
-        await waiters(http, number)
-    (tmp_path / "go").touch()
-    assert [await running.ended() for running in (first, *rest)] == [0, 0, 0]
-    assert await written(tmp_path / "order", lines=3) == ["0", "1", "2"]
-
-
 async def test_verbose_names_who_holds_it_and_what_was_acquired(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -190,17 +175,6 @@ async def test_several_locks_are_taken_together_or_not_at_all(
     assert await other.ended() == 75
     assert "a is held by" in other.printed
     assert [held["name"] for held in await locks(http)] == ["a", "b"]
-
-
-async def test_two_machines_with_one_job_run_it_once(lock: StartLock, tmp_path: Path) -> None:
-    # Each stays until both have tried: "go" comes when one has been turned away.
-    job = f"echo $FENCE_TOKEN >> ran; {UNTIL_GO}"
-    machines = [lock("job", "--no-wait", "--", "sh", "-c", job) for _ in range(2)]
-    ends = [asyncio.create_task(machine.ended()) for machine in machines]
-    assert await next(asyncio.as_completed(ends)) == 75
-    (tmp_path / "go").touch()
-    assert sorted(await asyncio.gather(*ends)) == [0, 75]
-    assert len(await written(tmp_path / "ran")) == 1
 
 
 async def test_mint_prints_fresh_tokens_that_are_good_for_writes(

@@ -215,16 +215,6 @@ async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway
                 await api.check_problem(503, answer.headers, answer.content)
 
 
-async def test_a_key_set_is_fetched_from_a_server(demo_database: str, start_gateway: StartGateway) -> None:
-    async with (
-        jwks_server(public(RSA)) as server,
-        gateway(start_gateway, demo_database, jwt_secret=None, jwt_jwks=server.url) as api,
-    ):
-        headers = bearer(sign(claims(), RSA, "RS256", kid="rsa-1"))
-        assert (await api.http.get("/v1/data/orders", headers=headers)).status_code == 200
-        assert (await api.http.get("/v1/data/orders", headers=bearer(token()))).status_code == 401
-
-
 @pytest.fixture
 async def alone(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[Api]:
     """Give a gateway that nobody was refused at: of many refusals a second not all are logged."""

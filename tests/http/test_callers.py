@@ -47,16 +47,6 @@ async def lease(http: httpx.AsyncClient, who: dict[str, str], lock: str, **asked
     return await http.post("/v1/leases", json={"lock": lock, "ttl_ms": 20_000, **asked}, headers=who | LEASE_SECRET)
 
 
-async def test_the_secret_of_a_lease_is_of_no_use_to_another_caller(http: httpx.AsyncClient) -> None:
-    granted = await lease(http, caller("ann"), "job")
-    place = f"/v1/leases/{granted.json()['lease_id']}"
-    assert (await http.delete("/v1/leases", headers=caller("carl") | LEASE_SECRET)).is_success, (
-        "he has none to withdraw"
-    )
-    for who, expected in ((caller("bob"), 410), (caller("ann"), 200), (caller("ann", exp_of="another token"), 200)):
-        assert (await http.post(f"{place}/renew", json={}, headers=who | LEASE_SECRET)).status_code == expected
-
-
 async def test_a_lock_that_no_pattern_names_is_403(http: httpx.AsyncClient) -> None:
     mine = caller("ann", locks=["orders/*", "election/eu"])
     assert (await lease(http, mine, "orders/1")).status_code == 201

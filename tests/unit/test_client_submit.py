@@ -63,29 +63,6 @@ async def test_a_submission_asks_for_the_write_to_be_queued_and_its_rows_to_be_k
     assert repr(SyncQueuedWrite(queued, no_loop)) == f"<SyncQueuedWrite {ID}>"
 
 
-async def test_each_verb_returns_what_the_same_call_returns_at_once() -> None:
-    row = {"order_id": "1"}
-    results = [page("applied", 200, row), page("applied", 200, row), page("applied", 204), page("applied", 201, [row])]
-    for results_of, decided in zip(("patch", "put", "delete", "post"), results, strict=True):
-        c, mock = client(kept, decided)
-        arguments = {"delete": ("1",), "post": (row,)}.get(results_of, ("1", row))
-        async with c:
-            queued = await getattr(c.submit, results_of)("orders", *arguments, token=7)
-            assert await queued.result() == (None if results_of == "delete" else row)
-            assert await queued.state() == "applied"
-        assert mock.requests[0].headers["X-Fence-Token"] == "7"
-        assert len(mock.requests) == 2, "a decision is final, and is asked for once"
-
-
-async def test_a_submission_whose_answer_is_lost_is_sent_again_under_its_own_key() -> None:
-    c, mock = client(CUT, AWAY, kept)
-    async with c:
-        assert (await c.submit.delete("orders", 1)).id == ID
-        await c.submit.delete("orders", 1)
-    keys = [request.headers["Idempotency-Key"] for request in mock.requests]
-    assert keys[0] == keys[1] == keys[2] != keys[3]
-
-
 async def test_a_submission_without_any_answer_names_the_key_to_repeat_it_with() -> None:
     c, mock = client(CUT)
     async with c:
@@ -117,17 +94,6 @@ async def test_a_gateway_that_lets_nobody_wait_is_not_asked_without_a_pause() ->
         await (await c.submit.patch("orders", 1, {})).result()
     assert len(clock.slept) == 5
     assert min(clock.slept) > 0
-
-
-async def test_a_wait_that_is_over_is_a_timeout_and_the_result_may_be_asked_for_again() -> None:
-    c, _ = client(kept, page("queued"), page("queued"), page("applied", 200, {"n": 1}))
-    async with c:
-        queued = await c.submit.patch("orders", 1, {})
-        assert await queued.state() == "queued"
-        with pytest.raises(TimeoutError, match=r"not decided after 0 s") as raised:
-            await queued.result(timeout=0)
-        assert isinstance(raised.value, StillQueued)
-        assert await queued.result() == {"n": 1}
 
 
 async def test_a_wait_ends_when_its_time_is_over_though_the_gateway_is_silent() -> None:

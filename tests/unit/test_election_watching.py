@@ -162,17 +162,3 @@ async def test_too_many_and_too_late_are_refused(polls: Polls) -> None:
     async with watches.subscribe(E, polls.look) as late:
         assert isinstance(await late.next(), Problem)
     assert watches.count == 0
-
-
-async def test_one_caller_leaves_room_for_others(polls: Polls) -> None:
-    watches = watches_of(quota_of(3, 2))
-    async with AsyncExitStack() as stack:
-
-        async def subscribed(caller: str) -> bool:
-            one = await stack.enter_async_context(watches.subscribe(E, polls.look, caller))
-            return not isinstance(await one.next(0), Problem)
-
-        asked = [await subscribed(caller) for caller in ("10.0.0.1", "10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.3")]
-        assert asked == [True, True, False, True, False]
-    async with watches.subscribe(E, polls.look, "10.0.0.1") as again:
-        assert await again.next(0) is None

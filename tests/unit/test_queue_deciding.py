@@ -191,14 +191,6 @@ async def test_a_dead_letter_stops_its_resource_where_that_is_wanted() -> None:
     assert mocked.applying.begun == [7, 11], "other resources go on"
 
 
-async def test_a_resource_goes_on_without_that() -> None:
-    mocked = MockedDecider(FAILED)
-    await mocked.decider.decide(received(), STANDING)
-    await mocked.decider.decide(received(message("t/a"), offset=9), STANDING)
-    assert mocked.applying.begun == [7, 9]
-    assert mocked.ledger.stopped == {}
-
-
 async def test_the_message_that_stopped_its_resource_does_not_wait_for_itself() -> None:
     mocked = MockedDecider(FAILED)
     mocked.decider.stopped = {"t/a": ID}
