@@ -191,15 +191,13 @@ async def test_sighup_has_the_tables_looked_at_anew(short_dir: Path, client: htt
         assert "the embedded PostgreSQL ended by itself" in gateway.errors.read_text()
 
 
-async def test_other_addresses_are_served_when_asked_for(short_dir: Path, client: httpx.AsyncClient) -> None:
+async def test_other_addresses_are_served_when_asked_for_and_the_embedded_server_has_room_for_all_its_connections(
+    short_dir: Path, client: httpx.AsyncClient
+) -> None:
     variables = {"FENCEPOST_ALLOW_REMOTE": "1", "FENCEPOST_JWT_SECRET": "x" * 32, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""}
-    async with serving(short_dir, "--host", "0.0.0.0", **variables) as gateway:
+    async with serving(short_dir, "--host", "0.0.0.0", "--pool-size", "150", **variables) as gateway:
         assert gateway.url.startswith("http://127.0.0.1:")
         assert (await client.get(gateway.url + "/healthz")).status_code == 200
-
-
-async def test_the_embedded_server_has_room_for_all_connections_of_the_gateway(short_dir: Path) -> None:
-    async with serving(short_dir, "--pool-size", "150"):
         url = running_url(short_dir / "data")
         assert url is not None
         connection = await asyncpg.connect(url)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.redis_bench import redis_server
+from tests.http.conftest import StartGateway
 from tests.support.serving import serving
 
 from fencepost.embedded.server import embedded_bin_dir
@@ -43,21 +44,26 @@ async def take(steps: list[tuple[str, str]], cwd: Path, url: str = "", database:
 @pytest.mark.parametrize(
     ("page", "at_least"), [("README.md", 6), ("docs/outcomes.md", 4), ("docs/queues.md", 8), ("docs/batch.md", 1)]
 )
-async def test_the_story_in_a_page_is_true(short_dir: Path, tmp_path: Path, page: str, at_least: int) -> None:
+async def test_the_story_in_a_page_is_true(
+    demo_database: str, start_gateway: StartGateway, tmp_path: Path, page: str, at_least: int
+) -> None:
     steps = story(page)
     assert len(steps) >= at_least
-    async with serving(short_dir) as gateway:
-        await take(steps, tmp_path, gateway.url, short_dir / "data" / "url")
+    (tmp_path / "url").write_text(demo_database)
+    await take(steps, tmp_path, await start_gateway(demo_database, demo=True), tmp_path / "url")
 
 
-async def test_the_story_of_sources_is_true_with_a_redis(short_dir: Path, tmp_path: Path) -> None:
+async def test_the_story_of_sources_is_true_with_a_redis(
+    demo_database: str, start_gateway: StartGateway, tmp_path: Path
+) -> None:
     steps = story("docs/sources.md")
     assert len(steps) >= 12
     port = free_port()
     here = [(command.replace("-p 6379", f"-p {port}"), expected) for command, expected in steps]
+    (tmp_path / "url").write_text(demo_database)
     with redis_server(tmp_path / "redis", port):
-        async with serving(short_dir, FENCEPOST_SOURCES=f"redis=redis://127.0.0.1:{port}") as gateway:
-            await take(here, tmp_path, gateway.url, short_dir / "data" / "url")
+        gateway = await start_gateway(demo_database, demo=True, sources=f"redis=redis://127.0.0.1:{port}")
+        await take(here, tmp_path, gateway, tmp_path / "url")
 
 
 async def test_the_story_of_authentication_is_true(short_dir: Path, tmp_path: Path) -> None:

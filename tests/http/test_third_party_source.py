@@ -12,6 +12,7 @@ from tests.support.serving import serving
 from fencepost.testing.servers.waiting import PATIENCE
 
 PACKAGE = Path(__file__).parents[1] / "third_party"
+pytestmark = pytest.mark.long("installations of packages")
 
 
 def _client(url: str) -> httpx.AsyncClient:
