@@ -18,10 +18,10 @@ MORE = 12.0  # seconds that everything else may take on a busy machine, PostgreS
 
 
 LIVE_BY_SESSION = ("zookeeper", "advisory")
-"""Benches of sources whose holds live by the gateway's sessions."""
+"""Benches of sources whose holds live by the gateway's sessions. All are params of `bench`."""
 
 
-@pytest.fixture(params=LIVE_BY_SESSION)
+@pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.long("tests with zookeeper")), "advisory"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run a service whose holds live by the gateway's sessions."""
     with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
