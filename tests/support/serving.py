@@ -56,7 +56,7 @@ class Gateway:
 
 def launch(*arguments: str, errors: Path, prefix: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[str]:
     """Start `fencepost serve` with nothing of our own environment's settings. `prefix` is a command that runs it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FENCEPOST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FENCEPOST_", "PG"))}
     with errors.open("w") as stderr:
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", "fencepost", "serve", *arguments],
