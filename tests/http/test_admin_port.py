@@ -28,9 +28,10 @@ def admin_url(gateway: Gateway) -> str:
 
 
 @pytest.mark.parametrize("workers", [pytest.param("1"), pytest.param("2", marks=pytest.mark.long("several workers"))])
-async def test_what_is_on_which_port(short_dir: Path, workers: str) -> None:
+async def test_what_is_on_which_port(demo_database: str, short_dir: Path, workers: str) -> None:
+    given = ("--database-url", demo_database, *ADMIN, "--workers", workers, "--cors-origins", "https://shop.example")
     async with (
-        serving(short_dir, *ADMIN, "--workers", workers, "--cors-origins", "https://shop.example") as gateway,
+        serving(short_dir, *given) as gateway,
         httpx.AsyncClient(base_url=gateway.url, trust_env=False) as gate,
         httpx.AsyncClient(base_url=admin_url(gateway), trust_env=False) as admin,
     ):
@@ -64,9 +65,12 @@ async def test_what_is_on_which_port(short_dir: Path, workers: str) -> None:
         assert (await gate.get("/healthz", headers={"Host": "10.1.2.3"})).status_code == 421
 
 
-async def test_clients_that_have_all_connections_or_no_key_keep_no_operator_out(short_dir: Path) -> None:
+async def test_clients_that_have_all_connections_or_no_key_keep_no_operator_out(
+    demo_database: str, short_dir: Path
+) -> None:
+    on = ("--database-url", demo_database, *ADMIN)
     given = ("--max-connections", "3", "--jwt-secret", SECRET, "--jwt-role-claim-key", "")
-    async with serving(short_dir, *ADMIN, *given) as gateway, AsyncExitStack() as stack:
+    async with serving(short_dir, *on, *given) as gateway, AsyncExitStack() as stack:
         port = int(gateway.url.rpartition(":")[2])
         for _ in range(3):
             held = stack.enter_context(socket.create_connection(("127.0.0.1", port)))

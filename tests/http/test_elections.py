@@ -117,9 +117,10 @@ async def test_bad_queries_are_reported(http: httpx.AsyncClient) -> None:
             assert (answer.status_code, answer.json()["code"]) == (400, "FP016"), answer.text
 
 
-async def test_a_gateway_that_is_to_stop_ends_its_streams(short_dir: Path) -> None:
+async def test_a_gateway_that_is_to_stop_ends_its_streams(demo_database: str, short_dir: Path) -> None:
     """Given an hour to finish what is in flight, it takes none of it."""
-    async with serve(short_dir, "--shutdown-timeout", "3600", "--workers", "2") as gateway:
+    given = ("--database-url", demo_database, "--shutdown-timeout", "3600", "--workers", "2")
+    async with serve(short_dir, *given) as gateway:
         async with (
             httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False) as http,
             streaming(http, "scheduler") as one,

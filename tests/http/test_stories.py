@@ -66,13 +66,14 @@ async def test_the_story_of_sources_is_true_with_a_redis(
         await take(here, tmp_path, gateway, tmp_path / "url")
 
 
-async def test_the_story_of_authentication_is_true(short_dir: Path, tmp_path: Path) -> None:
+async def test_the_story_of_authentication_is_true(demo_database: str, short_dir: Path, tmp_path: Path) -> None:
     examples = f"{sys.executable} {ROOT}/examples"
     found = story("docs/authentication.md")
     steps = [(command.replace(".venv/bin/python examples", examples), expected) for command, expected in found]
     assert len(steps) >= 6
     await take(steps[:1], tmp_path)
-    given = ("--jwt-secret-file", str(tmp_path / "jwt-secret"), "--jwt-role-claim-key", "")
+    jwt = ("--jwt-secret-file", str(tmp_path / "jwt-secret"), "--jwt-role-claim-key", "")
+    given = ("--database-url", demo_database, *jwt)
     async with serving(short_dir, *given) as gateway:
         await take(steps[1:], tmp_path, gateway.url)
         assert 'Authorization: Bearer $JWT"' in gateway.greeting
