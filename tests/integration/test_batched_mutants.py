@@ -224,6 +224,7 @@ async def test_a_scenario(connect: Connect, unmade: Unmade, scenario: Scenario, 
     await scenario(await scoped_race(connect, unmade, rule, "builtin" if scenario in BUILTIN else "external"))
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_mutant_is_seen(connect: Connect, unmade: Unmade, name: str) -> None:
     mutant = MUTANTS[name]

@@ -71,6 +71,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")  # one version shows it
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 async def test_a_mutant_of_the_token_source_is_seen(mutant: Mutant, connect: Connect) -> None:

@@ -74,6 +74,7 @@ SQL_MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
     race = await open_race(connect, unmade, mutant.rule)

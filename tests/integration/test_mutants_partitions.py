@@ -46,6 +46,7 @@ MUTANTS: list[tuple[str, str, str, str, Callable[[Race], Awaitable[None]]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize(("function", "old", "new", "test"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
 async def test_a_mutant_of_the_functions_is_seen(
     function: str, old: str, new: str, test: Callable[[Race], Awaitable[None]], connect: Connect, unmade: Unmade

@@ -121,6 +121,7 @@ STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] =
 ]
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize(
     ("mutate_statements", "scenario"), STATEMENT_MUTANTS, ids=lambda each: each.__name__ if callable(each) else None
 )
@@ -136,6 +137,7 @@ async def test_a_mutant_of_the_statements_is_seen(
     await assert_seen(scenario, race)
 
 
+@pytest.mark.long("mutants of the product")
 async def test_an_answer_that_precedes_the_commit_is_seen(
     connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ async def test_without_the_triggers_the_statement_alone_refuses_a_stale_update(
     await scenarios.update_waits_for_update(race)
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("mutation", [equal_passes, check_and_write_apart], ids=lambda each: each.__name__)
 async def test_without_the_triggers_a_mutant_of_the_statement_writes_over_its_successor(
     mutation: Callable[[pytest.MonkeyPatch], None], connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,7 @@ SQL_MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
 async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
     race = await open_race(connect, unmade, mutant.rule, source="builtin")
@@ -100,6 +101,7 @@ STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] =
 ]
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize(
     ("mutation", "scenario"), STATEMENT_MUTANTS, ids=lambda each: each.__name__ if callable(each) else None
 )
@@ -143,6 +145,7 @@ MOVING_MUTANTS: dict[str, tuple[str, str, Callable[[Connect], Awaitable[None]]]]
 }  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("name", MOVING_MUTANTS)
 async def test_a_mutant_of_the_move_is_seen(name: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, scenario = MOVING_MUTANTS[name]
@@ -151,6 +154,7 @@ async def test_a_mutant_of_the_move_is_seen(name: str, connect: Connect, monkeyp
         await scenario(connect)
 
 
+@pytest.mark.long("mutants of the product")
 async def test_a_plan_in_another_isolation_is_seen(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its snapshot would be from before the table's lock, but for the lock that comes first."""
     monkeypatch.setattr(RowDdl, "begin", lambda _: [])

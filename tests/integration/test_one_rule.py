@@ -80,6 +80,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.function.partition('(')[0]}-{mutant.new}")
 async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, unmade: Unmade, mutant: Mutant) -> None:
     world = await a_world(connect, unmade, mutant.rule, BOUNDS[mutant.bounds])
@@ -87,6 +88,7 @@ async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, un
     await assert_a_difference(world, CASES[mutant.bounds])
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize(
     ("module", "name", "other", "bounds", "rule"),
     [

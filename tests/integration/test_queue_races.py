@@ -112,6 +112,7 @@ MUTANTS: list[tuple[str, str, str, str, QueueScenario]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize(("function", "old", "new", "scenario"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
 async def test_each_line_is_there_for_a_reason(
     function: str, old: str, new: str, scenario: QueueScenario, connect: Connect

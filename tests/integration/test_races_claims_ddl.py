@@ -113,6 +113,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_mutant_is_seen(race: Race, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     old, new, change = MUTANTS[name]

@@ -242,6 +242,7 @@ def the_token_is_stored_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fencepost.storage.statements.many.mark_of", mutant)
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("name", ["claim", "lease with a claim", "PATCH in a batch", "PATCH by a filter"])
 async def test_a_token_that_is_stored_as_it_is_would_be_accepted(
     name: str, connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +253,7 @@ async def test_a_token_that_is_stored_as_it_is_would_be_accepted(
         await is_refused(race, late, REQUESTS[name], name)
 
 
+@pytest.mark.long("mutants of the product")
 async def test_and_then_a_claim_would_be_forgotten(
     connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +262,7 @@ async def test_and_then_a_claim_would_be_forgotten(
     await assert_seen(no_accepted_claim_is_forgotten, race)
 
 
+@pytest.mark.long("mutants of the product")
 async def test_a_delete_by_filter_that_does_not_look_would_leave_no_mark(
     connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +272,7 @@ async def test_a_delete_by_filter_that_does_not_look_would_leave_no_mark(
         await is_refused(race, waiting, REQUESTS["DELETE by a filter"], "DELETE by a filter")
 
 
+@pytest.mark.long("mutants of the product")
 async def test_a_delete_that_looks_before_it_has_the_lock_would_leave_no_mark(connect: Connect, unmade: Unmade) -> None:
     race = await a_race(connect, unmade)
     stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'orders'")

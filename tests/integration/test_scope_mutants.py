@@ -124,6 +124,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_mutant_is_seen(connect: Connect, unmade: Unmade, name: str) -> None:
     mutant = MUTANTS[name]

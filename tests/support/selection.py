@@ -3,8 +3,8 @@
 There are two PostgreSQLs. Tests marked `versions` are about what its versions do differently (its catalogs, our DDL,
 triggers, statements and migrations) and run on both. Each other test runs on one of them:
 
-- `make test`: on the first. It leaves tests marked `long("kind")` to `make test-all`: storms, soaks, failovers and
-  the like. Each rule has a stepped race test as well.
+- `make test`: on the first. It leaves tests marked `long("kind")` to `make test-all`: storms, soaks, failovers, mutants
+  and the like. Each rule has a stepped race test as well.
 - `long("kind", by="make …")`: the command that runs them is another one, and the end of `make test-all` names it, too.
 - `make test-all`, which is `pytest --all`: on the one that the name of its file chooses, so that each of the two runs
   about half of them.
