@@ -190,7 +190,7 @@ class KafkaConsumer:
             place_, epoch = place_of(message), message.leader_epoch()
             turn = self._ledger.taken(place_.partition, place_.offset, -1 if epoch is None else epoch)
             if turn is not None:
-                self._held.append(received_from(message, turn))
+                self._held.append(received_from(message, place_, epoch, turn))
             return None
         if is_fatal(error):
             self._fatal(error)

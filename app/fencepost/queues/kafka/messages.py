@@ -9,13 +9,13 @@ def message_from(record: KafkaMessage) -> Message:
     """Read key, value and headers of a record. A header without a value has an empty one."""
     found = record.headers() or []
     pairs = found.items() if isinstance(found, dict) else found
-    return Message(record.key() or b"", record.value(), tuple((name, _bytes(value)) for name, value in pairs))
+    return Message(record.key() or b"", record.value(), tuple([(name, _bytes(value)) for name, value in pairs]))
 
 
-def received_from(record: KafkaMessage, turn: int) -> Received:
+def received_from(record: KafkaMessage, at: Position, leader_epoch: int | None, turn: int) -> Received:
     """Read a record that a member took in one of its turns with the partition."""
     _, at_ms = record.timestamp()
-    return Received(place_of(record), message_from(record), at_ms / 1000, record.leader_epoch(), turn)
+    return Received(at, message_from(record), at_ms / 1000, leader_epoch, turn)
 
 
 def place_of(record: KafkaMessage) -> Position:
