@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from benchmarks import load, pgbench
 from benchmarks.cells import Cell
+from benchmarks.cpu import Cpu
 from benchmarks.database import BenchmarkDatabase
 from benchmarks.load import HOST, Plan, Result
 from benchmarks.machine import busy
@@ -46,6 +47,8 @@ class Measurement:
     result: Result
     busy_before: float
     faults: list[str] = field(default_factory=list)
+    cpu: dict[str, float] = field(default_factory=dict)
+    """What a server that was started for the cell and those behind it took, in µs an accepted write (cpu.py)."""
 
 
 def measure(bench: Bench, cell: Cell, number: int) -> Measurement:
@@ -56,16 +59,18 @@ def measure(bench: Bench, cell: Cell, number: int) -> Measurement:
         return _measure_store(bench, cell, first_token)
     walk = _walk(bench, cell)
     before = asyncio.run(bench.database.settle(cell.table, walk))
-    busy_before = busy()
+    busy_before, spent = busy(), dict[str, float]()
     if cell.driver == "pgbench":
         result = pgbench.measure(
             bench.bin_dir, bench.directory, bench.database.url, cell, walk, first_token, bench.seconds
         )
     else:
         with _server(bench, cell) as port:
+            cpu = Cpu()
             result = _load(bench, cell, walk, port, first_token)
+            spent = cpu.per_write(result["accepted"]) if result["accepted"] else spent
     faults = asyncio.run(_faults(bench.database, cell, number, before, result))
-    return Measurement(_in_rows(cell, result), busy_before, faults)
+    return Measurement(_in_rows(cell, result), busy_before, faults, spent)
 
 
 def _walk(bench: Bench, cell: Cell) -> Walk:

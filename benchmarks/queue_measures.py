@@ -9,6 +9,7 @@ from typing import Final
 
 import asyncpg
 
+from benchmarks.cpu import Cpu
 from benchmarks.load import HOST, percentile
 from benchmarks.processes import BenchmarkError
 from benchmarks.queue_services import TABLES, Services, append, messages
@@ -44,7 +45,8 @@ async def settle(dsn: str, table: str) -> None:
 
 
 async def drain(services: Services, queue: str, workers: int, count: int) -> Figures:
-    """Have so many messages applied, by workers that are started when all are there. Rates are per second.
+    """Have so many messages applied, by workers that are started when all are there. Rates are per second; the time
+    on a core is that of the middle, from the first look at which it has begun to the first at which it is over.
 
     BenchmarkError when they are not applied in time, or one of them is not applied.
     """
@@ -52,11 +54,7 @@ async def drain(services: Services, queue: str, workers: int, count: int) -> Fig
     connection = await asyncpg.connect(services.dsn)
     try:
         with services.consuming(queue, workers):
-            deadline = time.monotonic() + _DRAINED_WITHIN
-            while (decided := await connection.fetchval(_COUNT)) < count:
-                if time.monotonic() > deadline:
-                    raise BenchmarkError(f"{queue}: {decided} of {count} messages were decided in time")
-                await asyncio.sleep(_POLL)
+            cpu = await _watched(connection, queue, count)
         records = await connection.fetch(_RECORDS)
     finally:
         await connection.close()
@@ -64,7 +62,28 @@ async def drain(services: Services, queue: str, workers: int, count: int) -> Fig
         raise BenchmarkError(f"{queue}: answers that are not 200: {dict(bad)}")
     if len(records) != count:
         raise BenchmarkError(f"{queue}: {len(records)} records of {count} messages")
-    return rates([(each["partition"], each["at"]) for each in records])
+    return {**rates([(each["partition"], each["at"]) for each in records]), **cpu}
+
+
+async def _watched(connection: "asyncpg.Connection[asyncpg.Record]", queue: str, count: int) -> Figures:
+    """Wait until all are decided; what that took of the cores, in µs a write."""
+    deadline = time.monotonic() + _DRAINED_WITHIN
+    begun: tuple[int, Cpu] | None = None
+    spent: Figures = {}
+    while True:
+        decided = await connection.fetchval(_COUNT)
+        if begun is None and decided >= count * _FROM:
+            begun = decided, Cpu()
+        elif begun is not None and not spent and decided >= count * _TO:
+            spent = begun[1].per_write(decided - begun[0])
+        if decided >= count:
+            break
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"{queue}: {decided} of {count} messages were decided in time")
+        await asyncio.sleep(_POLL)
+    if not spent:
+        raise BenchmarkError("the backlog is too small to be timed")
+    return spent
 
 
 def rates(records: Sequence[tuple[int, float]]) -> Figures:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.cells import patch_name
+from benchmarks.cpu import PARTS
 from benchmarks.processes import REPOSITORY
 from benchmarks.queue_services import KAFKA, POSTGRES
 from benchmarks.report import RESULTS, summary
@@ -124,6 +125,10 @@ def markdown(made: Report) -> str:
             "| --- | --- | --- |",
             *_rates(made),
             "",
+            "| µs on a core, a write | gateway or consumers | PostgreSQL | broker | all |",
+            "| --- | --- | --- | --- | --- |",
+            *_costs(made),
+            "",
             "| ratio, in the same round | median | lowest to highest | wanted |",
             "| --- | --- | --- | --- |",
             *_ratios(made),
@@ -151,6 +156,13 @@ def _rates(made: Report) -> Iterator[str]:
             slowest, fastest = each["slowest_partition_rate"]["median"], each["fastest_partition_rate"]["median"]
             partition = f"{slowest:,.0f} to {fastest:,.0f}"
         yield f"| {name} | {each['rate']['median']:,.0f} | {partition} |"
+
+
+def _costs(made: Report) -> Iterator[str]:
+    for name, each in made["cells"].items():
+        if f"{PARTS[0]}_us" in each:
+            parts = [each[f"{part}_us"]["median"] for part in PARTS]
+            yield f"| {name} | {' | '.join(f'{part:.0f}' for part in (*parts, sum(parts)))} |"
 
 
 def _ratios(made: Report) -> Iterator[str]:

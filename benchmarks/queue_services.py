@@ -38,6 +38,9 @@ TABLES: Final = {POSTGRES: "queued_in_postgres", KAFKA: "queued_in_kafka"}
 """By queue, the table that takes all its writes by it."""
 KAFKA_IS: Final = f"Kafka {VERSION}, one broker, {PARTITIONS} partitions"
 
+_BROKER: Final = {"group.initial.rebalance.delay.ms": "3000"}
+"""Kafka's own. The tests' broker has 0: the first of two members would begin with all partitions and the other have its
+part some seconds later, when half of a backlog is gone."""
 _HELD_AT_ONCE: Final = 500
 """Messages in a transaction: appending takes a lock of each key, and max_locks_per_transaction bounds these."""
 _CREATE: Final = "CREATE TABLE {table} (order_id text PRIMARY KEY, status text NOT NULL)"
@@ -80,7 +83,7 @@ def _workers(count: int) -> tuple[str, str]:
 @contextmanager
 def services(directory: Path, dsn: str) -> Iterator[Services]:
     """Start the broker, and make topic and tables."""
-    with Kafka(directory / "kafka", heap_mb=512) as kafka:
+    with Kafka(directory / "kafka", more=_BROKER, heap_mb=512) as kafka:
         for topic in (TOPIC, USUAL_TOPIC):
             _make_topic(kafka.bootstrap, topic)
         asyncio.run(_make_tables(dsn))

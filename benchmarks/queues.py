@@ -120,7 +120,7 @@ def _patch(bench: Bench, name: str) -> Figures:
     if measured.faults:
         raise BenchmarkError(f"{name}: {', '.join(measured.faults)}")
     result = measured.result
-    return {"rate": result["rate"], "p50_ms": result["p50_ms"], "p99_ms": result["p99_ms"]}
+    return {"rate": result["rate"], "p50_ms": result["p50_ms"], "p99_ms": result["p99_ms"], **measured.cpu}
 
 
 def _drain(found: Services, queue: str, workers: int, backlog: int) -> Figures:

@@ -1,10 +1,14 @@
 """What the benchmarks report, and that pages of docs/ have the figures of their last runs."""
 
 import json
+import subprocess
+import sys
+from subprocess import PIPE
 
 import pytest
 from benchmarks import queue_report, source_report
 from benchmarks.cells import CELLS
+from benchmarks.cpu import Cpu
 from benchmarks.layers import report
 from benchmarks.layers.oracle import Effects, judge
 from benchmarks.queue_report import RATIOS, WORKERS, drain_name, usual_name
@@ -26,6 +30,30 @@ def test_every_ratio_is_of_cells_that_are_measured() -> None:
 def test_the_page_shows_the_figures_that_are_kept() -> None:
     page = queue_report.PAGE.read_text("utf-8")
     assert queue_report.inserted(page, queue_report.kept()) == page, "python -m benchmarks.queue_report"
+
+
+_BURN = """
+import sys, time
+print(flush=True)
+sys.stdin.readline()
+begin = time.process_time()
+while time.process_time() < begin + 0.2: pass
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_process_of_ours_has_of_a_core_is_counted() -> None:
+    with subprocess.Popen([sys.executable, "-c", _BURN], stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as child:
+        if child.stdin is None or child.stdout is None:
+            raise AssertionError("they are pipes")
+        child.stdout.readline()
+        cpu = Cpu()
+        child.stdin.write("\n")
+        child.stdout.readline()
+        spent = cpu.per_write(1000)
+        child.stdin.close()
+    assert spent["fencepost_us"] > 150  # 0.2 s by a thousand, less two of the kernel's ticks
 
 
 def test_every_registered_source_is_measured() -> None:
