@@ -1,17 +1,17 @@
 """`fencepost elect`: run a command as long as we lead."""
 
+from dataclasses import replace
+from typing import Unpack
+
 import click
 
-from fencepost.cli.api_token import read_api_token
-from fencepost.cli.locking.job import Job
 from fencepost.cli.locking.options import (
     EXIT_CODES,
+    JobOptions,
     OptionsAroundName,
-    claims_for,
     ending_options,
-    grace_for,
+    read_job,
     taking_options,
-    wait_for,
     waiting_options,
 )
 from fencepost.cli.locking.run import run_and_exit
@@ -46,27 +46,7 @@ The command's environment:
     help="When leadership is lost, campaign again instead of exiting, however long the gateway is away.",
 )
 @ending_options
-def elect(  # noqa: PLR0913 - one for each option
-    *,
-    name: str,
-    command: tuple[str, ...],
-    url: str,
-    api_token_file: str | None,
-    ttl: float,
-    wait: float | None,
-    no_wait: bool,
-    also: tuple[str, ...],
-    claim: bool,
-    claim_resource: tuple[str, ...],
-    again: bool,
-    writes: tuple[str, ...],
-    source: str | None,
-    owner: str | None,
-    grace: float | None,
-    conflict_exit_code: int,
-    lost_exit_code: int,
-    verbose: bool,
-) -> None:
+def elect(*, name: str, command: tuple[str, ...], again: bool, **given: Unpack[JobOptions]) -> None:
     """Wait to be elected leader of NAME, run COMMAND, and end it when leadership is lost.
 
     The leader is the holder of the lock election/NAME, and of those that --also names; --claim claims NAME.
@@ -76,23 +56,5 @@ def elect(  # noqa: PLR0913 - one for each option
     """
     if not name:
         raise click.UsageError("NAME: an election has a name")
-    job = Job(
-        url=url,
-        token=read_api_token(api_token_file),
-        token_file=api_token_file,
-        names=(f"election/{name}", *also),
-        claims=claims_for((name, *also), claim_resource, claim=claim),
-        owner=owner,
-        source=source,
-        writes=writes,
-        ttl=ttl,
-        wait=wait_for(wait, no_wait=no_wait),
-        grace=grace_for(ttl, grace),
-        command=command,
-        held_code=conflict_exit_code,
-        lost_code=lost_exit_code,
-        verbose=verbose,
-        election=name,
-        again=again,
-    )
-    run_and_exit(job)
+    job = read_job(name, command, given, lock=f"election/{name}")
+    run_and_exit(replace(job, election=name, again=again))

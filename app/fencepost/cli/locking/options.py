@@ -1,12 +1,13 @@
 """What `fencepost lock` and `fencepost elect` have in common: options, and how the arguments are read."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypedDict, TypeVar
 
 import click
 
-from fencepost.cli.api_token import api_token_option
+from fencepost.cli.api_token import api_token_option, read_api_token
 from fencepost.cli.locking import exit_codes
+from fencepost.cli.locking.job import Job
 from fencepost.cli.locking.run import margin_for
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -110,7 +111,48 @@ def ending_options(command: Command) -> Command:
     return _with(_ENDING, command)
 
 
-def grace_for(ttl: float, grace: float | None) -> float:
+class JobOptions(TypedDict):
+    """The values of all of these options, as click gives them."""
+
+    url: str
+    api_token_file: str | None
+    ttl: float
+    wait: float | None
+    no_wait: bool
+    also: tuple[str, ...]
+    claim: bool
+    claim_resource: tuple[str, ...]
+    writes: tuple[str, ...]
+    source: str | None
+    owner: str | None
+    grace: float | None
+    conflict_exit_code: int
+    lost_exit_code: int
+    verbose: bool
+
+
+def read_job(name: str, command: tuple[str, ...], given: JobOptions, lock: str | None = None) -> Job:
+    """Read what is to be done. `lock`: what the lock is called where that is not NAME. Raises UsageError."""
+    return Job(
+        url=given["url"],
+        token=read_api_token(given["api_token_file"]),
+        token_file=given["api_token_file"],
+        names=(lock or name, *given["also"]),
+        claims=_claims_for((name, *given["also"]), given["claim_resource"], claim=given["claim"]),
+        owner=given["owner"],
+        source=given["source"],
+        writes=given["writes"],
+        ttl=given["ttl"],
+        wait=_wait_for(given["wait"], no_wait=given["no_wait"]),
+        grace=_grace_for(given["ttl"], given["grace"]),
+        command=command,
+        held_code=given["conflict_exit_code"],
+        lost_code=given["lost_exit_code"],
+        verbose=given["verbose"],
+    )
+
+
+def _grace_for(ttl: float, grace: float | None) -> float:
     """Check the grace, or choose one. UsageError if it does not fit into the TTL."""
     if grace is None:
         grace = min(LONGEST_DEFAULT_GRACE, ttl / 6)
@@ -121,12 +163,12 @@ def grace_for(ttl: float, grace: float | None) -> float:
     return grace
 
 
-def claims_for(named: tuple[str, ...], resources: tuple[str, ...], *, claim: bool) -> tuple[str, ...]:
+def _claims_for(named: tuple[str, ...], resources: tuple[str, ...], *, claim: bool) -> tuple[str, ...]:
     """Read --claim, which claims what is `named`, and --claim-resource."""
     return (*named, *resources) if claim else resources
 
 
-def wait_for(wait: float | None, *, no_wait: bool) -> float | None:
+def _wait_for(wait: float | None, *, no_wait: bool) -> float | None:
     """Read --wait and --no-wait: seconds, None waits for ever."""
     if no_wait and wait:
         raise click.UsageError("--wait and --no-wait contradict each other")
