@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, Unpack, cast
 
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
@@ -25,10 +25,16 @@ from sqlalchemy import ARRAY, BigInteger, CursorResult, Text, bindparam, text
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.exc import DBAPIError
 
-from fencepost.fencing.token import Rule
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.check import ProtectError
-from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, PAUSE, ProtectPlan, plan_protect, plan_unprotect
+from fencepost.storage.protecting.protect import (
+    LOCK_TIMEOUT_MS,
+    PAUSE,
+    Asked,
+    ProtectPlan,
+    plan_protect,
+    plan_unprotect,
+)
 from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
 from fencepost.storage.protecting.target import CONSTRAINT
 from fencepost.storage.schema import versions
@@ -57,23 +63,7 @@ class Operations(Protocol):
         """Return the migration's connection."""
 
 
-def protect(  # noqa: PLR0913 - all but the table have a default
-    op: Operations,
-    table: str,
-    *,
-    rule: Rule | None = None,
-    source: str | None = None,
-    scope: str | None = None,
-    requires_key: bool | None = None,
-    verify: bool | None = None,
-    above: int | None = None,
-    max_token: int | None = None,
-    max_jump: int | None = None,
-    queue: str | None = None,
-    sealed: bool | None = None,
-    validate: bool = True,
-    wait: float = 30.0,
-) -> None:
+def protect(op: Operations, table: str, *, validate: bool = True, wait: float = 30.0, **asked: Unpack[Asked]) -> None:
     """Protect a table as `fencepost protect` does, or change how it is protected. Can be repeated.
 
     table: as the catalog spells it, with or without schema.
@@ -96,9 +86,7 @@ def protect(  # noqa: PLR0913 - all but the table have a default
     """
 
     async def plan(connection: Connection) -> ProtectPlan:
-        return await plan_protect(
-            connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump, queue, sealed
-        )
+        return await plan_protect(connection, table, **asked)
 
     _apply(op, table, "protect", plan, validate=validate, wait=wait)
 

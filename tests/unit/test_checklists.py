@@ -5,6 +5,7 @@ import inspect
 import pkgutil
 import re
 import tomllib
+from typing import Unpack
 
 import pytest
 from tests.conformance.conftest import BENCHES
@@ -18,7 +19,7 @@ from fencepost.cli.protect import protect as command
 from fencepost.locks.registry import KINDS, SourceContext, kind_of, make
 from fencepost.settings import Settings
 from fencepost.storage.protecting import table, target
-from fencepost.storage.protecting.protect import plan_protect
+from fencepost.storage.protecting.protect import Asked, plan_protect
 from fencepost.storage.tables.load import PROTECTED
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -81,8 +82,9 @@ def test_a_setting_is_read_somewhere() -> None:
 
 def test_what_a_table_can_be_protected_with_is_an_option_and_an_argument() -> None:
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert inspect.signature(alembic.protect).parameters["asked"].annotation == Unpack[Asked]
     for name in [*inspect.signature(plan_protect).parameters][2:]:
-        assert name in inspect.signature(alembic.protect).parameters, f"alembic.protect has no argument {name}"
+        assert name in Asked.__annotations__, f"protect() and alembic.protect() have no argument {name}"
         option = next((parameter for parameter in command.params if parameter.name == name), None)
         assert option is not None, f"cli/protect.py: the command has no option whose parameter is called {name}"
         assert f"`{name}`" in (ROOT / "docs" / "alembic.md").read_text("utf-8"), f"docs/alembic.md has no `{name}`"

@@ -7,7 +7,7 @@ would make every later reader of the table wait behind it.
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import asyncpg
 
@@ -77,11 +77,26 @@ class ProtectPlan:
         return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
 
 
+class Asked(TypedDict, total=False):
+    """What can be asked for of a table's protection (plan_protect)."""
+
+    rule: Rule | None
+    source: str | None
+    requires_key: bool | None
+    scope: str | None
+    verify: bool | None
+    above: int | None
+    max_token: int | None
+    max_jump: int | None
+    queue: str | None
+    sealed: bool | None
+
+
 async def plan_protect(  # noqa: PLR0913, PLR0917 - the parts of a table's protection
     connection: Connection,
     table: str,
-    rule: Rule | None,
-    source: str | None,
+    rule: Rule | None = None,
+    source: str | None = None,
     requires_key: bool | None = None,
     scope: str | None = None,
     verify: bool | None = None,
@@ -104,22 +119,45 @@ async def plan_protect(  # noqa: PLR0913, PLR0917 - the parts of a table's prote
     rule = rule or (now.rule if now else "strict")
     given = {"--verify": verify or None, "--above": above, "--max-token": max_token, "--max-jump": max_jump}
     source = choose_source(target, source, queue, scope, [name for name, value in given.items() if value is not None])
-    requires = requires_key if requires_key is not None else now is not None and now.requires_key
     verifies = verify if verify is not None else now is not None and now.verify and now.source == source
     await require_source(connection, target, source, verify=verifies)
-    ceiling = choose_ceiling(target, source, max_token, max_jump, above)
-    seals = choose_seal(target, source, sealed)
+    how: _How = {
+        "rule": rule,
+        "source": source,
+        "requires_key": requires_key if requires_key is not None else now is not None and now.requires_key,
+        "verify": verifies,
+        "ceiling": choose_ceiling(target, source, max_token, max_jump, above),
+        "sealed": choose_seal(target, source, sealed),
+    }
     if template := scope if scope is not None else now.scope if now else None:
-        scoped = await examine_scope(
-            connection, target, read_template(target.name, template), rule, source, ceiling, sealed=seals
-        )
-        scope_ddl = ScopeDdl(
-            target, scoped, rule, source, requires_key=requires, verify=verifies, ceiling=ceiling, sealed=seals
-        )
-        return ProtectPlan(target.name, scope_ddl.protect(restore_sql(scope_ddl.table, target.name, above)), [])
-    ddl = RowDdl(target, rule, source, requires_key=requires, verify=verifies, ceiling=ceiling, sealed=seals)
+        return await _plan_scope(connection, target, template, how, above)
+    return _plan_rows(target, how, above)
+
+
+class _How(TypedDict):
+    """How a table is protected from now on."""
+
+    rule: Rule
+    source: str
+    requires_key: bool
+    verify: bool
+    ceiling: Ceiling | None
+    sealed: bool
+
+
+async def _plan_scope(
+    connection: Connection, target: Target, template: str, how: _How, above: int | None
+) -> ProtectPlan:
+    read, sealed = read_template(target.name, template), how["sealed"]
+    scoped = await examine_scope(connection, target, read, how["rule"], how["source"], how["ceiling"], sealed=sealed)
+    ddl = ScopeDdl(target, scoped, **how)
+    return ProtectPlan(target.name, ddl.protect(restore_sql(ddl.table, target.name, above)), [])
+
+
+def _plan_rows(target: Target, how: _How, above: int | None) -> ProtectPlan:
+    ddl = RowDdl(target, **how)
     statements = [
-        *register_sql(source),
+        *register_sql(how["source"]),
         *ddl.begin(),
         restore_sql(ddl.table, target.name, above),
         *leave_for(target, None, ddl.ceiling),
@@ -227,26 +265,9 @@ async def apply(connection: Connection, plan: ProtectPlan, *, wait: float = 30.0
         await connection.execute(statement)
 
 
-async def protect(  # noqa: PLR0913 - one for each option of the command
-    connection: Connection,
-    table: str,
-    *,
-    rule: Rule | None = None,
-    source: str | None = None,
-    requires_key: bool | None = None,
-    scope: str | None = None,
-    verify: bool | None = None,
-    above: int | None = None,
-    max_token: int | None = None,
-    max_jump: int | None = None,
-    queue: str | None = None,
-    sealed: bool | None = None,
-    wait: float = 30.0,
-) -> str:
+async def protect(connection: Connection, table: str, *, wait: float = 30.0, **asked: Unpack[Asked]) -> str:
     """Protect a table, or change how it is protected; returns the name of its resources. Can be repeated."""
-    plan = await plan_protect(
-        connection, table, rule, source, requires_key, scope, verify, above, max_token, max_jump, queue, sealed
-    )
+    plan = await plan_protect(connection, table, **asked)
     await apply(connection, plan, wait=wait)
     return plan.name
 
@@ -259,6 +280,7 @@ async def unprotect(connection: Connection, table: str, *, wait: float = 30.0) -
 
 
 __all__ = [
+    "Asked",
     "ProtectError",
     "ProtectPlan",
     "Target",
