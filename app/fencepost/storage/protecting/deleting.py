@@ -18,13 +18,9 @@ def delete_body(target: Target, table: str, rule: Rule) -> str:
     """
     name, op = literal(target.name), f"OPERATOR(pg_catalog.{comparison(rule)})"
     given = [f"k{n}" for n, _ in enumerate(target.key, 1)]
-
-    def written(keys: list[str], token: str) -> tuple[str, str]:
-        match = " AND ".join(f"r.{quote(k.name)} {_EQ} {key}" for k, key in zip(target.key, keys, strict=True))
-        return match, f"DELETE FROM {table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} {token}"
-
-    match, delete = written(given, "token")
-    by_place = written([f"${n}" for n, _ in enumerate(given, 1)], f"${len(given) + 1}")[1]
+    of_key = f"{table} AS r WHERE {_match(target, given)}"
+    may_go = f"{of_key} AND r.{MARK_COLUMN} {op} token"
+    delete = f"DELETE FROM {may_go}"
     return f"""
 #variable_conflict use_variable
 DECLARE
@@ -37,32 +33,46 @@ BEGIN
     ELSIF pg_catalog.cardinality(shown) {_EQ} 0 THEN
       RETURN QUERY {delete} RETURNING (NULL::{table}).*;
     ELSE
-      RETURN QUERY EXECUTE {_showing_some(table, by_place)}
+      RETURN QUERY EXECUTE {_showing_some(target, table, op)}
         USING {", ".join([*given, "token"])};
     END IF;
     EXIT WHEN FOUND;
     -- Not there, or refused by its mark: that is for the caller to ask. There, and it would pass or a trigger has just
     -- written it: made anew meanwhile, so again; or kept from being deleted, and then nothing may remain of it.
-    PERFORM FROM {table} AS r WHERE {match} AND r.{MARK_COLUMN} {op} token;
+    PERFORM FROM {may_go};
     IF NOT FOUND THEN
       -- A transaction that has no number has written nothing; xmin is a column of its own, to which few have a right.
       EXIT WHEN pg_catalog.pg_current_xact_id_if_assigned() IS NULL;
-      PERFORM FROM {table} AS r WHERE {match} AND fencepost.is_own_write(r.xmin);
+      PERFORM FROM {of_key} AND fencepost.is_own_write(r.xmin);
       EXIT WHEN NOT FOUND;
     END IF;
     IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({name}); END IF;
   END LOOP;
-  -- Now that the table is locked: without its triggers the row would go, and leave no mark (R13).
-  IF NOT EXISTS (SELECT FROM fencepost.protected p
-                  WHERE p.relation {_EQ} {literal(table)}::pg_catalog.regclass) THEN
-    PERFORM fencepost.outdated({name});
-  END IF;
+{_require_protected(table, name)}
   PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
 END"""
 
 
-def _showing_some(table: str, delete: str) -> str:
-    """Write the DELETE as a text that PL/pgSQL makes of the columns that are shown."""
+def _match(target: Target, values: list[str]) -> str:
+    """Write the condition that a row has these values for its key."""
+    return " AND ".join(f"r.{quote(k.name)} {_EQ} {value}" for k, value in zip(target.key, values, strict=True))
+
+
+def _require_protected(table: str, name: str) -> str:
+    return f"""\
+  -- Now that the table is locked: without its triggers the row would go, and leave no mark (R13).
+  IF NOT EXISTS (SELECT FROM fencepost.protected p
+                  WHERE p.relation {_EQ} {literal(table)}::pg_catalog.regclass) THEN
+    PERFORM fencepost.outdated({name});
+  END IF;"""
+
+
+def _showing_some(target: Target, table: str, op: str) -> str:
+    """Write the DELETE as a text that PL/pgSQL makes of the columns that are shown; its parameters are the key's values
+    and the token.
+    """
+    *given, token = (f"${n}" for n in range(1, len(target.key) + 2))
+    delete = f"DELETE FROM {table} AS r WHERE {_match(target, given)} AND r.{MARK_COLUMN} {op} {token}"
     return f"""pg_catalog.concat({literal(f"{delete} RETURNING ")}, (
         SELECT pg_catalog.string_agg(pg_catalog.format('%s.%I', CASE
                  WHEN a.attname::pg_catalog.text {_EQ} ANY (shown) THEN 'r' ELSE {literal(f"(NULL::{table})")} END,
