@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from fencepost import background, wire
 from fencepost.consumer_wiring import consumers_here, consuming
+from fencepost.fencing.seal import SealKeys
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway_wiring import open_gateway
 from fencepost.health import Health
@@ -21,7 +22,7 @@ from fencepost.http.rate_limits import RateLimits, read_rate
 from fencepost.http.routes.health import Health as HealthParts
 from fencepost.http.sites import read_sites
 from fencepost.identity.api_keys import Announcements
-from fencepost.identity_wiring import read_authentication
+from fencepost.identity_wiring import Authentication, read_authentication
 from fencepost.observe import logs
 from fencepost.observe.caller_refusals import CallerRefusals
 from fencepost.observe.events import (
@@ -32,7 +33,7 @@ from fencepost.observe.metrics import Metrics
 from fencepost.queue_wiring import ConfiguredQueue, read_queues
 from fencepost.seal_wiring import read_seal_keys
 from fencepost.settings import Settings
-from fencepost.source_wiring import read_sources
+from fencepost.source_wiring import ConfiguredSource, read_sources
 from fencepost.startup import StartupError
 from fencepost.storage.errors import UnavailableError
 from fencepost.times import TIMES, Times
@@ -70,6 +71,61 @@ class Runtime:
         return self.health
 
 
+class _Observers:
+    """All that is told what happens."""
+
+    def __init__(self) -> None:
+        self.metrics, self.log, self.refusals = Metrics(), logs.EventLog(), CallerRefusals()
+
+    def emit(self, event: Event) -> None:
+        """Tell them of an event."""
+        self.log.on_event(event)
+        self.metrics.on_event(event)
+        self.refusals.on_event(event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """What was read of the settings before the first request, and how it runs until after the last."""
+
+    settings: Settings
+    dsn: str
+    configured: tuple[Sequence[ConfiguredSource], Sequence[ConfiguredQueue], SealKeys | None]
+    observers: _Observers
+    runtime: Runtime
+    authentication: Authentication | None
+    times: Times
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Have a gateway in the runtime, and all that runs beside its requests, as long as the block runs."""
+        settings, times, authentication, runtime = self.settings, self.times, self.authentication, self.runtime
+        emit, metrics = self.observers.emit, self.observers.metrics
+        async with open_gateway(settings, self.dsn, emit, *self.configured, self._keys(), times) as gateway:
+            consumers = consumers_here(gateway, settings)
+            if authentication is not None and authentication.names_roles:
+                await _require_roles(gateway)
+            runtime.gateway, runtime.health = gateway, Health(gateway, metrics, consumers)
+            _rest_from_garbage()
+            try:
+                async with (
+                    authentication.running() if authentication else nullcontext(),
+                    consuming(gateway, consumers, settings),
+                    background.recording(gateway.database, self.observers.refusals, emit, times),
+                    _publish(runtime.health, metrics, self.observers.log, times),
+                ):
+                    yield
+            finally:
+                await runtime.health.close()
+                runtime.gateway = runtime.health = None
+
+    def _keys(self) -> background.Keys | None:
+        of = self.authentication
+        if of is None or of.api_keys is None:
+            return None
+        return background.Keys(of.api_keys, Announcements(of.authenticator.forget, self.times))
+
+
 def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAPI:
     """Build the application. Without settings it reads FENCEPOST_* from the environment, as a worker process does."""
     settings = settings or Settings()
@@ -80,49 +136,26 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
     configured = read_sources(settings), read_queues(settings), read_seal_keys(settings)
     dsn = settings.database_url.get_secret_value()
     logs.configure(settings.log_level, settings.log_format)
-    runtime, metrics, log, refusals = Runtime(), Metrics(), logs.EventLog(), CallerRefusals()
-
-    def emit(event: Event) -> None:
-        log.on_event(event)
-        metrics.on_event(event)
-        refusals.on_event(event)
-
-    authentication = read_authentication(settings, emit, lambda: runtime.require().database, times)
-    keys = None
-    if authentication is not None and authentication.api_keys is not None:
-        keys = background.Keys(authentication.api_keys, Announcements(authentication.authenticator.forget, times))
-    guards = _guards(settings, emit, times)
+    runtime, observers = Runtime(), _Observers()
+    authentication = read_authentication(settings, observers.emit, lambda: runtime.require().database, times)
+    serving = _Serving(settings, dsn, configured, observers, runtime, authentication, times)
+    guards = _guards(settings, observers.emit, times)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[Mapping[str, object]]:
-        async with open_gateway(settings, dsn, emit, *configured, keys, times) as gateway:
-            consumers = consumers_here(gateway, settings)
-            if authentication is not None and authentication.names_roles:
-                await _require_roles(gateway)
-            runtime.gateway, runtime.health = gateway, Health(gateway, metrics, consumers)
-            _rest_from_garbage()
-            try:
-                async with (
-                    authentication.running() if authentication else nullcontext(),
-                    consuming(gateway, consumers, settings),
-                    background.recording(gateway.database, refusals, emit, times),
-                    _publish(runtime.health, metrics, log, times),
-                ):
-                    yield guards
-            finally:
-                await runtime.health.close()
-                runtime.gateway = runtime.health = None
+        async with serving.running():
+            yield guards
 
     return Application(
         Parts(
             runtime.require,
-            HealthParts(runtime.ready, metrics, runtime.measure),
-            metrics.request_done,
+            HealthParts(runtime.ready, observers.metrics, runtime.measure),
+            observers.metrics.request_done,
             lifespan,
             settings.max_body_bytes,
             settings.access_log,
             read_sites(settings.host, settings.allowed_hosts, settings.cors_origins),
-            emit,
+            observers.emit,
             authentication.authenticator if authentication else None,
             _rate_limits(settings, authenticated=authentication is not None),
             _admin(settings),
