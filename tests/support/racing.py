@@ -114,8 +114,8 @@ class Race:
 
     # The product's statements
 
-    def change(self, values: dict[str, object], *, deletes: bool = False) -> Change:
-        return Change(tuple(values), self.target, frozenset(), deletes=deletes)
+    def change(self, values: dict[str, object] | None = None) -> Change:
+        return Change(tuple(values or ()), self.target, frozenset(), deletes=values is None)
 
     async def update(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         statement = statements.update(self.table, self.change(values), "block")
@@ -143,9 +143,7 @@ class Race:
         return await self._run(connection, statement, key, token, json.dumps(values))
 
     async def delete(self, connection: Connection, key: Key, token: int) -> FencedRow | None:
-        return await self._run(
-            connection, statements.delete(self.table, self.change({}, deletes=True), "block"), key, token
-        )
+        return await self._run(connection, statements.delete(self.table, self.change(), "block"), key, token)
 
     async def _run(
         self, connection: Connection, statement: WriteStatement, key: Key, token: int, body: str = "{}"
@@ -162,7 +160,7 @@ class Race:
 
     async def delete_many(self, connection: Connection, token: int, *, limit: int = 100) -> ManyOutcome:
         write = RowWrite((), Token(token))
-        return await write_matching(connection, self.table, NEW, write, self.change({}, deletes=True), limit)
+        return await write_matching(connection, self.table, NEW, write, self.change(), limit)
 
     # Looking
 

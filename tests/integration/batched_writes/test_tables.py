@@ -106,7 +106,7 @@ async def test_a_batch_finds_its_row_by_the_key_and_locks_it_before_it_looks(rac
     assert plan.count("Index Scan using orders_pkey") == 2, plan
     assert "One-Time Filter" in plan, plan
     assert "LockRows" in plan, plan
-    statement = keyed_statements.delete(race.table, race.change({}, deletes=True), "skip")
+    statement = keyed_statements.delete(race.table, race.change(), "skip")
     await race.observer.execute(f"PREPARE d AS {statement.sql}")
     plan = "\n".join(row[0] for row in await race.observer.fetch("EXPLAIN (COSTS off) EXECUTE d('a', 40, 0)"))
     assert "One-Time Filter" in plan, plan

@@ -228,11 +228,10 @@ class Database:
         error, newer = watch.judge(behind.origin)
         if newer:
             self._expire()
-        if error is None:
-            return
-        if watch.met is not None and not behind.origin.follows(watch.met):
-            behind.terminate()  # it leads elsewhere: the next one may not
-        raise error
+        if error is not None:
+            if watch.met is not None and not behind.origin.follows(watch.met):
+                behind.terminate()  # it leads elsewhere: the next one may not
+            raise error
 
     async def origin_status(self) -> OriginStatus:
         """Ask whether writes are let through now. UnavailableError when the database cannot be asked."""
