@@ -115,8 +115,11 @@ BEGIN
                   AND (i.caller <> 'queue' OR NOT i.headers && ARRAY['fencepost-caller', 'fencepost-claimed']
                        OR (fencepost.queue_no_copy_waits(i.key, i.created_at + p_keep_s * interval '1 s')
                            AND fencepost.queue_letter_waits(i.headers) IS NOT TRUE))
-                ORDER BY i.created_at LIMIT p_limit FOR UPDATE SKIP LOCKED)
-  DELETE FROM fencepost.idempotency i USING old WHERE i.caller = old.caller AND i.key = old.key;
-  GET DIAGNOSTICS pruned = ROW_COUNT;
+                ORDER BY i.created_at LIMIT p_limit FOR UPDATE SKIP LOCKED),
+       gone AS (DELETE FROM fencepost.idempotency i USING old WHERE i.caller = old.caller AND i.key = old.key RETURNING i.*),
+       newest AS (SELECT (regexp_match(g.key, '^(.+)[.][0-9]+[.][0-9]+[.][0-9a-f]{16}$'))[1] AS source, max(g.created_at) AS at
+                    FROM gone g WHERE g.caller = 'queue' AND g.headers && ARRAY['fencepost-caller', 'fencepost-claimed'] GROUP BY 1),
+       noted AS (UPDATE fencepost.queues q SET forgotten_to = greatest(q.forgotten_to, n.at) FROM newest n WHERE q.source = n.source)
+  SELECT count(*) INTO pruned FROM gone;
   RETURN pruned;
 END $$;

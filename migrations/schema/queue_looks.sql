@@ -23,6 +23,12 @@ CREATE FUNCTION fencepost.queue_applied_to(p_source text) RETURNS double precisi
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT extract(epoch FROM q.applied_to)::double precision FROM fencepost.queues q WHERE q.source = p_source $$;
 
+-- When the newest record of a caller's message was made that was forgotten (prune_idempotency), in seconds since the epoch; null: none was.
+-- A message that was signed before that may have had one: however long records are kept now, and in whichever generation.
+CREATE FUNCTION fencepost.queue_forgotten_to(p_source text) RETURNS double precision
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT extract(epoch FROM q.forgotten_to)::double precision FROM fencepost.queues q WHERE q.source = p_source $$;
+
 -- Whether no copy of a caller's message can wait in its log that came before p_came: one that came then is applied, and would have its
 -- effect again if its record were gone (queues/signing.py). Ten minutes are for clocks that differ, and for appends under way.
 CREATE FUNCTION fencepost.queue_no_copy_waits(p_id text, p_came timestamptz) RETURNS boolean

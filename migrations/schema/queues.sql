@@ -23,10 +23,11 @@ CREATE TABLE fencepost.queues (
   looked_at      timestamptz,
   looked_ends    bigint[],
   applied_to     timestamptz,
-  forget_to      timestamptz
+  forget_to      timestamptz,
+  forgotten_to   timestamptz
 ) WITH (fillfactor = 50);
 
-COMMENT ON TABLE fencepost.queues IS 'Queues, and what their logs were when they were last looked at. incarnation: null until the log is looked at in the present generation of its source. ends: by partition, what the offset of the next message was, at least. paused_member, paused_because: a consumer that decides or takes nothing, and why; paused_at: when it last said so, which it does once a second. Null: none is paused. looked_at, looked_ends: a moment, and where the log ended after it; applied_to: such a moment, and all that came into the log before it is decided; forget_to: what applied_to was before. Null: not known in the present generation.';
+COMMENT ON TABLE fencepost.queues IS 'Queues, and what their logs were when they were last looked at. incarnation: null until the log is looked at in the present generation of its source. ends: by partition, what the offset of the next message was, at least. paused_member, paused_because: a consumer that decides or takes nothing, and why; paused_at: when it last said so, which it does once a second. Null: none is paused. looked_at, looked_ends: a moment, and where the log ended after it; applied_to: such a moment, and all that came into the log before it is decided; forget_to: what applied_to was before. Null: not known in the present generation. forgotten_to: when the newest record of a caller''s message was made that was forgotten; it stays when the source is raised. Null: none was.';
 
 CREATE TABLE fencepost.queue_partitions (
   source      text COLLATE "C" NOT NULL REFERENCES fencepost.queues,

@@ -52,7 +52,7 @@ GRANTS = (
     " fencepost.queue_committed(text, bigint, bigint[]),"
     " fencepost.queue_is_committed(text, bigint, integer, bigint),"
     " fencepost.queue_looked(text, bigint, text, double precision, bigint[], bigint[]),"
-    " fencepost.queue_applied_to(text), fencepost.queue_claim(text, bytea),"
+    " fencepost.queue_applied_to(text), fencepost.queue_forgotten_to(text), fencepost.queue_claim(text, bytea),"
     " fencepost.queue_note_pause(text, text, text),"
     " fencepost.queue_known(), fencepost.queue_stop(text, text, text), fencepost.queue_clear(text, text, text),"
     " fencepost.queue_close(text, text), fencepost.queue_stopped_by(text), fencepost.queue_results(text[], bytea),"

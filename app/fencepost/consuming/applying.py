@@ -39,7 +39,7 @@ from fencepost.http.writes.reading import read_write
 from fencepost.queues.log import Position, Received
 from fencepost.queues.message import MalformedMessageError, WriteMessage, read_message
 from fencepost.queues.partitioner import partition_of
-from fencepost.queues.signing import verify
+from fencepost.queues.signing import LateMessageError, verify
 from fencepost.queues.write_id import MessageName
 from fencepost.storage.errors import RefusedError, UnavailableError
 from fencepost.storage.statements.idempotency import OF_QUEUES, Recorded
@@ -127,8 +127,11 @@ class Applier:
             why = "has a caller, and no keys are here to verify it by: start this again with --seal-keys-file"
             return Later(f"{message.resource[:200]}: the message {why} (FENCEPOST_SEAL_KEYS_FILE)", by_others=True)
         signed = verify(received.message, self._queue, keys)
-        if self._gateway.seals.now() - signed.at > self._kept_for:
+        age = self._gateway.seals.now() - signed.at
+        if age > self._kept_for:
             signed.require_in_time(await self._ledger.applied_to() or 0.0, self._kept_for)
+        if age > _YOUNG:
+            signed.require_remembered(await self._ledger.forgotten_to())
         return signed.caller
 
     async def _attempt(self, taken: _Taken, table: Table | None) -> Result:
@@ -224,7 +227,8 @@ def _of_caller(result: Result, caller: Caller) -> Result:
 
 
 def _malformed(error: MalformedMessageError) -> Decided:
-    return of_problem("failed", bad_request(f"message: {error}"))
+    decided = of_problem("failed", bad_request(f"message: {error}"))
+    return replace(decided, late=isinstance(error, LateMessageError))
 
 
 def _source_of(table: Table | None) -> str | None:
@@ -248,6 +252,8 @@ _partition_of = lru_cache(maxsize=10_000)(partition_of)
 
 
 _JSON: Final = b"application/json"
+_YOUNG: Final = 60.0
+"""Seconds after which a record may be forgotten at the earliest, where a clock is ten minutes off."""
 
 
 @lru_cache(maxsize=256)  # most messages have the same

@@ -124,3 +124,7 @@ class DatabaseLedger:
     async def applied_to(self) -> float | None:
         """Read before when all that came into the log is decided, in seconds since the epoch; None: not known."""
         return await self._write(lambda connection: progress.applied_to(connection, self._queue))
+
+    async def forgotten_to(self) -> float | None:
+        """Read when the newest record of a caller's message was made that was forgotten; None: none was."""
+        return await self._write(lambda connection: progress.forgotten_to(connection, self._queue))

@@ -22,6 +22,8 @@ class Decided:
     """Whether it stands where it does not belong. So its record is of this place alone: the same message at its own
     place is no copy of it.
     """
+    late: bool = False
+    """Whether there may have been a record of it: where its own place is committed it was decided before."""
 
 
 APPLIED: Final = Decided("applied")

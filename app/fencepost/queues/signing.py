@@ -24,6 +24,8 @@ from fencepost.queues.log import Message
 from fencepost.queues.message import CALLER, MalformedMessageError
 from fencepost.queues.write_id import joined
 
+CLOCKS_DIFFER: Final = 600.0
+"""By how many seconds clocks may differ: those of gateways, consumers and PostgreSQL (queue_no_copy_waits)."""
 _DOMAIN: Final = b"fencepost queued caller 1\n"
 """Before what is authenticated: a seal of a token proves no caller, and a caller's header seals nothing."""
 
@@ -41,6 +43,10 @@ def unsigned_of(message: Message) -> Message:
     return replace(message, headers=tuple(each for each in message.headers if each[0].lower() != CALLER))
 
 
+class LateMessageError(MalformedMessageError):
+    """The message may be a copy of one whose record is forgotten."""
+
+
 @dataclass(frozen=True, slots=True)
 class Signed:
     """A caller who is proven. `at`: when the message was signed, in seconds since 1970."""
@@ -49,14 +55,24 @@ class Signed:
     at: float
 
     def require_in_time(self, came: float, kept_for: float) -> None:
-        """Raise MalformedMessageError where the message came too late. `came`: when it came into the log, or some time
+        """Raise LateMessageError where the message came too late. `came`: when it came into the log, or some time
         before that. `kept_for`: how many seconds what became of a message is known, and so how long after it was signed
         it may come.
         """
         if came - self.at > kept_for:
-            raise MalformedMessageError(
+            raise LateMessageError(
                 f"header {CALLER}: the message came into the log {came - self.at:.0f} s after it was signed, or later:"
                 " it may have been there before, and what became of it then is known no more"
+            )
+
+    def require_remembered(self, forgotten_to: float | None) -> None:
+        """Raise LateMessageError where what became of it may be forgotten. `forgotten_to`: when the newest record
+        was made that is; None: none is.
+        """
+        if forgotten_to is not None and self.at <= forgotten_to + CLOCKS_DIFFER:
+            raise LateMessageError(
+                f"header {CALLER}: the message was signed when others were whose records are forgotten, and there is"
+                " none of it: it may have been there before"
             )
 
 

@@ -21,7 +21,7 @@ from fencepost.queues.write_id import MalformedWriteIdError, content_at, content
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
-from fencepost.storage.queues import results
+from fencepost.storage.queues import progress, results
 from fencepost.storage.queues.results import Result
 
 
@@ -95,6 +95,8 @@ class Retrying:
         became = letter_of(placed.answer)
         if became not in (None, IN_HAND):
             raise MalformedMessageError(f"it is there again, and was {became} before")
+        if CALLER_HEADER not in dict(placed.answer.headers):
+            signed.require_remembered(await progress.forgotten_to(connection, self.queue))
         if failed is None:
             # It stood where it does not belong, and may be a copy: a record of the write is there for so long.
             signed.require_in_time(_now(), self.kept_for)

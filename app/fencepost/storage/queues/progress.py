@@ -238,6 +238,12 @@ async def applied_to(connection: Connection, name: str) -> float | None:
     return seconds
 
 
+async def forgotten_to(connection: Connection, name: str) -> float | None:
+    """Read when the newest record of a caller's message was made that was forgotten; None: none was."""
+    seconds: float | None = await connection.fetchval("SELECT fencepost.queue_forgotten_to($1)", name)
+    return seconds
+
+
 async def known(connection: Connection) -> list[KnownQueue]:
     """List the queues that were ever registered, by name, with what consumers have noted."""
     found: dict[str, asyncpg.Record] = {}

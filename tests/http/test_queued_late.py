@@ -1,0 +1,52 @@
+"""Messages of callers that come when their record is forgotten."""
+
+import pytest
+from tests.http.test_queued_as_role import Stage, stage
+from tests.http.test_queued_retries import HOUR, pruned, signed
+from tests.http.test_queued_role_gone import decider
+from tests.support.commands import command
+
+from fencepost.consuming.applying import Standing
+from fencepost.consuming.database_ledger import DatabaseLedger
+from fencepost.consuming.deciding import Settled
+from fencepost.queues.log import Position
+from fencepost.queues.partitioner import partition_of
+from fencepost.queues.registry import DEFAULT
+from fencepost.storage.leases import sources
+
+__all__ = ["stage"]
+ROW = "SELECT n, xmin::text FROM stamps WHERE id = 's'"
+
+
+@pytest.mark.parametrize("then", ["nothing changes", "the source is raised", "records are kept for longer"])
+async def test_a_copy_whose_record_is_forgotten_has_no_second_effect(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    queue, dead = stage.queue, stage.queue.log.dead
+    message = signed(stage, "stamps/s", "PATCH", {"n": 7}, hours=40)
+    await queue.append(message)
+    await stage.consume()
+    assert await pruned(stage) == 1
+    before = await stage.rows(ROW)
+    if then == "the source is raised":
+        await sources.raise_source(queue.owner, DEFAULT, "for a test")
+    if then == "records are kept for longer":
+        queue.settings = queue.settings.model_copy(update={"idempotency_retention": 50 * HOUR})
+    await queue.append(message)
+    await stage.consume()
+    assert (await stage.rows(ROW), len(await dead.list(9))) == (before, 1)
+    monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
+    monkeypatch.setenv("FENCEPOST_IDEMPOTENCY_RETENTION", "999999")
+    retried = await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)
+    assert (retried.exit_code, len(await dead.list(9))) == (1, 1), retried.output
+
+
+async def test_a_message_that_a_paused_consumer_had_taken_is_no_dead_letter(stage: Stage) -> None:
+    queue, ledger = stage.queue, DatabaseLedger(stage.queue.gateway.database, DEFAULT)
+    message = signed(stage, "stamps/s", "PATCH", {"n": 7}, hours=40)
+    await queue.append(message)
+    (taken,) = await queue.log.waiting(Position(partition_of(message.key, 8), 0)) or ()
+    await stage.consume()
+    assert await pruned(stage) == 1
+    settled = await decider(stage).decide(taken, Standing(await ledger.generation(), 8))
+    assert (settled, await queue.log.dead.list(9)) == (Settled("applied", before=True), [])
