@@ -11,6 +11,8 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 BEGIN
   PERFORM FROM fencepost.sources s WHERE s.name = p_source FOR SHARE;
   IF (SELECT b.generation FROM fencepost.source_bounds(p_source) b) IS DISTINCT FROM p_generation THEN RETURN; END IF;
+  UPDATE fencepost.queues q SET looked_at = NULL, applied_to = NULL, forget_to = NULL  -- the clock was set back
+   WHERE q.source = p_source AND q.looked_at > to_timestamp(p_at) + interval '10 minutes';
   UPDATE fencepost.queues q SET forget_to = q.applied_to, applied_to = q.looked_at, looked_at = to_timestamp(p_at), looked_ends = p_ends
    WHERE q.source = p_source AND q.incarnation = p_incarnation
      AND (q.looked_at IS NULL OR q.looked_at < to_timestamp(p_at) - interval '1 minute' AND NOT EXISTS (

@@ -87,6 +87,15 @@ async def a_callers_record_goes_when_no_copy_of_its_time_waits(connect: Connect)
     assert await progress.applied_to(a, queue) is None
 
 
+async def a_clock_that_is_set_back_holds_no_records_back(connect: Connect) -> None:
+    a, queue = await connect(), "kafka:a.b"
+    await progress.register(a, queue)
+    generation, now = await looked_at(a, "x", 9), await progress.now(a)
+    for minutes in (-8998, -9000, 60, 58):
+        await progress.note_look(a, queue, generation, now - 60 * minutes, [9], ("x", [9]))
+    assert await progress.applied_to(a, queue) == now - 60 * 60
+
+
 async def what_is_said_during_a_raise_is_of_the_generation_before(connect: Connect) -> None:
     a, b, observer = await connect(), await connect(), await connect()
     await progress.register(a, "kafka:a.b")
@@ -104,6 +113,6 @@ async def what_is_said_during_a_raise_is_of_the_generation_before(connect: Conne
 
 SCENARIOS: list[QueueScenario] = [
     a_callers_record_goes_when_no_copy_of_its_time_waits, records_go_when_they_are_committed_and_not_before,
-    after_a_raise_what_is_committed_is_asked_anew,
+    after_a_raise_what_is_committed_is_asked_anew, a_clock_that_is_set_back_holds_no_records_back,
     what_is_said_during_a_raise_is_of_the_generation_before,
 ]  # fmt: skip
