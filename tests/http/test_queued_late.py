@@ -1,5 +1,7 @@
 """Messages of callers that come when their record is forgotten."""
 
+from dataclasses import replace
+
 import pytest
 from tests.http.test_queued_as_role import Stage, stage
 from tests.http.test_queued_retries import HOUR, pruned, signed
@@ -9,7 +11,7 @@ from tests.support.commands import command
 from fencepost.consuming.applying import Standing
 from fencepost.consuming.database_ledger import DatabaseLedger
 from fencepost.consuming.deciding import Settled
-from fencepost.queues.log import Position
+from fencepost.queues.log import Position, Received
 from fencepost.queues.partitioner import partition_of
 from fencepost.queues.registry import DEFAULT
 from fencepost.storage.leases import sources
@@ -50,3 +52,20 @@ async def test_a_message_that_a_paused_consumer_had_taken_is_no_dead_letter(stag
     assert await pruned(stage) == 1
     settled = await decider(stage).decide(taken, Standing(await ledger.generation(), 8))
     assert (settled, await queue.log.dead.list(9)) == (Settled("applied", before=True), [])
+
+
+async def test_a_retry_of_which_nothing_was_done_does_not_take_the_writes_effect(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
+    dead, message = stage.queue.log.dead, signed(stage, "stamps/s", "PATCH", {"n": 7})
+    elsewhere = Position((partition_of(message.key, 8) + 1) % 8, 5)
+    await decider(stage).decide(Received(elsewhere, message, 0.0), Standing(1, 8))
+    (copy,) = await dead.list(9)
+    await dead.put(replace(copy, id=f"{DEFAULT}.7.9.{'0' * 16}"))  # made up
+    await stage.queue.append(message)
+    ids = [each.id for each in await dead.list(9)]
+    refused = await command("dead", "retry", DEFAULT, *ids, database=stage.dsn)
+    assert (refused.exit_code, "nothing was done" in refused.output) == (1, True), refused.output
+    await stage.consume()
+    assert await stage.rows("SELECT n FROM stamps WHERE id = 's'") == [(7,)]

@@ -9,6 +9,7 @@ only where no copy of it can have been forgotten.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import click
 
@@ -23,6 +24,8 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.queues import progress, results
 from fencepost.storage.queues.results import Result
+
+_COPY: Final = "it is a copy of a write that is decided"
 
 
 class NotRetriedError(click.ClickException):
@@ -45,16 +48,16 @@ class Retrying:
         """Give the letters that can be retried, and why others cannot. Where not `everything` is wanted, one that
         cannot is a ClickException.
         """
-        good, refused = [], []
-        for letter in letters:
-            try:
-                await self.require(database, letter)
-            except NotRetriedError as error:
-                if not everything:
-                    raise click.ClickException(f"{error.message}: nothing was done") from error
-                refused.append(error.message)
-            else:
-                good.append(letter)
+        good, refused = list(letters), []
+        for check in (self.require, self._claim):  # what is claimed stays so: it comes when nothing else can fail
+            for letter in tuple(good):
+                try:
+                    await check(database, letter)
+                except NotRetriedError as error:
+                    if not everything:
+                        raise click.ClickException(f"{error.message}: nothing was done") from error
+                    refused.append(error.message)
+                    good.remove(letter)
         return good, refused
 
     async def require(self, database: Database, letter: DeadLetter) -> None:
@@ -100,10 +103,20 @@ class Retrying:
         if failed is None:
             # It stood where it does not belong, and may be a copy: a record of the write is there for so long.
             signed.require_in_time(_now(), self.kept_for)
-            if not await results.claim(connection, letter.id, content):
-                raise MalformedMessageError("it is a copy of a write that is decided")
+            if await results.result_of_message(connection, letter.id, content) is not None:
+                raise MalformedMessageError(_COPY)
         elif CALLER_HEADER not in dict(failed.answer.headers):
             signed.require_in_time(failed.at.timestamp(), self.kept_for)
+
+    async def _claim(self, database: Database, letter: DeadLetter) -> None:
+        """Let the letter's record be that of all copies of its message: none has an effect beside the retry. Raises
+        NotRetriedError where one was decided meanwhile.
+        """
+        content = content_of(letter.message)
+        if _has_caller(letter) and not await run_write(
+            database.for_writing, lambda connection: results.claim(connection, letter.id, content), repeatable=True
+        ):
+            raise NotRetriedError(f"{_name(letter)}: {_COPY}; drop it")
 
     def message(self, letter: DeadLetter, nonce: str) -> Message:
         """Make the message. It has another nonce: with the old one it would be a copy of the message that failed. Its
