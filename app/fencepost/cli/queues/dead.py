@@ -191,13 +191,13 @@ async def _note(database: Database, queue: str, letter_id: str, resource: str, b
 
 
 async def _ids_of_letters(database: Database, ids: Sequence[str]) -> list[str]:
-    """Give the ids that the letters of these writes have: where a message is in the log twice, its letter has the id
-    under which it was decided.
+    """Give the ids that the letters of these writes have, each once: where a message is in the log twice, its letter
+    has the id under which it was decided.
     """
     decided = await run_write(
         database.for_writing, lambda connection: results.results(connection, ids), repeatable=True
     )
-    return [decided[each].id if each in decided else each for each in ids]
+    return list(dict.fromkeys(decided[each].id if each in decided else each for each in ids))
 
 
 async def _find(log: Log, ids: Sequence[str], resource: str | None, known: Sequence[str]) -> Sequence[DeadLetter]:
