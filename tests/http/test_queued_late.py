@@ -6,6 +6,7 @@ import pytest
 from tests.http.test_queued_as_role import Stage, stage
 from tests.http.test_queued_retries import HOUR, pruned, signed
 from tests.http.test_queued_role_gone import decider
+from tests.support.acting import LOGIN, WEB
 from tests.support.commands import command
 
 from fencepost.consuming.applying import Standing
@@ -69,3 +70,17 @@ async def test_a_retry_of_which_nothing_was_done_does_not_take_the_writes_effect
     assert (refused.exit_code, "nothing was done" in refused.output) == (1, True), refused.output
     await stage.consume()
     assert await stage.rows("SELECT n FROM stamps WHERE id = 's'") == [(7,)]
+
+
+async def test_a_letter_whose_caller_was_taken_away_is_refused(stage: Stage) -> None:
+    dead = stage.queue.log.dead
+    await stage.queue.owner.execute(f"REVOKE UPDATE ON stamps FROM {WEB}; GRANT SELECT, UPDATE ON stamps TO {LOGIN}")
+    await stage.queue.append(signed(stage, "stamps/s", "PATCH", {"n": 7}))
+    await stage.consume()
+    (letter,) = await dead.list(9)
+    await dead.drop(letter.id)
+    await dead.put(
+        replace(letter, message=replace(letter.message, value=b'{"n": 8}', headers=letter.message.headers[1:]))
+    )
+    refused = await command("dead", "retry", DEFAULT, letter.id, database=stage.dsn)
+    assert (refused.exit_code, "was that of a caller" in refused.output) == (1, True), refused.output

@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from fencepost.fencing.seal import SealKeys
-from fencepost.gateway.results import CALLER_HEADER, IN_HAND, letter_of, state_of
+from fencepost.gateway.results import CALLER_HEADER, CLAIMED_HEADER, IN_HAND, letter_of, state_of
 from fencepost.queues.log import DeadLetter, Message, Position
 from fencepost.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError
 from fencepost.queues.signing import sign, unsigned_of, verify
@@ -69,9 +69,7 @@ class Retrying:
                 f"{_name(letter)}: its message was too large, and the letter has no {lacks} of it."
                 f" The message is at {where}: append it from there, and drop the letter"
             )
-        if not _has_caller(letter):
-            return
-        if self.keys is None:
+        if self.keys is None and _has_caller(letter):
             raise click.ClickException(
                 f"{_name(letter)}: it is the write of a caller, which is to be signed anew: --seal-keys-file"
                 " (FENCEPOST_SEAL_KEYS_FILE) names the file with the gateway's keys; nothing was done"
@@ -87,7 +85,10 @@ class Retrying:
 
     async def _require_record(self, connection: Connection, letter: DeadLetter) -> None:
         """Raise MalformedMessageError where the write of the letter did not fail as the letter says."""
-        if self.keys is None:
+        if self.keys is None or not _has_caller(letter):
+            known = (await results.results(connection, [letter.id])).get(letter.id)
+            if known is not None and not {CALLER_HEADER, CLAIMED_HEADER}.isdisjoint(dict(known.answer.headers)):
+                raise MalformedMessageError("its write was that of a caller, and the letter has none")
             return
         signed = verify(letter.message, self.queue, self.keys)
         content = content_of(letter.message)
