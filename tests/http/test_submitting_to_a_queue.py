@@ -69,7 +69,7 @@ async def test_a_lease_cannot_claim_a_row_of_it(queued: Queued) -> None:
     assert "lease" in answer.json()["hint"]
 
 
-async def test_a_gateway_that_does_not_know_yet_that_the_table_got_a_queue_looks_before_it_refuses(
+async def test_a_gateway_that_does_not_know_yet_that_the_table_got_a_queue_or_lost_it_looks_before_it_refuses(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its picture the write lacks a token."""
@@ -90,6 +90,14 @@ async def test_a_gateway_that_does_not_know_yet_that_the_table_got_a_queue_looks
         monkeypatch.setattr(queued.gateway.catalog, "_current", before)  # as if it had not been
         answer = await queued.api.ask("PATCH", f"data/{name}/p-1", {"status": "sent"})
         assert answer.status_code == 202, answer.text
+        before = queued.gateway.catalog.current
+        await unprotect(connection, name)
+        await protect(connection, name)
+        await eventually(noticed, what="the gateway to notice that the table has no queue any more")
+        for method, token in (("POST", 5), ("PATCH", 6)):  # one row, and several
+            monkeypatch.setattr(queued.gateway.catalog, "_current", before)
+            answer = await queued.api.ask(method, f"data/{name}", [{"parcel_id": "p-1", "status": "sent"}], token=token)
+            assert answer.status_code in {201, 204}, answer.text
     await unprotect(connection, name)
     await connection.execute(f"DROP TABLE {name}")
     await connection.close()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from fencepost.fencing.problem_types import (
+    BAD_REQUEST,
     OUTCOME_UNKNOWN,
     ROW_NOT_FOUND,
     TOKEN_REQUIRED,
@@ -44,13 +45,9 @@ from fencepost.storage.tables.catalog import Catalog, Table
 MOST_DOUBTS: Final = 3
 """How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""
 
-_OF_OLD_PICTURES: Final = (UNPROTECTED_TABLE, TOKEN_REQUIRED)
-"""What a request may be refused with only because the picture is outdated. A table that has just got a queue takes
-writes without a token."""
-
-Doubt = Literal["catalog", "session"] | None
-"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's query plans
-are."""
+Doubt = Literal["catalog", "answer", "session"] | None
+"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's query plans are.
+answer: the picture may be, and where PostgreSQL cannot be asked the answer stands all the same."""
 
 
 async def write(
@@ -134,9 +131,9 @@ async def on_table(
                 break
             # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
             failed = asyncio.get_running_loop().time()
-            if await _has_changed(gateway, table, name, outcome):
+            if await _has_changed(gateway, table, name, doubt):
                 table = find(await gateway.catalog.loaded_after(failed), name)
-            elif doubt == "catalog":
+            elif doubt != "session":
                 break
             # Where a session was in doubt, all are new by now.
             outcome, doubt = await _attempt(gateway, table, name, use)
@@ -155,15 +152,13 @@ async def on_table(
     return outcome
 
 
-async def _has_changed(gateway: Gateway, table: Table | None, name: str, outcome: Outcome) -> bool:
-    """Look whether the picture of a table is outdated. UnavailableError where that cannot be asked; but that a write
-    needs a token is answered without PostgreSQL.
-    """
+async def _has_changed(gateway: Gateway, table: Table | None, name: str, doubt: Doubt) -> bool:
+    """Look whether the picture of a table is outdated. UnavailableError where that cannot be asked, and matters."""
     try:
         async with gateway.look():
             return await gateway.catalog.has_changed(name, table, gateway.own_connection())
     except UnavailableError:
-        if isinstance(outcome, Problem) and outcome.type is TOKEN_REQUIRED:
+        if doubt == "answer":
             return False
         raise
 
@@ -206,7 +201,17 @@ async def _tried(  # noqa: PLR0911 - one way out for each error of storage
         return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
     except UnavailableError as error:
         return unavailable(error), None
-    return outcome, "catalog" if isinstance(outcome, Problem) and outcome.type in _OF_OLD_PICTURES else None
+    return outcome, _doubt_of_answer(outcome, table)
+
+
+def _doubt_of_answer(outcome: Outcome, table: Table) -> Doubt:
+    """A table that has just got a queue takes writes without a token; one that has just lost it takes others again."""
+    if not isinstance(outcome, Problem):
+        return None
+    if outcome.type is UNPROTECTED_TABLE:
+        return "catalog"
+    queued = table.fence is not None and table.fence.queue is not None
+    return "answer" if outcome.type is TOKEN_REQUIRED or (queued and outcome.type is BAD_REQUEST) else None
 
 
 def _doubt_of(error: RefusedError) -> Doubt:
