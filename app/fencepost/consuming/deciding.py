@@ -123,8 +123,9 @@ class Decider:
                 return known or Later("it was decided at another offset of the log, and that is not on record any more")
             case Decided():
                 known = await self._before(received, standing, name) if result.late else None
-                placed = replace(name, content=content_at(received.position, name.content))
-                return known or await self._settle(received, placed if result.misplaced else name, result)
+                if result.misplaced:
+                    name = replace(name, content=content_at(received.position, name.content))
+                return known or await self._settle(received, name, result)
 
     async def _overtaken(
         self, received: Received, standing: Standing, name: MessageName, problem: Problem

@@ -6,7 +6,7 @@ import asyncpg
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.transactions import savepoint
-from fencepost.storage.statements.body_sql import body_columns, body_json
+from fencepost.storage.statements.given import body_columns, body_json
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.row_sql import key_parameter, operator
 from fencepost.storage.tables.catalog import Table, quote

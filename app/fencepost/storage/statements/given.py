@@ -1,16 +1,21 @@
 """What a request gives, as a source that statements join with: rows by their keys, a JSON object, or the elements of a
 JSON array. Here alone a body becomes the values of columns.
+
+JSON has one null. json_to_record reads it as SQL's, and so does a nullable column; a json or jsonb column that cannot
+have that takes JSON's: else a row that has it could not be sent back as it came. A member that is not there stays SQL's
+null, which such a column refuses.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from fencepost.storage.statements.body_sql import body_columns, body_json, body_value, takes_json_null
 from fencepost.storage.statements.parameters import BODY, Key, Parameter
-from fencepost.storage.statements.row_sql import ELEMENT, ORDINAL, operator, resource_sql
-from fencepost.storage.tables.catalog import Table, quote
+from fencepost.storage.statements.row_sql import ELEMENT, ORDINAL, literal, operator, resource_sql
+from fencepost.storage.tables.catalog import Column, Table, quote
+
+JSON_TYPES: Final = frozenset({"json", "jsonb"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +99,38 @@ def elements(table: Table, columns: Sequence[str]) -> Given:
     source = f"{function} WITH ORDINALITY AS b({', '.join(names)}, {ORDINAL})"
     values = {c: body_value(table, c, f"b.{quote(c)}", f"b.{ELEMENT}") for c in columns}
     return Given(source, values, f"b.{ORDINAL}")
+
+
+def body_json(table: Table, columns: Sequence[str], body: object) -> str:
+    """Give a body, an object or an array of them, as json_to_record and json_to_recordset read it."""
+    columns = [name for name in columns if table.columns[name].with_hstores]
+    if not columns:
+        return str(body)
+    names = ", ".join(literal(name) for name in columns)
+    types = ", ".join(literal(table.columns[name].base_type) for name in columns)
+    return (
+        f"fencepost.hstores_as_text({body}, CAST(ARRAY[{names}] AS pg_catalog.text[]),"
+        f" CAST(ARRAY[{types}] AS pg_catalog.regtype[]))"
+    )
+
+
+def body_columns(table: Table, columns: Sequence[str]) -> str:
+    """List columns with their types, as json_to_record wants them.
+
+    Without length, scale or domain: those are applied when the value is assigned, and so as the column has them then.
+    """
+    return ", ".join(f"{quote(name)} {table.columns[name].base_type}" for name in columns)
+
+
+def body_value(table: Table, name: str, read: str, element: object) -> str:
+    """Give a column's value. `read`: what json_to_record gives for it; `element`: the JSON object that it read."""
+    column = table.columns[name]
+    if not takes_json_null(column):
+        return read
+    member = f"{element} OPERATOR(pg_catalog.->) {literal(name)}::text"
+    return f"coalesce({read}, CAST({member} AS {column.base_type}))"
+
+
+def takes_json_null(column: Column) -> bool:
+    """Whether null in a body is JSON's for this column, and not SQL's."""
+    return not column.nullable and column.base_name in JSON_TYPES
