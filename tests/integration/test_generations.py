@@ -255,3 +255,20 @@ async def test_readiness_shows_a_generation_that_was_raised_while_connections_we
         finally:
             await connection.close()
         assert (await http.get("/readyz")).json()["origin"] == f"accepted: generation {raised}"
+
+
+async def test_when_a_newer_generation_is_met_all_connections_are_made_anew(database: str, connect: Connect) -> None:
+    """Those of before may lead to a former primary, whose rows would still be read."""
+    db = await Database.open(database, Limits(pool_size=1))
+    try:
+        async with db.connection() as before:
+            pid = before.get_server_pid()
+        assert (await db.origin_status()).accepted
+        async with db.connection() as same:
+            assert same.get_server_pid() == pid
+        await generations.raise_generation(await connect(), "on purpose")
+        assert (await db.origin_status()).accepted
+        async with db.connection() as anew:
+            assert anew.get_server_pid() != pid
+    finally:
+        await db.close()
