@@ -7,7 +7,7 @@ import pytest
 from tests.conformance.redis import conftest as of_redis
 from tests.conformance.redis.taking import Opened
 from tests.conformance.redis_bench import RedisBench, command, running_several
-from tests.conformance.redlock_bench import NODE_TIMEOUT_MS, redlock_url
+from tests.conformance.redlock_bench import LONGEST_MS, NODE_TIMEOUT_MS, redlock_url
 from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.locks.redis.redlock import validity_ms
@@ -28,7 +28,7 @@ ANOTHER_CLIENT = "0" * 32 + ":another client"
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
     with running_several(tmp_path_factory.mktemp("redlock"), 5) as (nodes, ports):
-        yield RedisBench("redlock", redlock_url(ports), nodes, ports, "fencepost:redlock:")
+        yield RedisBench("redlock", redlock_url(ports, LONGEST_MS), nodes, ports, "fencepost:redlock:")
 
 
 @pytest.fixture
@@ -47,8 +47,9 @@ async def bench(servers: RedisBench) -> AsyncIterator[RedisBench]:
 
 
 @pytest.fixture
-async def source(bench: RedisBench, source_of: Opened) -> Source:
-    source = source_of(bench.url)
+async def source(request: pytest.FixtureRequest, bench: RedisBench, source_of: Opened) -> Source:
+    by_the_clock = request.node.get_closest_marker("realtime") is not None
+    source = source_of(redlock_url(bench.ports) if by_the_clock else bench.url)
     await source.inspect(LOCK)  # it is connected
     return source
 
@@ -249,7 +250,8 @@ async def test_a_node_that_is_named_twice_and_a_dead_one_and_a_forgetful_one(
     await command(second, "CONFIG SET", "appendfsync", "no")
     bench.servers[2].crash()
     try:
-        source = source_of(f"redlock://127.0.0.1:{first},localhost:{first},127.0.0.1:{second},127.0.0.1:{third}")
+        hosts = f"127.0.0.1:{first},localhost:{first},127.0.0.1:{second},127.0.0.1:{third}"
+        source = source_of(f"redlock://{hosts}/0?node_timeout_ms={LONGEST_MS}")
         sentences = await source.advice()
     finally:
         await command(second, "CONFIG SET", "appendfsync", "always")
