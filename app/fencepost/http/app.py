@@ -113,15 +113,22 @@ class Application(FastAPI):
         self.add_exception_handler(RequestValidationError, _validation_problem)
 
     def _add_routes(self, parts: Parts) -> None:
-        """Add all routes but those of data and batches."""
-        self.include_router(claim_routes(self._gateway_of, parts.max_body_bytes))
-        self.include_router(lease_routes(self._gateway_of, parts.max_body_bytes))
-        self.include_router(election_routes(self._gateway_of))
-        self.include_router(write_routes(self._gateway_of))
+        """Add all routes but those of data and batches.
+
+        They become routes of this application. `include_router` would build each again at the first request, and
+        find it by way of its router with each.
+        """
         details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
-        self.include_router(health_routes(parts.health, figures=parts.admin is None, details=details))
-        self.include_router(docs_routes(self._catalog, version=__version__, demo=parts.demo))
-        self.include_router(problem_routes())
+        for router in (
+            claim_routes(self._gateway_of, parts.max_body_bytes),
+            lease_routes(self._gateway_of, parts.max_body_bytes),
+            election_routes(self._gateway_of),
+            write_routes(self._gateway_of),
+            health_routes(parts.health, figures=parts.admin is None, details=details),
+            docs_routes(self._catalog, version=__version__, demo=parts.demo),
+            problem_routes(),
+        ):
+            self.router.routes.extend(router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
