@@ -2,9 +2,9 @@
 
 import asyncpg
 import pytest
-from tests.integration.test_mutants import mutate
 from tests.support.glass import REASON
 from tests.support.interleave import Connect
+from tests.support.mutants import mutate
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 

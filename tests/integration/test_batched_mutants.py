@@ -1,14 +1,12 @@
 """What the SQL functions that end in _each promise to batches; each of their safety lines is taken out once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
+from tests.support.mutants import Scenario, SqlMutant, seen
 from tests.support.racing import Race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
@@ -151,7 +149,6 @@ async def keys_are_distinguished(race: Race) -> None:
     await again.rollback()
 
 
-Scenario = Callable[[Race], Awaitable[None]]
 SCENARIOS: tuple[Scenario, ...] = (
     a_floor_counts_above_a_mark, a_mark_refuses, a_mark_that_is_raised_meanwhile_refuses,
     a_floor_that_rises_meanwhile_undoes_what_was_entered, a_mark_that_is_locked_is_not_waited_for,
@@ -162,56 +159,47 @@ BUILTIN: tuple[Scenario, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """`old` becomes `new` in a function, everywhere."""
-
-    function: str
-    old: str
-    new: str
-    scenario: Scenario
-    rule: Rule = "strict"
-
-
-MUTANTS = {
-    "unissued tokens enter where there is a mark": Mutant(ENTER, "AND u.token BETWEEN oldest AND highest) x", ") x",
+MUTANTS = [
+    SqlMutant("unissued tokens enter where there is a mark", ENTER, "AND u.token BETWEEN oldest AND highest) x", ") x",
         an_unissued_token_stays_out_where_there_is_a_mark),
-    "unissued tokens enter where there is none": Mutant(ENTER, "AND p_token BETWEEN oldest AND highest\n", "\n",
+    SqlMutant("unissued tokens enter where there is none", ENTER, "AND p_token BETWEEN oldest AND highest\n", "\n",
         an_unissued_token_stays_out_where_there_is_no_mark),
-    "the floor is asked once": Mutant(ENTER, "WHERE lowest < u.token AND u.token", "WHERE u.token",
+    SqlMutant("the floor is asked once", ENTER, "WHERE lowest < u.token AND u.token", "WHERE u.token",
         a_floor_counts_above_a_mark),
-    "the floor is not asked again": Mutant(ENTER, "IF NOT fencepost.accepts(found_rule, lowest, first_entered)",
+    SqlMutant("the floor is not asked again", ENTER, "IF NOT fencepost.accepts(found_rule, lowest, first_entered)",
         "IF false", a_floor_that_rises_meanwhile_undoes_what_was_entered),
-    "what enters first is not held against the floor": Mutant(ENTER,
+    SqlMutant("what enters first is not held against the floor", ENTER,
         "entered[number] := true;\n    first_entered := least(first_entered, p_token);", "entered[number] := true;",
         a_floor_that_rises_meanwhile_undoes_what_was_entered),
-    "any token passes a mark": Mutant(ENTER, "AND h.last_fence_token < u.token\n", "\n", a_mark_refuses),
-    "a mark's own token passes": Mutant(ENTER, "h.last_fence_token < u.token\n", "h.last_fence_token <= u.token\n",
+    SqlMutant("any token passes a mark", ENTER, "AND h.last_fence_token < u.token\n", "\n", a_mark_refuses),
+    SqlMutant("a mark's own token passes", ENTER, "h.last_fence_token < u.token\n", "h.last_fence_token <= u.token\n",
         a_mark_refuses),
-    "the rule is always strict": Mutant(ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses,
+    SqlMutant("the rule is always strict",
+        ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses,
         "epoch"),
-    "marks are waited for": Mutant(ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h",
+    SqlMutant("marks are waited for", ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h",
         a_mark_that_is_locked_is_not_waited_for),
-    "marks are waited for one by one": Mutant(ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED",
+    SqlMutant("marks are waited for one by one", ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED",
         "k.resource = scope FOR UPDATE", a_mark_that_is_locked_is_not_waited_for),
-    "a mark that is held is not there": Mutant(ENTER, "verdict := 'busy';\n      ELSIF",
+    SqlMutant("a mark that is held is not there", ENTER, "verdict := 'busy';\n      ELSIF",
         "verdict := 'entered';\n      ELSIF", a_mark_that_is_locked_is_not_waited_for),
-    "two enter one scope": Mutant(ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
+    SqlMutant("two enter one scope", ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
         one_operation_enters_a_scope_and_the_mark_is_its_token, "epoch"),
-    "the mark looks like that of a row": Mutant(ENTER, "row_absent = true", "row_absent = false",
+    SqlMutant("the mark looks like that of a row", ENTER, "row_absent = true", "row_absent = false",
         one_operation_enters_a_scope_and_the_mark_is_its_token),
-    "the table's scope is not looked up again": Mutant(ENTER, "AND p.scope = p_template", "",
+    SqlMutant("the table's scope is not looked up again", ENTER, "AND p.scope = p_template", "",
         a_scope_of_no_table_is_not_entered),
-    "the key's lock is not asked": Mutant(BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'",
+    SqlMutant("the key's lock is not asked", BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'",
         keys_are_distinguished),
-    "the key's lock outlives a refusal": Mutant(BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock",
+    SqlMutant("the key's lock outlives a refusal", BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock",
         keys_are_distinguished),
-    "any payload will do": Mutant(BEGIN, "WHEN i.payload_hash <> u.hash THEN 'reused'", "", keys_are_distinguished),
-    "a replay leaves nothing in the log": Mutant(BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL",
+    SqlMutant("any payload will do", BEGIN, "WHEN i.payload_hash <> u.hash THEN 'reused'", "", keys_are_distinguished),
+    SqlMutant("a replay leaves nothing in the log",
+        BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL",
         "OR true", keys_are_distinguished),
-    "headers stay in one piece": Mutant(RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]",
+    SqlMutant("headers stay in one piece", RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]",
         keys_are_distinguished),
-}  # fmt: skip
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -224,12 +212,4 @@ async def test_a_scenario(connect: Connect, unmade: Unmade, scenario: Scenario, 
     await scenario(await scoped_race(connect, unmade, rule, "builtin" if scenario in BUILTIN else "external"))
 
 
-@pytest.mark.long("mutants of the product")
-@pytest.mark.parametrize("name", MUTANTS)
-async def test_a_mutant_is_seen(connect: Connect, unmade: Unmade, name: str) -> None:
-    mutant = MUTANTS[name]
-    source = "builtin" if mutant.scenario in BUILTIN else "external"
-    race = await scoped_race(connect, unmade, mutant.rule, source)
-    await mutate(race, mutant.function, mutant.old, mutant.new)
-    with pytest.raises((AssertionError, TimeoutError)):
-        await mutant.scenario(race)
+test_a_mutant_is_seen = seen(MUTANTS, scoped_race, (AssertionError, TimeoutError))

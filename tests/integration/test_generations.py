@@ -2,17 +2,18 @@
 
 import asyncio
 import re
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios import generations as scenarios
-from tests.scenarios.races import Scenario, assert_seen
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
-from tests.support.racing import open_race, owner
+from tests.support.mutants import Scenario, SqlMutant, assert_seen, mutate, seen
+from tests.support.racing import Race, open_race, owner
 from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
@@ -44,50 +45,55 @@ async def test_generations(scenario: Scenario, rule: Rule, connect: Connect, unm
         await scenario(race)
 
 
+@dataclass(frozen=True)
+class TriedOnce(SqlMutant):
+    """A deadlock would be tried again, and not be seen."""
+
+    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("fencepost.storage.upkeep.raising.TRIES", 1)
+        await super().apply(race, monkeypatch)
+
+
+builtin = partial(TriedOnce, source="builtin")
+
 MUTANTS = [
-    SqlMutant("the plain case takes tokens of any generation", "{stem}_upd",
+    builtin("the plain case takes tokens of any generation", "{stem}_upd",
         "AND given OPERATOR(pg_catalog.>=) fencepost.oldest()", "", scenarios.update_under_an_old_token_is_refused),
-    SqlMutant("a token of a setting may be of any generation", "{stem}_upd",
+    builtin("a token of a setting may be of any generation", "{stem}_upd",
         "IF NEW.last_fence_token OPERATOR(pg_catalog.<) fencepost.oldest()", "IF false",
         scenarios.update_under_an_old_token_is_refused),
-    SqlMutant("leases go on to be counted from where the copy left off", RAISE,
+    builtin("leases go on to be counted from where the copy left off", RAISE,
         "EXECUTE format('ALTER SEQUENCE fencepost.lease_ids START %s RESTART', first + 140737488355329);", "",
         scenarios.a_grant_under_way_is_over_once_the_generation_is_raised),
-    SqlMutant("INSERT takes tokens of any generation", "{stem}_insmark", "OPERATOR(pg_catalog.<) fencepost.oldest()",
+    builtin("INSERT takes tokens of any generation", "{stem}_insmark", "OPERATOR(pg_catalog.<) fencepost.oldest()",
         "OPERATOR(pg_catalog.<) 0", scenarios.insert_under_an_old_token_is_refused),
-    SqlMutant("DELETE takes tokens of any generation", "{stem}_del", "OPERATOR(pg_catalog.<) fencepost.oldest()",
+    builtin("DELETE takes tokens of any generation", "{stem}_del", "OPERATOR(pg_catalog.<) fencepost.oldest()",
         "OPERATOR(pg_catalog.<) 0", scenarios.delete_under_an_old_token_is_refused),
-    SqlMutant("claims take tokens of any generation", "fencepost.require_issued(text, bigint)",
+    builtin("claims take tokens of any generation", "fencepost.require_issued(text, bigint)",
         "IF p_token < oldest AND", "IF false AND", scenarios.a_claim_under_an_old_token_is_refused_without_the_floor),
-    SqlMutant("floors stay", RAISE, "SET floor = greatest(f.floor, first - 1)", "SET floor = f.floor",
+    builtin("floors stay", RAISE, "SET floor = greatest(f.floor, first - 1)", "SET floor = f.floor",
         scenarios.keys_without_a_row_are_refused),
-    SqlMutant("every table's floor rises", RAISE, "p.source = 'builtin'", "true",
+    builtin("every table's floor rises", RAISE, "p.source = 'builtin'", "true",
         scenarios.an_external_table_takes_its_tokens_as_before),
-    SqlMutant("leases go on", RAISE, "WHERE x.ended_at IS NULL;", "WHERE false;",
+    builtin("leases go on", RAISE, "WHERE x.ended_at IS NULL;", "WHERE false;",
         scenarios.a_grant_under_way_is_over_once_the_generation_is_raised),
-    SqlMutant("grants are met in the other order", RAISE,
+    builtin("grants are met in the other order", RAISE,
         "LOCK TABLE fencepost.locks, fencepost.leases IN EXCLUSIVE MODE;", "",
         scenarios.a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock),
-    SqlMutant("tokens that were moved far are not looked at", RAISE, "fencepost.issued() >> 48", "0",
+    builtin("tokens that were moved far are not looked at", RAISE, "fencepost.issued() >> 48", "0",
         scenarios.a_generation_goes_beyond_tokens_that_were_moved_far),
-    SqlMutant("the next number is taken", RAISE, "floor(random() * ", "floor(0 * ",
+    builtin("the next number is taken", RAISE, "floor(random() * ", "floor(0 * ",
         scenarios.two_histories_raise_different_numbers),
-    SqlMutant("the sequence goes on from where it was", RAISE,
+    builtin("the sequence goes on from where it was", RAISE,
         "EXECUTE format('ALTER SEQUENCE fencepost.tokens MINVALUE %s START %s RESTART', first, first);",
         "PERFORM setval('fencepost.tokens', first);", scenarios.update_under_an_old_token_is_refused),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_generations_is_seen(
-    mutant: SqlMutant, connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fencepost.storage.upkeep.raising.TRIES", 1)  # a deadlock would be tried again, and not be seen
-    race = await open_race(connect, unmade, mutant.rule, source="builtin")
-    await mutate(race, mutant.function, mutant.old, mutant.new)
-    await assert_seen(mutant.scenario, race)
+test_a_mutant_of_generations_is_seen = seen(MUTANTS)
 
 
+@pytest.mark.long("mutants of the product")
 async def test_a_mutant_that_lowers_floors_is_seen(connect: Connect, unmade: Unmade) -> None:
     """The trigger of fencepost.floors would refuse it, so each line covers for the other."""
     race = await open_race(connect, unmade, source="builtin")

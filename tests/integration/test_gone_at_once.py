@@ -6,9 +6,8 @@ Triggers fire by name, and ours last: a trigger of the user's that deletes the r
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.integration.test_mutants import SqlMutant, mutate
-from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
+from tests.support.mutants import SqlMutant, seen
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, open_gateway, patch, post, put, result_of
@@ -95,8 +94,4 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_trigger_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
-    race = await open_race(connect, unmade, mutant.rule)
-    await mutate(race, mutant.function, mutant.old, mutant.new)
-    await assert_seen(mutant.scenario, race)
+test_a_mutant_of_the_trigger_is_seen = seen(MUTANTS)

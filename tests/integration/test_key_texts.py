@@ -1,8 +1,8 @@
 """Resources are named after their rows' keys: PostgreSQL keeps the key as it is, `protect` sees when it was changed."""
 
 import pytest
-from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
+from tests.support.mutants import mutate
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, put, result_of

@@ -1,19 +1,7 @@
-"""Each safety line is there because something breaks without it: mutants of the lines, and the scenario that sees each.
+"""Mutants of the functions that judge rows and marks, and the scenario that sees each."""
 
-A mutant is the product with one line changed, in a fresh database or by monkeypatch. Its scenario (the same function
-that the race tests run against the product) must fail with an AssertionError.
-"""
-
-from dataclasses import dataclass
-
-import pytest
 from tests.scenarios import races as scenarios
-from tests.scenarios.races import Scenario, assert_seen
-from tests.support.interleave import Connect
-from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
-
-from fencepost.fencing.token import Rule
+from tests.support.mutants import SqlMutant, seen
 
 RAISE_MARK = "fencepost.raise_mark(text, bigint, text, boolean)"
 JUDGE_INSERT = "fencepost.judge_insert(text, text, bigint, text)"
@@ -22,19 +10,7 @@ JUDGE_UPDATE = "fencepost.judge_update(text, text, text, bigint, bigint, boolean
 IS_OWN_WRITE = "fencepost.is_own_write(xid)"
 
 
-@dataclass(frozen=True)
-class SqlMutant:
-    """`old` becomes `new` in a function. `{stem}` is the start of the table's own functions' names."""
-
-    name: str
-    function: str
-    old: str
-    new: str
-    scenario: Scenario
-    rule: Rule = "strict"
-
-
-SQL_MUTANTS = [
+MUTANTS = [
     SqlMutant("INSERT ignores the mark that refuses it", JUDGE_INSERT, "IF mark IS NULL THEN",
         "IF true THEN", scenarios.insert_waits_for_delete),
     SqlMutant("INSERT ignores the floor", JUDGE_INSERT, "IF mark IS NULL THEN", "IF mark IS NULL THEN RETURN;",
@@ -74,19 +50,4 @@ SQL_MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.long("mutants of the product")
-@pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
-    race = await open_race(connect, unmade, mutant.rule)
-    await mutate(race, mutant.function, mutant.old, mutant.new)
-    await assert_seen(mutant.scenario, race)
-
-
-async def mutate(race: Race, function: str, old: str, new: str, table: str = "orders") -> None:
-    """Replace a line of a function; a mutant that changes nothing would prove nothing."""
-    if function.startswith("{stem}"):
-        stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = $1", table)
-        function = f'fencepost."{function.format(stem=stem)}"()'
-    definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
-    assert old in definition, f"{function} has no {old!r}"
-    await race.observer.execute(definition.replace(old, new))
+test_a_mutant_of_the_functions_is_seen = seen(MUTANTS)

@@ -1,12 +1,9 @@
-"""Mutants of what keeps a token above the ceiling out, and of what lowers a mark. See test_mutants.py."""
-
-from collections.abc import Awaitable, Callable
+"""Mutants of what keeps a token above the ceiling out, and of what lowers a mark."""
 
 import pytest
-from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios import races_ceilings as scenarios
-from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
+from tests.support.mutants import Scenario, SqlMutant, seen
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
@@ -94,18 +91,11 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.long("mutants of the product")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
-    race = await open_race(connect, unmade, mutant.rule)
-    await mutate(race, mutant.function, mutant.old, mutant.new)
-    await assert_seen(mutant.scenario, race)
+test_a_mutant_of_the_functions_is_seen = seen(MUTANTS)
 
 
 @pytest.mark.parametrize(
     "scenario", [lowered_by_hand, reset_waits, reset_stays_above_other_marks, reset_by_hand_stays_above_other_marks]
 )
-async def test_what_sees_them_passes(
-    scenario: Callable[[Race], Awaitable[None]], connect: Connect, unmade: Unmade
-) -> None:
+async def test_what_sees_them_passes(scenario: Scenario, connect: Connect, unmade: Unmade) -> None:
     await scenario(await open_race(connect, unmade))

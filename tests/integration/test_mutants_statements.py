@@ -1,14 +1,13 @@
-"""Mutants of the gateway's statements, by monkeypatch, and the scenario that sees each (see test_mutants.py)."""
+"""Mutants of the gateway's statements, by monkeypatch, and the scenario that sees each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from tests.integration.test_mutants import mutate
 from tests.scenarios import races as scenarios
 from tests.scenarios import races_answers as answers
-from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
+from tests.support.mutants import PythonMutant, assert_seen, mutate, seen
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
@@ -107,34 +106,19 @@ def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WriteStatement, "run", mutant)
 
 
-STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
-    (equal_passes, scenarios.update_waits_for_update),
-    (one_is_enough, answers.many_rows_are_all_or_nothing),
-    (no_locks, answers.many_rows_are_all_or_nothing),
-    (no_order, answers.many_rows_lock_in_key_order),
-    (claim_reads_beside, answers.claim_returns_what_it_fenced),
-    (claim_does_not_look_again, answers.claim_meets_an_insert_under_way),
-    (zero_rows_is_no_question, answers.refusal_is_stale_and_not_missing),
-    (zero_rows_is_no_question, answers.replaced_row_is_written_after_all),
-    (zero_rows_is_stale, answers.replaced_row_is_written_after_all),
-    (check_and_write_apart, scenarios.update_waits_for_update),
+MUTANTS = [
+    PythonMutant(equal_passes, scenarios.update_waits_for_update),
+    PythonMutant(one_is_enough, answers.many_rows_are_all_or_nothing),
+    PythonMutant(no_locks, answers.many_rows_are_all_or_nothing),
+    PythonMutant(no_order, answers.many_rows_lock_in_key_order),
+    PythonMutant(claim_reads_beside, answers.claim_returns_what_it_fenced),
+    PythonMutant(claim_does_not_look_again, answers.claim_meets_an_insert_under_way),
+    PythonMutant(zero_rows_is_no_question, answers.refusal_is_stale_and_not_missing),
+    PythonMutant(zero_rows_is_no_question, answers.replaced_row_is_written_after_all),
+    PythonMutant(zero_rows_is_stale, answers.replaced_row_is_written_after_all),
+    PythonMutant(check_and_write_apart, scenarios.update_waits_for_update),
 ]
-
-
-@pytest.mark.long("mutants of the product")
-@pytest.mark.parametrize(
-    ("mutate_statements", "scenario"), STATEMENT_MUTANTS, ids=lambda each: each.__name__ if callable(each) else None
-)
-async def test_a_mutant_of_the_statements_is_seen(
-    mutate_statements: Callable[[pytest.MonkeyPatch], None],
-    scenario: Scenario,
-    connect: Connect,
-    unmade: Unmade,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    race = await open_race(connect, unmade)
-    mutate_statements(monkeypatch)
-    await assert_seen(scenario, race)
+test_a_mutant_of_the_statements_is_seen = seen(MUTANTS)
 
 
 @pytest.mark.long("mutants of the product")

@@ -1,18 +1,16 @@
-"""Mutants of what keeps tokens out that were never issued, and moves tokens past marks. See test_mutants.py."""
+"""Mutants of what keeps tokens out that were never issued, and moves tokens past marks."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import asyncpg
 import pytest
-from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios import races_ceilings as ceilings
 from tests.scenarios import races_tokens as scenarios
 from tests.scenarios import tokens as moving
-from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect
-from tests.support.racing import open_race
-from tests.support.ready_made import Unmade
+from tests.support.mutants import PythonMutant, SqlMutant, seen
 
 from fencepost.fencing.token import Token
 from fencepost.storage.connections.connection import Connection
@@ -25,37 +23,34 @@ from fencepost.storage.tables.catalog import ProtectedTable
 ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
 REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"
 
+builtin = partial(SqlMutant, source="builtin")
+
 SQL_MUTANTS = [
-    SqlMutant("the plain case takes any newer token", "{stem}_upd",
+    builtin("the plain case takes any newer token", "{stem}_upd",
         "AND given OPERATOR(pg_catalog.<=) fencepost.issued()", "", ceilings.update_above_the_ceiling_is_refused),
-    SqlMutant("a token of a setting is not looked at", "{stem}_upd", "IF greatest(given, NEW.last_fence_token)",
+    builtin("a token of a setting is not looked at", "{stem}_upd", "IF greatest(given, NEW.last_fence_token)",
         "IF false AND greatest(given, NEW.last_fence_token)", ceilings.direct_update_above_the_ceiling_is_refused),
-    SqlMutant("a good setting hides a made-up value beside it", "{stem}_upd", "greatest(given, NEW.last_fence_token)",
+    builtin("a good setting hides a made-up value beside it", "{stem}_upd", "greatest(given, NEW.last_fence_token)",
         "NEW.last_fence_token", ceilings.direct_update_above_the_ceiling_is_refused),
-    SqlMutant("INSERT takes any token", "{stem}_insmark", "IF NEW.last_fence_token OPERATOR",
+    builtin("INSERT takes any token", "{stem}_insmark", "IF NEW.last_fence_token OPERATOR",
         "IF false AND NEW.last_fence_token OPERATOR", ceilings.insert_above_the_ceiling_is_refused),
-    SqlMutant("DELETE takes any token", "{stem}_del", "IF token OPERATOR", "IF false AND token OPERATOR",
+    builtin("DELETE takes any token", "{stem}_del", "IF token OPERATOR", "IF false AND token OPERATOR",
         ceilings.delete_above_the_ceiling_is_refused),
-    SqlMutant("every token was issued", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF false THEN",
+    builtin("every token was issued", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF false THEN",
         ceilings.claim_of_an_absent_key_above_the_ceiling_is_refused),
-    SqlMutant("the newest token is none", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF p_token >= issued THEN",
+    builtin("the newest token is none", REQUIRE_ISSUED, "IF p_token > issued THEN", "IF p_token >= issued THEN",
         ceilings.claim_of_an_absent_key_above_the_ceiling_is_refused),
-    SqlMutant("tokens are drawn while they move", ISSUE_BEYOND, "ALTER SEQUENCE fencepost.tokens CACHE 1;", "",
+    builtin("tokens are drawn while they move", ISSUE_BEYOND, "ALTER SEQUENCE fencepost.tokens CACHE 1;", "",
         scenarios.nextval_waits_for_the_tokens_to_move),
-    SqlMutant("a move does not look again once no transaction draws", ISSUE_BEYOND,
+    builtin("a move does not look again once no transaction draws", ISSUE_BEYOND,
         "IF p_token > fencepost.issued() THEN PERFORM", "IF true THEN PERFORM", scenarios.tokens_never_move_back),
-    SqlMutant("a look that finds nothing to do holds on to the sequence", ISSUE_BEYOND,
+    builtin("a look that finds nothing to do holds on to the sequence", ISSUE_BEYOND,
         "(SELECT CASE WHEN t.is_called THEN t.last_value ELSE 0 END FROM fencepost.tokens t)", "fencepost.issued()",
         scenarios.two_moves_at_once_do_not_deadlock),
 ]  # fmt: skip
 
 
-@pytest.mark.long("mutants of the product")
-@pytest.mark.parametrize("mutant", SQL_MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_the_functions_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
-    race = await open_race(connect, unmade, mutant.rule, source="builtin")
-    await mutate(race, mutant.function, mutant.old, mutant.new)
-    await assert_seen(mutant.scenario, race)
+test_a_mutant_of_the_functions_is_seen = seen(SQL_MUTANTS)
 
 
 def claim_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,28 +88,13 @@ def insert_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "ask_elements", mutant)
 
 
-STATEMENT_MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
-    (claim_does_not_ask, ceilings.claim_of_an_absent_key_above_the_ceiling_is_refused),
-    (claim_believes_the_catalog, scenarios.claim_under_an_old_catalog_is_refused),
-    (verdict_does_not_ask, scenarios.unissued_is_reported_before_missing),
-    (insert_does_not_ask, scenarios.unissued_is_reported_before_missing),
+STATEMENT_MUTANTS = [
+    PythonMutant(claim_does_not_ask, ceilings.claim_of_an_absent_key_above_the_ceiling_is_refused, source="builtin"),
+    PythonMutant(claim_believes_the_catalog, scenarios.claim_under_an_old_catalog_is_refused, source="builtin"),
+    PythonMutant(verdict_does_not_ask, scenarios.unissued_is_reported_before_missing, source="builtin"),
+    PythonMutant(insert_does_not_ask, scenarios.unissued_is_reported_before_missing, source="builtin"),
 ]
-
-
-@pytest.mark.long("mutants of the product")
-@pytest.mark.parametrize(
-    ("mutation", "scenario"), STATEMENT_MUTANTS, ids=lambda each: each.__name__ if callable(each) else None
-)
-async def test_a_mutant_of_the_statements_is_seen(
-    mutation: Callable[[pytest.MonkeyPatch], None],
-    scenario: Scenario,
-    connect: Connect,
-    unmade: Unmade,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    race = await open_race(connect, unmade, source="builtin")
-    mutation(monkeypatch)
-    await assert_seen(scenario, race)
+test_a_mutant_of_the_statements_is_seen = seen(STATEMENT_MUTANTS)
 
 
 def move_mutated(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:

@@ -1,8 +1,8 @@
 """Tables are renamed, replaced and swapped while nothing protects them: each keeps its marks and its floor (R6)."""
 
 import pytest
-from tests.integration.test_mutants import mutate
 from tests.support.interleave import Connect
+from tests.support.mutants import mutate
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 

@@ -4,9 +4,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 import pytest
-from tests.integration.test_mutants import mutate
 from tests.scenarios.one_rule import BOUNDS, CASES, Case, World, a_world, differences
 from tests.support.interleave import Connect
+from tests.support.mutants import mutate
 from tests.support.ready_made import Unmade
 from tests.support.violations import assert_none
 

@@ -1,10 +1,11 @@
 """Pruning of marks (R6): the scenarios, a mutant of each safety line, and the pass that a gateway makes."""
 
+from functools import partial
+
 import pytest
-from tests.integration.test_mutants import SqlMutant, mutate
 from tests.scenarios import pruning as scenarios
-from tests.scenarios.races import Scenario, assert_seen
 from tests.support.interleave import Connect, Connection
+from tests.support.mutants import Scenario, SqlMutant, assert_seen, mutate, seen
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, open_race, outcome, owner
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
@@ -30,49 +31,48 @@ async def test_pruning(scenario: Scenario, rule: Rule, connect: Connect, unmade:
         await scenario(race)
 
 
+builtin = partial(SqlMutant, source="builtin")
+
 MUTANTS = [
-    SqlMutant("the floor stays", PRUNE, "SET floor = greatest(f.floor, raised_to)", "SET floor = f.floor",
+    builtin("the floor stays", PRUNE, "SET floor = greatest(f.floor, raised_to)", "SET floor = f.floor",
         scenarios.stale_insert_waits_for_the_mark_that_goes),
-    SqlMutant("the floor stays one short", PRUNE, "SET floor = greatest(f.floor, raised_to)",
+    builtin("the floor stays one short", PRUNE, "SET floor = greatest(f.floor, raised_to)",
         "SET floor = greatest(f.floor, raised_to - 1)", scenarios.stale_writes_after_pruning_are_refused),
-    SqlMutant("pruning waits for marks", PRUNE, "FOR UPDATE SKIP LOCKED", "FOR UPDATE",
+    builtin("pruning waits for marks", PRUNE, "FOR UPDATE SKIP LOCKED", "FOR UPDATE",
         scenarios.an_insert_before_the_mark_goes_keeps_it),
-    SqlMutant("live leases are not looked at", PRUNE, "WHERE x.ended_at IS NULL ORDER BY", "WHERE false ORDER BY",
+    builtin("live leases are not looked at", PRUNE, "WHERE x.ended_at IS NULL ORDER BY", "WHERE false ORDER BY",
         scenarios.a_live_lease_stays_above_the_floor),
-    SqlMutant("the oldest token of a live lease may be on the floor", PRUNE,
+    builtin("the oldest token of a live lease may be on the floor", PRUNE,
         "x.ended_at IS NULL ORDER BY d.first_token LIMIT 1) - 1)",
         "x.ended_at IS NULL ORDER BY d.first_token LIMIT 1) + 1)", scenarios.a_live_lease_stays_above_the_floor),
-    SqlMutant("an expired lease is over", PRUNE, "WHERE x.ended_at IS NULL ORDER BY",
+    builtin("an expired lease is over", PRUNE, "WHERE x.ended_at IS NULL ORDER BY",
         "WHERE x.ended_at IS NULL AND x.expires_at > clock_timestamp() ORDER BY",
         scenarios.an_expired_lease_without_a_successor_stays_above_the_floor),
-    SqlMutant("grants under way are not waited for", PRUNE,
+    builtin("grants under way are not waited for", PRUNE,
         "coalesce(pg_snapshot_xmin(pg_current_snapshot()) < p_before, true)", "false",
         scenarios.a_grant_under_way_stays_above_the_floor),
-    SqlMutant("the horizon is the snapshot's", HORIZON, "before := pg_current_xact_id();",
+    builtin("the horizon is the snapshot's", HORIZON, "before := pg_current_xact_id();",
         "before := pg_snapshot_xmax(pg_current_snapshot());",
         scenarios.a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor),
-    SqlMutant("tokens of after the horizon go too", PRUNE, "AND k.last_fence_token <= cap", "",
+    builtin("tokens of after the horizon go too", PRUNE, "AND k.last_fence_token <= cap", "",
         scenarios.tokens_from_after_the_horizon_are_left_alone),
-    SqlMutant("young marks go too", PRUNE, "AND k.changed_at <= cutoff", "",
+    builtin("young marks go too", PRUNE, "AND k.changed_at <= cutoff", "",
         scenarios.only_old_marks_of_keys_without_a_row_go),
-    SqlMutant("marks of live rows go too", PRUNE, "k.row_absent AND ", "",
+    builtin("marks of live rows go too", PRUNE, "k.row_absent AND ", "",
         scenarios.only_old_marks_of_keys_without_a_row_go),
-    SqlMutant("a source is asked for once", PRUNE,
+    builtin("a source is asked for once", PRUNE,
         "IF EXISTS (SELECT FROM fencepost.protected p WHERE p.source <> 'builtin'",
         "IF false AND EXISTS (SELECT FROM fencepost.protected p WHERE p.source <> 'builtin'",
         scenarios.a_table_that_changes_its_source_meanwhile_is_not_pruned),
-    SqlMutant("two prune at once", PRUNE, "NOT pg_try_advisory_xact_lock(hashtextextended('fencepost.prune', 0))",
+    builtin("two prune at once", PRUNE, "NOT pg_try_advisory_xact_lock(hashtextextended('fencepost.prune', 0))",
         "false", scenarios.two_pruners_do_not_wait_for_each_other),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
-async def test_a_mutant_of_pruning_is_seen(mutant: SqlMutant, connect: Connect, unmade: Unmade) -> None:
-    race = await open_race(connect, unmade, mutant.rule, source="builtin")
-    await mutate(race, mutant.function, mutant.old, mutant.new)
-    await assert_seen(mutant.scenario, race)
+test_a_mutant_of_pruning_is_seen = seen(MUTANTS)
 
 
+@pytest.mark.long("mutants of the product")
 async def test_a_mutant_that_prunes_every_source_is_seen(connect: Connect, unmade: Unmade) -> None:
     """The source is asked for twice, and each line covers for the other."""
     race = await open_race(connect, unmade, source="builtin")
@@ -81,6 +81,7 @@ async def test_a_mutant_that_prunes_every_source_is_seen(connect: Connect, unmad
     await assert_seen(scenarios.a_table_of_another_source_is_not_pruned, race)
 
 
+@pytest.mark.long("mutants of the product")
 async def test_a_mutant_that_lowers_the_floor_is_seen(connect: Connect, unmade: Unmade) -> None:
     """The trigger of fencepost.floors would refuse it, so each line covers for the other."""
     race = await open_race(connect, unmade, source="builtin")

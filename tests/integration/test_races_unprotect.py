@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
-from tests.integration.test_mutants import mutate
 from tests.scenarios.idempotency import once
-from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect, blocks_another_session
+from tests.support.mutants import assert_seen, mutate
 from tests.support.racing import NEW, Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, rendered, result_of

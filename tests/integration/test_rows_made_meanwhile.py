@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
-from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import entered, scoped_race
 from tests.support.interleave import Connect
+from tests.support.mutants import mutate
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 

@@ -3,9 +3,9 @@
 import asyncpg
 import pytest
 from tests.scenarios import sources as scenarios
-from tests.scenarios.races import Scenario
 from tests.support.interleave import Connect
 from tests.support.lease_racing import MINUTE, step_back
+from tests.support.mutants import Scenario
 from tests.support.racing import outcome
 from tests.support.violations import judging
 

@@ -1,10 +1,11 @@
 """A race, stepped; and the mutant that shows that the race is worth stepping. The example of CONTRIBUTING.md."""
 
-from tests.integration.test_mutants import RAISE_MARK, mutate
-from tests.scenarios.races import assert_seen
 from tests.support.interleave import Connect
+from tests.support.mutants import assert_seen, mutate
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
+
+RAISE_MARK = "fencepost.raise_mark(text, bigint, text, boolean)"
 
 
 async def stale_insert_waits_for_the_newer_delete(race: Race) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.integration.break_glass import test_marks, test_operators, test_races, test_records
-from tests.integration.test_mutants import mutate
+from tests.support.mutants import mutate
 from tests.support.racing import Race
 
 BREAK = "break_glass()"
@@ -64,6 +64,7 @@ MUTANTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long("mutants of the product")
 @pytest.mark.parametrize(
     ("function", "old", "new", "scenario"), MUTANTS, ids=[f"{each[0].partition('(')[0]}: {each[1]}" for each in MUTANTS]
 )

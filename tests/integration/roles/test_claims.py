@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 from tests.integration.test_lease_claims import ask, asking
-from tests.integration.test_mutants import mutate
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.acting import LOGIN, NOTHING, OTHER, READER, WEB, Acting, acting
 from tests.support.interleave import Connect
+from tests.support.mutants import mutate
 from tests.support.racing import Race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, patch, post, result_of
