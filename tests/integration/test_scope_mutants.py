@@ -27,7 +27,7 @@ class Instead:
     rule: Rule = "strict"
     source: str = "external"
 
-    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG002 - as in Mutant
+    async def apply(self, race: Race, _: pytest.MonkeyPatch, /) -> None:
         stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = 'items'")
         await race.observer.execute(self.sql.format(function=f'"{stem}_scope"', of=f'"{stem}_of"'))
 

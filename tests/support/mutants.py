@@ -31,7 +31,7 @@ class Mutant(Protocol):
     def rule(self) -> Rule: ...
     @property
     def source(self) -> str: ...
-    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None: ...
+    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SqlMutant:
     source: str = "external"
     table: str = "orders"
 
-    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG002 - as in Mutant
+    async def apply(self, race: Race, _: pytest.MonkeyPatch, /) -> None:
         await mutate(race, self.function, self.old, self.new, self.table)
 
 
@@ -64,7 +64,7 @@ class PythonMutant:
     def name(self) -> str:
         return f"{self.change.__name__}-{self.scenario.__name__}"
 
-    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG002 - as in Mutant
+    async def apply(self, _: Race, monkeypatch: pytest.MonkeyPatch, /) -> None:
         self.change(monkeypatch)
 
 
