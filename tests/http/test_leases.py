@@ -253,6 +253,8 @@ async def test_what_cannot_be_asked_for_is_400_and_names_where(api: Api) -> None
         ({"lock": "a", "ttl_ms": 0}, "body: ttl_ms: 0 is not an integer from 1 to 100000"),
         ({"lock": "a", "wait_ms": 2_000_000_001}, "body: wait_ms: 2000000001 is not an integer from 0 to 2000000000"),
         ({"lock": "a", "keep_place": True}, "body: keep_place: a place is kept for a client that has"),
+        ({"lock": "a", "keep_place": "yes"}, "body: keep_place: true or false"),
+        ({"lock": "a", "claim": [1]}, "body: claim: resources are strings"),
         ({"lock": "a", "tokens": 8}, "body: tokens: 8 is not an integer from 1 to 7"),
         ({"lock": "a", "claim": ["orders/1", "orders/1"]}, "body: claim: a resource stands there twice"),
         ({"lock": "a", "claim": [f"orders/{number}" for number in range(101)]}, "body: claim: "),

@@ -1,4 +1,4 @@
-"""Ceilings and seals as they are given, kept and shown (R12)."""
+"""Ceilings and seals as they are given, kept and shown, and marks that are far above all others (R12)."""
 
 import json
 
@@ -7,6 +7,7 @@ from tests.support.commands import command
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
+from fencepost.storage.inspecting.ceilings import FAR
 from fencepost.storage.protecting.protect import ProtectError, protect
 
 
@@ -64,6 +65,20 @@ async def test_status_shows_them(db: Connection, database: str) -> None:
     assert "external (to 5000, jumps to 100)" in (await command("status", database=database)).output
     (shown,) = json.loads((await command("status", "--json", database=database)).output)["protected"]
     assert (shown["max_token"], shown["max_jump"]) == ("5000", "100")
+
+
+async def test_doctor_finds_a_mark_that_would_refuse_everybody(db: Connection, database: str) -> None:
+    async def found(change: str) -> str:
+        await db.execute(change)
+        return str((await command("doctor", database=database)).output)
+
+    await db.execute("INSERT INTO t (id, last_fence_token) VALUES (1, 900), (2, 1000)")
+    assert "far above" not in await found(f"UPDATE t SET last_fence_token = {1000 + FAR} WHERE id = 1")
+    warned = await found(f"UPDATE t SET last_fence_token = {2**61} WHERE id = 1")
+    assert f"WARNING  t: t/1 has the mark {2**61}, far above all others (1000)" in warned
+    assert "`fencepost fence reset t/1 --to N --reason" in warned
+    restored = f"SET session_replication_role = replica; UPDATE t SET last_fence_token = {2**62} WHERE id = 1"
+    assert f"t/1 has the mark {2**62}, above {2**62 - 1}, the highest token that is taken" in await found(restored)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.interleave import Connect, Connection
+from tests.support.lease_racing import MINUTE, open_lease_race
 
 from fencepost.cli.main import main
 from fencepost.cli.options import flag, to_environment, variable
@@ -56,6 +57,25 @@ async def test_protect_status_unprotect(run: Run) -> None:
     gone = await run("unprotect", "t")
     assert gone.exit_code == 0
     assert gone.output == "t is no longer protected; its column last_fence_token and its marks stay\n"
+
+
+@pytest.mark.usefixtures("owner")
+async def test_status_shows_who_holds_locks_who_waits_and_what_was_pruned(run: Run, connect: Connect) -> None:
+    await run("protect", "t")
+    race = await open_lease_race(connect)
+    held = await race.acquire(race.a, "held", secret="s", owner="me", ttl_ms=10 * MINUTE)
+    await race.queue(race.b, "held", secret="you")
+    free = await race.acquire(race.a, "free", secret="f")
+    await race.queue(race.b, "free", secret="next")
+    await race.release_here(race.a, free.lease_id, "f")
+    await race.observer.execute("UPDATE fencepost.floors SET floor = 60 WHERE name = 't'")
+    status = await run("status")
+    assert "floors, up to which marks were pruned: t 60" in status.output.splitlines()
+    shown = [line.split() for line in status.output.splitlines()]
+    assert ["free", "(free)", "next"] in shown
+    (line,) = [line for line in shown if line[:1] == ["held"]]
+    assert (line[1:4], line[5]) == (["me", str(held.lease_id), str(held.tokens[0])], "you")
+    assert 0 < float(line[4]) <= 600
 
 
 @pytest.mark.parametrize("command", ["protect", "unprotect"])
