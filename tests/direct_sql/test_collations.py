@@ -6,6 +6,7 @@ import pytest
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
+from fencepost.storage.protecting.protect import ProtectError, protect
 from fencepost.storage.statements.asking import ask_elements, in_key_order
 
 pytestmark = pytest.mark.versions
@@ -45,6 +46,21 @@ async def collated(connect: Connect, database: str, *columns: str, name: str = "
     names = ", ".join(f"k{n}" for n, _ in enumerate(columns))
     ddl = f"CREATE TABLE public.{name} ({keys}, n int NOT NULL DEFAULT 0, PRIMARY KEY ({names}))"
     return await open_race(connect, database, "strict", ddl=ddl, name=name)
+
+
+async def test_a_nondeterministic_collation_is_in_the_way(connect: Connect) -> None:
+    """'a' and 'A' would be one row, or one scope, and two resources."""
+    db = await owner(connect)
+    make = "CREATE COLLATION public.ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    if not await has_icu(db):
+        assert await outcome(db.execute(make)) == "0A000", "such collations are ICU's only"
+        return
+    await db.execute(f"{make}; CREATE TABLE public.words (id int, k text COLLATE public.ci, PRIMARY KEY (id, k))")
+    await db.execute("CREATE TABLE public.scoped (id int PRIMARY KEY, k text COLLATE public.ci NOT NULL)")
+    with pytest.raises(ProtectError, match="its key column k has a nondeterministic collation: equal keys would"):
+        await protect(db, "words")
+    with pytest.raises(ProtectError, match="the scope's column k has a nondeterministic collation: equal scopes"):
+        await protect(db, "scoped", scope="of/{k}")
 
 
 async def close(race: Race) -> None:

@@ -70,10 +70,15 @@ def test_authentication_that_cannot_be_is_one_line(short_dir: Path) -> None:
     with busy_port() as port:
         for arguments, why in (
             (("--jwt-secret", "topsecret"), "at least 32 bytes"),
+            (("--jwt-secret", '{"kty":"oct","k":"topsecrets0w"}'), "a secret has at least 32 bytes"),
             (("--jwt-secret", "@/nowhere"), "it cannot be read"),
             (("--jwt-secret", SECRET, "--jwt-jwks", "https://id.example/jwks"), "give one of them"),
             (("--jwt-jwks", "http://id.example/jwks"), "use https"),
             (("--anon-role", "web"), "give --jwt-secret, --jwt-jwks or --api-keys"),
+            (("--jwt-secret", SECRET, "--anon-role", "x" * 64), "no name of a role"),
+            (("--jwt-aud", "orders"), "give --jwt-secret or --jwt-jwks"),
+            (("--allowed-hosts", "shop.example:443"), "is no name of a host"),
+            (("--cors-origins", "shop.example"), "is no origin"),
         ):
             output = refused_here(port, *arguments, directory=short_dir)
             assert why in output, arguments

@@ -288,3 +288,20 @@ async def test_doctor_names_those_that_hold_a_protected_table(
     await prepare(connect, "p", "UPDATE t SET v = 'x' WHERE id = 1")
     found = await command("doctor", database=database)
     assert "WARNING  prepared: the prepared transaction 'p' of " in found.output
+
+
+async def test_doctor_names_old_ones_and_says_when_a_lock_keeps_it_from_looking(
+    owner: Connection, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.cli.status._LOCK_TIMEOUT", "50ms")
+    await prepare(connect, "p", "INSERT INTO plain VALUES (1)")
+    assert "prepared" not in (await command("doctor", database=database)).output
+    monkeypatch.setattr("fencepost.storage.inspecting.prepared.OLD", 0.0)
+    found = await command("doctor", database=database)
+    assert "holds locks on plain, and keeps VACUUM, and the pruning of marks" in found.output
+    await owner.execute("ROLLBACK PREPARED 'p'")
+    await prepare(connect, "ddl", "ALTER TABLE t ADD CHECK (id > 0)")
+    found = await command("doctor", database=database)
+    assert found.exit_code == 1
+    assert "WARNING  prepared: the prepared transaction 'ddl'" in found.output
+    assert "ERROR    locks: a protected table has been locked" in found.output

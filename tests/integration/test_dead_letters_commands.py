@@ -130,6 +130,22 @@ async def test_a_letter_that_is_dropped_lets_its_resource_go_on(queue: Queue, ru
     assert (await run("dead", "drop", DEFAULT, "--all")).output == "no dead letters\n"
 
 
+async def test_stops_whose_letters_are_gone_are_listed_and_cleared(queue: Queue, run: Run) -> None:
+    """As after a log was emptied, with its dead letters."""
+    first, second = await _ids(queue, "orders/k1")
+    await queue.owner.execute("DELETE FROM fencepost.queue_dead WHERE id = $1", first)
+    listed = await run("dead", "list", DEFAULT, "--resource", "orders/k1")
+    assert f"gone: `fencepost dead drop {DEFAULT} {first}` lets it go on" in listed.output
+    shown = (await run("dead", "list", DEFAULT, "--resource", "orders/k1", "--json")).output.splitlines()
+    assert [each["id"] for each in map(json.loads, shown) if each.get("gone")] == [first]
+    retried = await run("dead", "retry", DEFAULT, "--all")
+    assert f"{first} orders/k1: the resource is stopped by this write, and its dead letter is gone" in retried.output
+    dropped = await run("dead", "drop", DEFAULT, "--resource", "orders/k1")
+    assert f"{first} orders/k1: the letter was gone; the resource goes on\n" in dropped.output
+    assert second not in dropped.output, "it was appended again before"
+    assert await queue.owner.fetchval("SELECT count(*) FROM fencepost.queue_stopped WHERE resource = 'orders/k1'") == 0
+
+
 @pytest.mark.usefixtures("queue")
 async def test_what_is_asked_wrongly_is_one_line(run: Run) -> None:
     for arguments, code, said in (

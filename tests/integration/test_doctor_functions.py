@@ -4,7 +4,7 @@ There are tables of each kind: by rows, with a scope, of the built-in source, pa
 """
 
 import pytest
-from tests.support.commands import complaints
+from tests.support.commands import command, complaints
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner as connected
 
@@ -80,6 +80,23 @@ async def test_what_everybody_may_execute_and_must_not(owner: Connection, databa
         assert line.startswith("ERROR    privileges: everybody may execute fencepost."), called
         await owner.execute(line.partition(": REVOKE ")[1][2:] + line.partition(": REVOKE ")[2])
         assert await complaints(database) == [], called
+
+
+async def test_what_other_roles_own_or_may_do(owner: Connection, database: str) -> None:
+    await owner.execute("CREATE ROLE somebody")
+    try:
+        await owner.execute("GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO somebody")
+        assert await complaints(database) == []
+        glass = "ok       break-glass: besides the schema's owner and superusers these may break the glass: somebody"
+        assert glass in (await command("doctor", database=database)).output.splitlines()
+        await owner.execute("ALTER TABLE fencepost.floors OWNER TO somebody")
+        (line,) = await complaints(database)
+        assert line.startswith("ERROR    owner: the schema fencepost belongs to postgres, and not all that is in it")
+        assert "floors of somebody" in line
+        assert (await command("migrate", database=database)).exit_code == 0
+        assert await complaints(database) == []
+    finally:
+        await owner.execute("DROP OWNED BY somebody CASCADE; DROP ROLE somebody")
 
 
 async def test_a_function_that_lost_its_search_path(owner: Connection, database: str) -> None:

@@ -91,6 +91,16 @@ async def test_what_is_in_the_way_is_reported(owner: Connection) -> None:
         await owner.execute("DROP SCHEMA IF EXISTS s CASCADE; DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
+async def test_a_name_that_belongs_to_another_table(owner: Connection) -> None:
+    await owner.execute("CREATE TABLE t (a int PRIMARY KEY)")
+    await protect(owner, "t")
+    await owner.execute("ALTER TABLE t RENAME TO u; CREATE TABLE t (a int PRIMARY KEY)")
+    assert "the name t belongs to the protected table" in await reasons(owner, "t")
+    await protect(owner, "u")
+    await protect(owner, "t")
+    assert [row[0] for row in await owner.fetch("SELECT name FROM fencepost.protected ORDER BY 1")] == ["t", "u"]
+
+
 async def test_only_the_owner_may(owner: Connection) -> None:
     await owner.execute("CREATE TABLE t (a int PRIMARY KEY); CREATE ROLE somebody")
     try:

@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 from tests.support.report_histories import Script, paused_holder
 
@@ -75,8 +76,8 @@ def test_text_of_a_history_is_shown_and_never_run(tmp_path: Path) -> None:
     assert r"\u202e\x00" in page, "they are written out"
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+def run(*arguments: str | Path, command: str = "report") -> Result:
+    return CliRunner().invoke(main, [command, *map(str, arguments)])
 
 
 def test_the_command_prints_the_verdict_and_its_exit_code_is_the_verdict(tmp_path: Path) -> None:
@@ -88,3 +89,16 @@ def test_the_command_prints_the_verdict_and_its_exit_code_is_the_verdict(tmp_pat
     result = run(bad, "-o", tmp_path / "named.html")
     assert (result.exit_code, result.output.splitlines()[0]) == (1, "Not valid: 1 violation in 10 operations")
     assert result.output.endswith(f"The report: {tmp_path / 'named.html'}\n")
+
+
+@pytest.mark.parametrize(("command", "option"), [("report", "-o"), ("check", "--porcupine")])
+def test_a_history_is_not_written_over_and_a_file_that_cannot_be_is_named(
+    tmp_path: Path, command: str, option: str
+) -> None:
+    history = paused_holder().write(tmp_path / "h.jsonl")
+    before = history.read_bytes()
+    itself = run(history, option, tmp_path / "." / "h.jsonl", command=command)
+    assert (itself.exit_code, "is the history itself" in itself.output) == (2, True)
+    nowhere = run(history, option, tmp_path / "no such folder" / "r", command=command)
+    assert (nowhere.exit_code, "could not be written to" in nowhere.output) == (2, True)
+    assert ([each.name for each in tmp_path.iterdir()], history.read_bytes()) == (["h.jsonl"], before)

@@ -94,6 +94,15 @@ async def test_what_is_in_the_way_is_reported_and_nothing_happens(project: Proje
         assert await db.fetchval("SELECT version_num FROM alembic_version") == "0002", statement
 
 
+async def test_another_isolation_than_read_committed_is_refused(project: Project) -> None:
+    await project.upgrade()
+    isolated = 'context.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")'
+    project.edit("context.run_migrations()", f"{isolated} or context.run_migrations()")
+    project.revise(3, '    protect(op, "orders")')
+    with pytest.raises(CommandError, match="the migration's transaction is serializable"):
+        await project.upgrade()
+
+
 @BOTH
 async def test_it_needs_the_migrations_transaction(project: Project) -> None:
     project.revise(3, '    with op.get_context().autocommit_block():\n        protect(op, "orders")')
