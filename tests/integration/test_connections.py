@@ -280,17 +280,7 @@ async def test_a_write_that_waited_in_vain_names_it(
         assert (again.status_code, again.json()["v"]) == (200, "y")
 
 
-async def test_doctor_names_those_that_hold_a_protected_table(
-    owner: Connection,  # noqa: ARG001 - makes the tables
-    connect: Connect,
-    database: str,
-) -> None:
-    await prepare(connect, "p", "UPDATE t SET v = 'x' WHERE id = 1")
-    found = await command("doctor", database=database)
-    assert "WARNING  prepared: the prepared transaction 'p' of " in found.output
-
-
-async def test_doctor_names_old_ones_and_says_when_a_lock_keeps_it_from_looking(
+async def test_doctor_names_those_in_the_way_and_old_ones_and_says_when_a_lock_keeps_it_from_looking(
     owner: Connection, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fencepost.cli.status._LOCK_TIMEOUT", "50ms")
@@ -300,6 +290,9 @@ async def test_doctor_names_old_ones_and_says_when_a_lock_keeps_it_from_looking(
     found = await command("doctor", database=database)
     assert "holds locks on plain, and keeps VACUUM, and the pruning of marks" in found.output
     await owner.execute("ROLLBACK PREPARED 'p'")
+    await prepare(connect, "of t", "UPDATE t SET v = 'x' WHERE id = 1")
+    assert "WARNING  prepared: the prepared transaction 'of t' " in (await command("doctor", database=database)).output
+    await owner.execute("ROLLBACK PREPARED 'of t'")
     await prepare(connect, "ddl", "ALTER TABLE t ADD CHECK (id > 0)")
     found = await command("doctor", database=database)
     assert found.exit_code == 1

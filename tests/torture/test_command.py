@@ -34,6 +34,9 @@ def torture(*arguments: str, out: Path) -> tuple[int, str]:
         (["--minutes", "nan"], "--minutes and --ops must be numbers above 0"),
         (["--database-url", "dbname=x"], "--database-url must be written postgresql://"),
         (["--url", "http://127.0.0.1:99999"], "is not a URL of a gateway"),
+        (["--url", "http://127.0.0.1:1/v1"], "it is written http://HOST:PORT"),
+        (["--url", "http://127.0.0.1:1"], "no gateway can be reached at http://127.0.0.1:1"),
+        (["--workload", "idempotent", "--resources", "2"], "--resources does nothing for the workload idempotent"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The checker's input and output: what is no history, and the words of violations."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tests.support.story import Story
 
 from fencepost.cli.main import main
 from fencepost.testing.checker import Verdict
-from fencepost.testing.history import Invoke
+from fencepost.testing.history import BadHistoryError, Invoke, read
 
 HEADER: dict[str, Any] = {"history": "fencepost/1"}
 WRITE: dict[str, Any] = {
@@ -49,7 +50,9 @@ def save(path: Path, *lines: dict[str, Any] | str) -> None:
     ("line", "message"),
     [
         ('{"time": 40, "event": "ok", "id":', "this is not JSON"),
+        ("[1]", "this is JSON, but no object"),
         ({"time": 40}, '"event" is None'),
+        ({**READ, "time": 40, "id": 5, "op": "add"}, "an operation add needs a value"),
         ({"time": True, "event": "note", "text": "x"}, "'time' cannot be True"),
         ({**READ, "time": 40, "tokn": 5}, "an event of kind 'invoke' has no 'tokn'"),
         ({**READ, "time": 40, "token": 0}, "'token' cannot be 0: it must be a whole number above 0"),
@@ -76,6 +79,33 @@ def test_a_line_that_is_no_event_is_named(path: Path, line: dict[str, Any] | str
     assert found.exit_code == 2, found.output
     assert f"{path}, line 7: {message}" in found.output
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ((WRITE,), "line 1: this is no history of a format that is known here"),
+        (
+            (HEADER, WRITE, DONE, {**READ, "id": 1}, {"time": 40, "event": "ok", "id": 1, "value": "a"}),
+            "line 4: the id 1 belongs to two operations, and ids must be unique. The other one began in line 2",
+        ),
+        (
+            (HEADER, WRITE, DONE, {**READ, "op": "write", "value": "b"}),
+            "orders/7 is written with tokens and without",
+        ),
+    ],
+)
+def test_lines_that_are_no_history_together_are_named(path: Path, lines: tuple[Any, ...], message: str) -> None:
+    save(path, *lines)
+    found = fencepost_check(path)
+    assert (found.exit_code, message in found.output) == (2, True), found.output
+
+
+def test_a_pipe_is_no_history(path: Path) -> None:
+    """Its events would be gone when they are read a second time."""
+    os.mkfifo(path)
+    with pytest.raises(BadHistoryError, match="no regular file"):
+        read(path)
 
 
 def test_a_history_that_was_cut_off_is_checked_without_its_last_line_when_asked(path: Path) -> None:
@@ -234,6 +264,12 @@ def test_a_repeated_answer_may_be_the_operations_own(story: Story) -> None:
     assert story.check().valid
     story.call("w2", "read", "orders/7", 4, 5, end_value=None)
     assert {each.model for each in story.check().violations} == {"register"}
+
+
+def test_a_repeated_answer_is_none_of_a_later_operation(story: Story) -> None:
+    story.call("w1", "write", "orders/7", 0, 1, token=5, value="a", key="k", end_replayed=True)
+    story.call("w1", "write", "orders/7", 2, 3, token=5, value="a", key="k")
+    assert "the operation that was done with this key began later" in words(story.check())
 
 
 def test_a_repeated_answer_shows_that_the_lost_one_happened(story: Story) -> None:

@@ -15,14 +15,14 @@ import pytest
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, Fault, Invoke, Recorder, read
 from fencepost.torture.config import Config
-from fencepost.torture.errors import RunFailedError
+from fencepost.torture.errors import BadInputError, RunFailedError
 from fencepost.torture.faults import choose
 from fencepost.torture.holders.exchange import Answer, Exchange
 from fencepost.torture.holders.outcomes import Reason, Refused, Unknown, mark_read, outcome
 from fencepost.torture.holders.sender import Sender
 from fencepost.torture.last_reads import read_all, written
 from fencepost.torture.merging import Merged, Voided, merge
-from fencepost.torture.play import require_accepted
+from fencepost.torture.play import require_accepted, require_faults
 from fencepost.torture.running import judge, require_shown
 from fencepost.torture.stages.own import available
 from fencepost.torture.tables import Fenced, Kind
@@ -231,6 +231,27 @@ async def test_a_row_that_is_gone_is_lost(tmp_path: Path) -> None:
         recorder.invoke(process="w0", op="write", resource=resource, token=1, value="a").ok()
     verdict = await judged("register", tmp_path)
     assert [violation.model for violation in verdict.violations] == ["register"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (" , ", "names no fault: for a run without faults give none"),
+        ("kill-holder,all", "all cannot stand there"),
+        ("all,failover", "after `all` only kinds to leave out can follow"),
+        ("failover", "the fault failover is not possible here"),
+    ],
+)
+def test_a_list_of_faults_that_means_nothing_is_refused(names: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        choose(names, frozenset({"holders"}))
+
+
+def test_faults_that_were_named_must_have_come() -> None:
+    with pytest.raises(RunFailedError, match=r"over before one of its faults came \(failover\)"):
+        require_faults("failover", set())
+    require_faults("failover,kill-holder", {"failover"})
+    require_faults("all,-failover", set())
 
 
 def test_holders_that_stop_in_time_keep_the_connections_that_leases_of_postgresql_end_with() -> None:
