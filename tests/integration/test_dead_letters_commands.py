@@ -65,6 +65,8 @@ async def test_list_and_show_say_what_is_wrong(queue: Queue, run: Run) -> None:
     shown = json.loads((await run("dead", "show", DEFAULT, letter)).output)
     assert (shown["id"], shown["body"], shown["resource"]) == (letter, '{"colour": "red"}', "orders/k2")
     assert ["method", "PATCH"] in shown["headers"]
+    (line,) = [line for line in (await run("status")).output.splitlines() if line.startswith(f"queue {DEFAULT}")]
+    assert ("failed 3" in line, "2 resources stopped" in line) == (True, True), line
 
 
 async def test_a_letter_that_is_dropped_or_retried_stays_so_when_its_message_comes_again(
