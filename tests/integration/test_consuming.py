@@ -17,11 +17,13 @@ from tests.support.consuming import (
 from tests.support.interleave import Connect, Connection
 from tests.support.violations import assert_none
 
+from fencepost.consumer_wiring import consumer_of, consuming
 from fencepost.fencing.token import Rule
 from fencepost.queues.log import Message
 from fencepost.queues.partitioner import partition_of
 from fencepost.queues.registry import DEFAULT
 from fencepost.storage.leases import sources
+from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.queues.table_log import MessageRow, append
 from fencepost.testing.servers.waiting import eventually
 
@@ -88,6 +90,30 @@ async def test_poison_messages_are_dead_letters_with_their_reasons_and_all_other
     good = sum(message.key.startswith(b"orders/k") for message, _ in POISON.values())
     assert await queue.states() == {"failed": len(POISON), "applied": good}
     assert await queue.owner.fetchval("SELECT count(*) FROM orders WHERE n = 7") == good
+
+
+async def test_no_refusal_is_taken_from_a_picture_of_the_table_that_is_outdated(
+    database: str, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the picture the message lacks a token, and would be a dead letter."""
+    await make_tables(owner, source="external")
+    async with opened(database, owner) as queue:
+        catalog = queue.gateway.catalog
+        before = catalog.current
+        await unprotect(owner, "orders")
+        await protect(owner, "orders", queue=DEFAULT)
+
+        async def noticed() -> bool:
+            fence = catalog.current.tables["orders"].fence
+            return fence is not None and fence.queue == DEFAULT
+
+        await eventually(noticed, what="the gateway to notice that the table has a queue")
+        monkeypatch.setattr(catalog, "_current", before)  # as if it had not been
+        consumer = consumer_of(queue.gateway, DEFAULT, queue.settings, "member-0")
+        async with consuming(queue.gateway, {DEFAULT: consumer}, queue.settings):
+            await queue.append(write("orders/k1", body={"n": 1}))
+            await queue.empty()
+        assert (await queue.n("k1"), await queue.letters()) == (1, {})
 
 
 async def test_a_message_in_another_partition_than_its_keys_is_a_dead_letter(queue: Queue) -> None:
