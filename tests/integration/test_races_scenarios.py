@@ -20,9 +20,9 @@ BUILTIN = [
 FENCES = [
     *BUILTIN, races.deleted_key_remembers, races.pruned_mark_leaves_a_floor,
     races.old_snapshot_fails_at_the_floor, answers.claim_returns_what_it_fenced, answers.insert_meets_a_claim_under_way,
-    answers.many_rows_follow_the_latest_version, answers.many_rows_lock_in_key_order,
-    answers.replaced_row_is_written_after_all, answers.refusal_is_stale_and_not_missing,
-    answers.answer_follows_the_commit,
+    answers.claim_meets_a_claim_under_way, answers.many_rows_follow_the_latest_version,
+    answers.many_rows_lock_in_key_order, answers.replaced_row_is_written_after_all,
+    answers.refusal_is_stale_and_not_missing, answers.answer_follows_the_commit,
 ]  # fmt: skip
 CEILINGS = [
     races_ceilings.update_above_the_ceiling_is_refused, races_ceilings.direct_update_above_the_ceiling_is_refused,
@@ -40,7 +40,7 @@ TOKENS = [
 OF_EQUAL_TOKENS = [
     races.update_waits_for_update, races.delete_waits_for_update, races.insert_waits_for_delete,
     races.deleted_key_remembers, races.pruned_mark_leaves_a_floor, races.spent_token_stays_spent_for_direct_sql,
-    answers.claim_returns_what_it_fenced, answers.insert_meets_a_claim_under_way,
+    answers.claim_returns_what_it_fenced, answers.insert_meets_a_claim_under_way, answers.claim_meets_a_claim_under_way,
     races.echo_of_the_column_is_no_token,
 ]  # fmt: skip
 """Which say what becomes of a token that equals the mark."""

@@ -41,6 +41,18 @@ async def claim_meets_an_insert_under_way(race: Race) -> None:
     assert await race.update(race.c, "k", 34, status="older than the claim") is None
 
 
+async def claim_meets_a_claim_under_way(race: Race) -> None:
+    """R7: of two claims of a key without a row, the one that waits is judged by the mark that the other has raised."""
+    for token, accepted in ((39, False), (40, not race.strict), (41, True)):
+        key = f"k{token}"
+        async with open_gateway(race.dsn) as gateway:
+            request = claim(gateway, Claim(Resource("orders", (key,)), Token(token)))
+            answer = await answer_after(race, gateway, race.claim_absent(race.a, key, 40), request=request)
+        refused = "FP001" if token < 40 else "FP002"
+        assert result_of(answer) == ("ok" if accepted else refused), token
+        assert await race.recorded(key) == (max(token, 40), True), token
+
+
 async def insert_meets_a_claim_under_way(race: Race) -> None:
     """R7: who claims a key without a row first keeps older holders from creating it."""
     for token, accepted in ((39, False), (40, not race.strict), (41, True)):
