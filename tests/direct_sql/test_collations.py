@@ -48,7 +48,7 @@ async def collated(connect: Connect, database: str, *columns: str, name: str = "
     return await open_race(connect, database, "strict", ddl=ddl, name=name)
 
 
-async def test_a_nondeterministic_collation_is_in_the_way(connect: Connect) -> None:
+async def test_a_table_with_a_nondeterministic_collation_in_its_key_or_scope_is_not_protected(connect: Connect) -> None:
     """'a' and 'A' would be one row, or one scope, and two resources."""
     db = await owner(connect)
     make = "CREATE COLLATION public.ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"

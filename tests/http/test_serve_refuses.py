@@ -66,7 +66,7 @@ def test_other_addresses_than_loopback_need_a_word_and_authentication(short_dir:
 SECRET = "a secret that has thirty-two bytes and more"
 
 
-def test_authentication_that_cannot_be_is_one_line(short_dir: Path) -> None:
+def test_settings_of_access_that_cannot_be_are_refused_in_one_line(short_dir: Path) -> None:
     with busy_port() as port:
         for arguments, why in (
             (("--jwt-secret", "topsecret"), "at least 32 bytes"),

@@ -1,6 +1,4 @@
-"""Connections of the gateway that cannot be had, come back broken, or have become read-only; the pool under pressure;
-and prepared transactions that were forgotten: they hold locks, and no session shows them.
-"""
+"""Connections of the gateway that cannot be had, come back broken, or have become read-only; the pool."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,9 +15,6 @@ from fencepost.storage.connections.connection import Limits, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.demo import load
 from fencepost.storage.errors import RefusedError, UnavailableError
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.row_sql import literal
-from fencepost.storage.upkeep.prepared import all_prepared
 from fencepost.testing.servers.waiting import eventually
 
 
@@ -239,62 +234,3 @@ async def ask(pool: Database, *, counted: bool = True) -> int:
     async with pool.connection(counted=counted) as connection:
         found: int = await connection.fetchval("SELECT 1")
         return found
-
-
-@pytest.fixture
-async def owner(connect: Connect) -> AsyncIterator[Connection]:
-    connection = await connect()
-    await connection.execute("SET search_path = public")
-    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE plain (id int PRIMARY KEY)")
-    await protect(connection, "t")
-    await connection.execute("INSERT INTO t (id, last_fence_token) VALUES (1, 1)")
-    yield connection
-    for each in await all_prepared(connection):
-        await connection.execute(f"ROLLBACK PREPARED {literal(each.gid)}")
-
-
-async def prepare(connect: Connect, gid: str, *statements: str) -> None:
-    """Prepare a transaction, and leave."""
-    connection = await connect()
-    await connection.execute("SET search_path = public; BEGIN; SET LOCAL fencepost.token = '5'")
-    for statement in statements:
-        await connection.execute(statement)
-    await connection.execute(f"PREPARE TRANSACTION {literal(gid)}")
-    await connection.close()
-
-
-@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}], ids=["plain", "once"])
-async def test_a_write_that_waited_in_vain_names_it(
-    owner: Connection, connect: Connect, database: str, headers: dict[str, str]
-) -> None:
-    await prepare(connect, "Shop-1", "UPDATE t SET v = 'x' WHERE id = 1")
-    await prepare(connect, "other", "INSERT INTO plain VALUES (1)")
-    async with in_process(database, lock_timeout=0.2) as gateway:
-        answer = await gateway.patch("/v1/data/t/1", json={"v": "y"}, headers={"X-Fence-Token": "6"} | headers)
-        assert (answer.status_code, answer.json()["code"]) == (503, "55P03"), answer.text
-        assert "The prepared transaction 'Shop-1' of " in answer.json()["hint"]
-        assert " seconds ago, holds locks on t: COMMIT PREPARED 'Shop-1' or ROLLBACK" in answer.json()["hint"]
-        assert answer.json()["prepared_transactions"] == ["Shop-1"]
-        await owner.execute("COMMIT PREPARED 'Shop-1'")
-        again = await gateway.patch("/v1/data/t/1", json={"v": "y"}, headers={"X-Fence-Token": "6"} | headers)
-        assert (again.status_code, again.json()["v"]) == (200, "y")
-
-
-async def test_doctor_names_those_in_the_way_and_old_ones_and_says_when_a_lock_keeps_it_from_looking(
-    owner: Connection, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fencepost.cli.status._LOCK_TIMEOUT", "50ms")
-    await prepare(connect, "p", "INSERT INTO plain VALUES (1)")
-    assert "prepared" not in (await command("doctor", database=database)).output
-    monkeypatch.setattr("fencepost.storage.inspecting.prepared.OLD", 0.0)
-    found = await command("doctor", database=database)
-    assert "holds locks on plain, and keeps VACUUM, and the pruning of marks" in found.output
-    await owner.execute("ROLLBACK PREPARED 'p'")
-    await prepare(connect, "of t", "UPDATE t SET v = 'x' WHERE id = 1")
-    assert "WARNING  prepared: the prepared transaction 'of t' " in (await command("doctor", database=database)).output
-    await owner.execute("ROLLBACK PREPARED 'of t'")
-    await prepare(connect, "ddl", "ALTER TABLE t ADD CHECK (id > 0)")
-    found = await command("doctor", database=database)
-    assert found.exit_code == 1
-    assert "WARNING  prepared: the prepared transaction 'ddl'" in found.output
-    assert "ERROR    locks: a protected table has been locked" in found.output

@@ -1,6 +1,7 @@
 """Queued writes are applied: in order of each resource, each once, and what cannot be is a dead letter."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 import pytest
@@ -92,7 +93,7 @@ async def test_poison_messages_are_dead_letters_with_their_reasons_and_all_other
     assert await queue.owner.fetchval("SELECT count(*) FROM orders WHERE n = 7") == good
 
 
-async def test_no_refusal_is_taken_from_a_picture_of_the_table_that_is_outdated(
+async def test_no_message_is_refused_by_an_outdated_picture_of_its_table(
     database: str, owner: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the picture the message lacks a token, and would be a dead letter."""
@@ -109,11 +110,19 @@ async def test_no_refusal_is_taken_from_a_picture_of_the_table_that_is_outdated(
 
         await eventually(noticed, what="the gateway to notice that the table has a queue")
         monkeypatch.setattr(catalog, "_current", before)  # as if it had not been
+        has_changed = catalog.has_changed
+        changes: list[bool] = []
+
+        async def seen(*asked: Any) -> bool:
+            changes.append(await has_changed(*asked))
+            return changes[-1]
+
+        monkeypatch.setattr(catalog, "has_changed", seen)
         consumer = consumer_of(queue.gateway, DEFAULT, queue.settings, "member-0")
         async with consuming(queue.gateway, {DEFAULT: consumer}, queue.settings):
             await queue.append(write("orders/k1", body={"n": 1}))
             await queue.empty()
-        assert (await queue.n("k1"), await queue.letters()) == (1, {})
+        assert (await queue.n("k1"), await queue.letters(), changes[:1]) == (1, {}, [True])
 
 
 async def test_a_message_in_another_partition_than_its_keys_is_a_dead_letter(queue: Queue) -> None:

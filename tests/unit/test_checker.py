@@ -89,10 +89,7 @@ def test_a_line_that_is_no_event_is_named(path: Path, line: dict[str, Any] | str
             (HEADER, WRITE, DONE, {**READ, "id": 1}, {"time": 40, "event": "ok", "id": 1, "value": "a"}),
             "line 4: the id 1 belongs to two operations, and ids must be unique. The other one began in line 2",
         ),
-        (
-            (HEADER, WRITE, DONE, {**READ, "op": "write", "value": "b"}),
-            "orders/7 is written with tokens and without",
-        ),
+        ((HEADER, WRITE, DONE, {**READ, "op": "write", "value": "b"}), "orders/7 is written with tokens and without"),
     ],
 )
 def test_lines_that_are_no_history_together_are_named(path: Path, lines: tuple[Any, ...], message: str) -> None:
@@ -104,8 +101,11 @@ def test_lines_that_are_no_history_together_are_named(path: Path, lines: tuple[A
 def test_a_pipe_is_no_history(path: Path) -> None:
     """Its events would be gone when they are read a second time."""
     os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)  # so that nothing that reads it has to wait
+    os.write(pipe, b'{"history": "fencepost/1"}\n')
     with pytest.raises(BadHistoryError, match="no regular file"):
         read(path)
+    os.close(pipe)
 
 
 def test_a_history_that_was_cut_off_is_checked_without_its_last_line_when_asked(path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_repeated_answer_may_be_the_operations_own(story: Story) -> None:
     assert {each.model for each in story.check().violations} == {"register"}
 
 
-def test_a_repeated_answer_is_none_of_a_later_operation(story: Story) -> None:
+def test_a_repeated_answer_cannot_belong_to_a_later_operation(story: Story) -> None:
     story.call("w1", "write", "orders/7", 0, 1, token=5, value="a", key="k", end_replayed=True)
     story.call("w1", "write", "orders/7", 2, 3, token=5, value="a", key="k")
     assert "the operation that was done with this key began later" in words(story.check())

@@ -92,7 +92,7 @@ def test_the_command_prints_the_verdict_and_its_exit_code_is_the_verdict(tmp_pat
 
 
 @pytest.mark.parametrize(("command", "option"), [("report", "-o"), ("check", "--porcupine")])
-def test_a_history_is_not_written_over_and_a_file_that_cannot_be_is_named(
+def test_a_history_is_not_written_over_and_a_file_that_cannot_be_written_is_named(
     tmp_path: Path, command: str, option: str
 ) -> None:
     history = paused_holder().write(tmp_path / "h.jsonl")

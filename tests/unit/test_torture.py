@@ -242,12 +242,12 @@ async def test_a_row_that_is_gone_is_lost(tmp_path: Path) -> None:
         ("failover", "the fault failover is not possible here"),
     ],
 )
-def test_a_list_of_faults_that_means_nothing_is_refused(names: str, message: str) -> None:
+def test_a_list_of_faults_that_cannot_be_carried_out_is_refused(names: str, message: str) -> None:
     with pytest.raises(BadInputError, match=message):
         choose(names, frozenset({"holders"}))
 
 
-def test_faults_that_were_named_must_have_come() -> None:
+def test_one_of_the_faults_that_were_named_must_have_come() -> None:
     with pytest.raises(RunFailedError, match=r"over before one of its faults came \(failover\)"):
         require_faults("failover", set())
     require_faults("failover,kill-holder", {"failover"})

@@ -10,8 +10,8 @@ OLD: Final = 300.0
 """Seconds after which no transaction manager is expected to come back to its prepared transaction."""
 
 
-async def examine_prepared(connection: Connection) -> list[Finding]:
-    """Name those that hold locks on protected tables, whatever their age, and all that are old."""
+async def examine_prepared(connection: Connection, old: float = OLD) -> list[Finding]:
+    """Name those that hold locks on protected tables, whatever their age, and all that are `old`, in seconds."""
     findings = []
     for each in await prepared.all_prepared(connection):
         if each.protected:
@@ -19,7 +19,7 @@ async def examine_prepared(connection: Connection) -> list[Finding]:
                 f"holds locks on {', '.join(each.protected)}: writes to its rows, and whatever needs the whole table,"
                 " wait for it and fail"
             )
-        elif each.age >= OLD:
+        elif each.age >= old:
             of = f"holds locks on {', '.join(each.locked)}, and " if each.locked else ""
             effect = f"{of}keeps VACUUM, and the pruning of marks, from removing what is newer than it"
         else:

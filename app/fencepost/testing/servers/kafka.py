@@ -68,29 +68,20 @@ class Broker:
         self.node, self.directory, self.port = node, directory, port
         self.data = directory / "data"
         self.properties = directory / "server.properties"
-        self._classes = f"{jars()}/*"
+        self.classes = f"{jars()}/*"
         command = [
-            *("java", f"-Xmx{heap_mb}m", *_JVM, "-cp", self._classes),
+            *("java", f"-Xmx{heap_mb}m", *_JVM, "-cp", self.classes),
             *("kafka.Kafka", str(self.properties)),
         ]
         self.server = Server(command, directory / "kafka.log", lambda: listens(port))
 
     def make_data(self, cluster_id: str) -> None:
         """Make its empty data directory, without running Kafka's tool for each node."""
+        levels = _levels()
         self.data.mkdir()
-        (self.data / _LEVELS).write_bytes(_levels())
+        (self.data / _LEVELS).write_bytes(levels)
         own = {"version": "1", "cluster.id": cluster_id, "node.id": str(self.node), "directory.id": _new_id()}
         (self.data / "meta.properties").write_text(_lines(own))
-
-    def format(self) -> None:
-        """Make its empty data directory with Kafka's own tool, which takes a second of a core."""
-        command = [
-            *("java", "-Xmx64m", *_JVM, "-cp", self._classes, "kafka.tools.StorageTool"),
-            *("format", f"--cluster-id={_new_id()}", "-c", str(self.properties)),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_WITHIN, check=False)  # noqa: S603 - no shell
-        if done.returncode != 0:
-            raise ServerError(f"Kafka's data directory cannot be made: {done.stdout}{done.stderr}")
 
 
 def _new_id() -> str:
@@ -107,7 +98,13 @@ def _levels() -> bytes:
     """The levels of this Kafka's features, as its tool writes them: it is run once in a process."""
     with tempfile.TemporaryDirectory(prefix="fencepost-kafka-") as directory:
         broker = Kafka(Path(directory)).brokers[0]
-        broker.format()
+        command = [
+            *("java", "-Xmx64m", *_JVM, "-cp", broker.classes, "kafka.tools.StorageTool"),
+            *("format", f"--cluster-id={_new_id()}", "-c", str(broker.properties)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_WITHIN, check=False)  # noqa: S603 - no shell
+        if done.returncode != 0:
+            raise ServerError(f"Kafka's data directory cannot be made: {done.stdout}{done.stderr}")
         return (broker.data / _LEVELS).read_bytes()
 
 
