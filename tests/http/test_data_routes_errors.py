@@ -146,6 +146,15 @@ async def test_media_types_of_bodies(api: Api, shop: Shop) -> None:
     assert await shop.mark(key) == token
 
 
+async def test_rows_are_named_by_a_key_that_there_is_and_keep_it(api: Api) -> None:
+    renamed = await api.ask("PATCH", "data/orders?note=eq.x", {"order_id": "y"}, token=9)
+    assert (code(renamed), "order_id is the primary key" in renamed.json()["detail"]) == ((400, "FP016"), True)
+    keyless = await api.ask("GET", "data/keyless/x")
+    assert (code(keyless), "has no primary key: name rows by filters" in keyless.json()["detail"]) == (
+        (400, "FP016"), True,
+    )  # fmt: skip
+
+
 async def test_a_body_that_is_no_json_is_400(api: Api, shop: Shop) -> None:
     twice = (b'{"status": "a", "status": "b"}', b'[{"status": "a", "status": "b"}]')
     bodies = (*twice, b"", b"{", b'{"a": NaN}', b'{"a": "\xff"}', b"[" * 5000)

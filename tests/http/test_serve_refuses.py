@@ -66,7 +66,7 @@ def test_other_addresses_than_loopback_need_a_word_and_authentication(short_dir:
 SECRET = "a secret that has thirty-two bytes and more"
 
 
-def test_settings_of_access_that_cannot_be_are_refused_in_one_line(short_dir: Path) -> None:
+def test_settings_that_cannot_be_are_refused_in_one_line(short_dir: Path) -> None:
     with busy_port() as port:
         for arguments, why in (
             (("--jwt-secret", "topsecret"), "at least 32 bytes"),
@@ -79,6 +79,8 @@ def test_settings_of_access_that_cannot_be_are_refused_in_one_line(short_dir: Pa
             (("--jwt-aud", "orders"), "give --jwt-secret or --jwt-jwks"),
             (("--allowed-hosts", "shop.example:443"), "is no name of a host"),
             (("--cors-origins", "shop.example"), "is no origin"),
+            (("--sources", "a=redis://one a=redis://two"), "FENCEPOST_SOURCES: a stands there twice"),
+            (("--queues", "kafka://one:x/writes"), "FENCEPOST_QUEUES: "),
         ):
             output = refused_here(port, *arguments, directory=short_dir)
             assert why in output, arguments

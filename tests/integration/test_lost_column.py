@@ -79,6 +79,9 @@ async def test_the_word_is_for_a_table_that_has_lost_its_marks(connect: Connect,
     await race.observer.execute("ALTER TABLE public.t DROP COLUMN last_fence_token CASCADE")
     with pytest.raises(ProtectError, match="--above"):
         await protect(race.observer, "t", above=100)
+    await race.observer.execute("ALTER TABLE public.orders DROP COLUMN last_fence_token CASCADE")
+    with pytest.raises(ProtectError, match="--above 100 is above 99, the highest token that the table takes"):
+        await protect(race.observer, "orders", above=100, max_token=99)
 
 
 async def test_a_column_that_was_renamed_is_to_be_renamed_back(connect: Connect, unmade: Unmade) -> None:

@@ -139,3 +139,23 @@ async def test_advice_is_on_the_times_of_producers_and_on_no_topic_that_is_not_t
         advice = "\n".join(await queue.log.advice())
     assert "dead" not in advice
     assert ("message.timestamp.type" in advice) == (times == "CreateTime")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "named"),
+    [
+        ("cleanup.policy", "compact", "is compacted: earlier writes of a resource are deleted before they are applied"),
+        ("retention.ms", "1000", "is 1000: writes that wait longer, as for a database that is away, are deleted"),
+        ("retention.bytes", "5000", "is 5000: under load writes are deleted before they are applied"),
+        ("unclean.leader.election.enable", "true", "is true: a replica that is behind may become the leader"),
+    ],
+)
+async def test_advice_is_on_what_a_topic_may_lose(
+    kafka: Kafka, opened: Opened, setting: str, value: str, named: str
+) -> None:
+    topic = next_topic()
+    await asyncio.to_thread(make_topic, kafka, topic, 1, {"retention.ms": "-1", setting: value})
+    async with opened(topic) as queue:
+        replicas, other = await queue.log.advice()
+    assert f"Topic {topic} has 1 replica: a write that was acknowledged is lost with that broker" in replicas
+    assert named in other
