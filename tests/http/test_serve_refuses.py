@@ -80,7 +80,6 @@ def test_settings_that_cannot_be_are_refused_in_one_line(short_dir: Path) -> Non
             (("--allowed-hosts", "shop.example:443"), "is no name of a host"),
             (("--cors-origins", "shop.example"), "is no origin"),
             (("--sources", "a=redis://one a=redis://two"), "FENCEPOST_SOURCES: a stands there twice"),
-            (("--queues", "kafka://one:x/writes"), "FENCEPOST_QUEUES: "),
         ):
             output = refused_here(port, *arguments, directory=short_dir)
             assert why in output, arguments

@@ -59,6 +59,7 @@ AMISS = [
      " UPDATE ON t FOR EACH ROW EXECUTE FUNCTION f()", "WARNING", "could change what it judged: zzzz"),
     ("CREATE RULE r AS ON DELETE TO t DO INSTEAD NOTHING", "WARNING", "rewrite rules"),
     ("ALTER TABLE t SET UNLOGGED", "WARNING", "the table is unlogged"),
+    ("CREATE TABLE fencepost.mine (a int)", "WARNING", "the schema fencepost holds tables that are not its own (mine)"),
     ("ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int GENERATED ALWAYS AS (1) STORED PRIMARY KEY",
      "ERROR", "a column of the primary key is generated (id)"),
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The OpenAPI document: valid, complete, and made from the catalog alone."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
@@ -134,6 +135,19 @@ def test_every_write_needs_a_token_and_no_read_takes_one(document: Document) -> 
         if path.startswith("/v1/data/"):
             assert (token in operation["parameters"]) == (method != "get")
             assert ("428" in operation["responses"]) == (method != "get")
+
+
+def test_a_table_with_a_queue_only_queues_writes_and_takes_no_token(system: Document) -> None:
+    assert ORDERS.fence is not None
+    queued = replace(ORDERS, fence=replace(ORDERS.fence, source="postgres:default"))
+    document = build_openapi(Catalog(1, {"orders": queued}), system, version="1.2.3")
+    assert "all its writes go through the queue *postgres:default*, without a token" in str(document["tags"])
+    writes = [operation for _, method, operation in operations(document) if method in {"put", "patch"}]
+    assert writes
+    for write in writes:
+        assert "202" in write["responses"]
+        assert {"$ref": "#/components/parameters/FenceToken"} not in write["parameters"]
+        assert not {"200", "201", "204", "409", "428"} & write["responses"].keys()
 
 
 WITHOUT_EXAMPLE = {
