@@ -17,6 +17,8 @@ from fencepost.locks.source import Grant, SourceUnavailableError
 from fencepost.locks.zookeeper import session as zookeeper_session
 from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
+from fencepost.testing.faults.link import Link
+from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
@@ -176,18 +178,18 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
         return [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED]
 
     monkeypatch.setattr(zookeeper_session, "KazooClient", noted)
-    with running(tmp_path) as bench:
-        # Long enough for a server that starts on a busy machine.
-        source = ZooKeeperSource(parse(f"zookeeper://127.0.0.1:{bench.port}?session_timeout_s=30", "zk"))
+    with running(tmp_path) as bench, Link("127.0.0.1", bench.port) as link:
+        # The server goes on running, and keeps the session for longer than this outage is on a busy machine.
+        source = ZooKeeperSource(parse(f"zookeeper://127.0.0.1:{link.port}?session_timeout_s=60", "zk"))
         session = source._session  # noqa: SLF001 - its timer, and what it calls
         await source.open()
         try:
             held = await granted(source, "orders/k")
-            await bench.crash()
+            link.lead_to("127.0.0.1", free_port())
             await eventually(timed, what="a timer")
-            session._seek()  # noqa: SLF001 - the thirty seconds are over
+            session._seek()  # noqa: SLF001 - the sixty seconds are over
             await eventually(two, what="a second client")
-            await bench.restart()
+            link.lead_to("127.0.0.1", bench.port)
             await eventually(one, what="the end of the second client")
             assert await source.mint("orders/k", held.handle, 1)
         finally:
