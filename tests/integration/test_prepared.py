@@ -52,11 +52,8 @@ async def test_a_write_that_waited_in_vain_names_it(
         assert (again.status_code, again.json()["v"]) == (200, "y")
 
 
-async def test_doctor_names_those_that_hold_a_protected_table(
-    owner: Connection,  # noqa: ARG001 - makes the tables
-    connect: Connect,
-    database: str,
-) -> None:
+@pytest.mark.usefixtures("owner")
+async def test_doctor_names_those_that_hold_a_protected_table(connect: Connect, database: str) -> None:
     await prepare(connect, "new", "INSERT INTO plain VALUES (1)")
     await prepare(connect, "p", "UPDATE t SET v = 'x' WHERE id = 1")
     lines = [line for line in (await command("doctor", database=database)).output.splitlines() if "prepared" in line]
@@ -72,11 +69,8 @@ async def test_doctor_names_old_ones_whatever_they_hold(owner: Connection, conne
 
 
 @pytest.mark.long("time limits")
-async def test_doctor_reports_one_whose_lock_keeps_it_from_looking(
-    owner: Connection,  # noqa: ARG001 - makes the tables
-    connect: Connect,
-    database: str,
-) -> None:
+@pytest.mark.usefixtures("owner")
+async def test_doctor_reports_one_whose_lock_keeps_it_from_looking(connect: Connect, database: str) -> None:
     await prepare(connect, "ddl", "ALTER TABLE t ADD CHECK (id > 0)")
     found = await command("doctor", database=database)
     assert found.exit_code == 1
