@@ -1,15 +1,18 @@
 """When `fencepost serve` cannot start: one line that gives the reason, an exit code, and nothing touched."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 from tests.support.serving import refused, serving
 
 from fencepost.cli.main import main
+from fencepost.cli.serving.listening import ListenError, listen
 from fencepost.embedded.server import PostgresServer
 from fencepost.testing.servers.processes import alive
 
@@ -38,6 +41,19 @@ def test_a_busy_port_is_one_line_and_touches_nothing(short_dir: Path) -> None:
     assert (code, output.count("\n")) == (1, 1)
     assert output.startswith(f"Error: port {port} on 127.0.0.1 is in use")
     assert not (short_dir / "data").exists()
+
+
+def test_an_address_that_cannot_be_taken_is_named_with_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which ports need privileges is a setting of the machine, so the refusal is made up."""
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 is no address of this machine; .* --host or FENCEPOST_HOST$"):
+        listen("192.0.2.1", 0, allow_remote=True)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refused)
+    with pytest.raises(ListenError, match=r"^port 1 on 127\.0\.0\.1 needs privileges .* --port or FENCEPOST_PORT$"):
+        listen("127.0.0.1", 1, allow_remote=False)
 
 
 def refused_here(port: int, *arguments: str, directory: Path, **variables: str) -> str:

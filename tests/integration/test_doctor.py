@@ -111,7 +111,10 @@ async def db(connect: Connect) -> Connection:
         await protect(connection, name, source=source)
         await connection.execute("SELECT setval('fencepost.tokens', 50)")
         await connection.execute(f"INSERT INTO {name} (id, last_fence_token) VALUES (1, 50)")
-    await connection.execute("UPDATE e SET last_fence_token = 9000")
+    await connection.execute(
+        "UPDATE e SET last_fence_token = 9000; CREATE TABLE s (id int PRIMARY KEY, size int NOT NULL)"
+    )
+    await protect(connection, "s", source="builtin", scope="size/{size}")
     return connection
 
 
@@ -130,6 +133,8 @@ TOKENS_AMISS = [
     ("SELECT fencepost.raise_mark('t/9', 77, 'strict', true)", "it has the mark 77, and the newest token is 50",
         "issue_beyond(77)"),
     ("SELECT fencepost.prune('t', 88)", "it has the mark 88, and the newest token is 77", "issue_beyond(88)"),
+    ("SELECT fencepost.raise_mark('size/1', 99, 'strict', true)",
+        "size/…: it has the mark 99, and the newest token is 88", "issue_beyond(99)"),
     (f"{BY_HAND} 'builtin' WHERE name = 'e'", "its functions (del, insmark, upd) do not ask", "fencepost protect e"),
     (f"{BY_HAND} 'external' WHERE name = 't'", "its functions (del, insmark, upd) ask", "fencepost protect t"),
 ]  # fmt: skip

@@ -105,6 +105,7 @@ REFUSED = [
     (("orders/other", "--to", "41"), "there is nothing to mend"),
     (("orders/k", "--to", "39"), "39 is below 40, the next lower mark (or floor) of orders"),
     (("orders/k", "--to", str(2**62)), "there is nothing to mend"),
+    (("orders/k", "--to", "101"), "101 is above 100, the highest token that the table takes"),
     (("orders/k",), "--to is needed: the newest token that the lock service of orders has given out"),
     (("nowhere/k", "--to", "50"), "there is no table or scope nowhere"),
     (("free/1", "--to", "50"), "free is not protected"),
@@ -112,13 +113,21 @@ REFUSED = [
     (("numbers/x", "--to", "50"), 'invalid input syntax for type integer: "x"'),
     (("orders/%zz", "--to", "50"), "must be followed by two hexadecimal digits"),
     (("nowhere", "--to", "50"), "there is no floor of this name"),
+    (("now%zz", "--to", "50"), "must be followed by two hexadecimal digits"),
+    (("size/1,2", "--to", "50"), "size: a scope of boxes is named like size/{size}"),
+    (("size/x", "--to", "50"), 'size/x: invalid input syntax for type bigint: "x"'),
     (("orders", "--to", "50"), "orders has no mark: there is nothing to mend"),
 ]
 
 
 async def test_what_cannot_be_mended_is_reported(race: Race, run: Run) -> None:
-    await race.observer.execute("CREATE TABLE free (id int PRIMARY KEY); CREATE TABLE numbers (id int PRIMARY KEY)")
+    await race.observer.execute(
+        "CREATE TABLE free (id int PRIMARY KEY); CREATE TABLE numbers (id int PRIMARY KEY);"
+        "CREATE TABLE boxes (id int PRIMARY KEY, size int NOT NULL)"
+    )
     await protect(race.observer, "numbers")
+    await protect(race.observer, "boxes", scope="size/{size}")
+    await race.observer.execute("UPDATE fencepost.protected SET max_token = 100 WHERE name = 'orders'")
     for arguments, message in REFUSED:
         result = await run("reset", *arguments, "--reason", WHY)
         assert (result.exit_code, message in result.output) == (1, True), (arguments, result.output)

@@ -126,7 +126,8 @@ async def test_the_command_shows_history_and_state_and_raises(connect: Connect, 
 async def test_the_gateway_role_may_not_raise_and_may_do_all_else(connect: Connect, database: str) -> None:
     connection = await owner(connect)
     login = database.replace(database.partition("://")[2].partition("@")[0], "gen_gate:secret")
-    await connection.execute("CREATE ROLE gen_gate LOGIN PASSWORD 'secret'")
+    await connection.execute("CREATE ROLE gen_gate LOGIN PASSWORD 'secret'; CREATE TABLE t (id int PRIMARY KEY)")
+    await protect(connection, "t")
     try:
         made = await run("migrate", "--gateway-role", "gen_gate", "--database-url", database)
         assert made.exit_code == 0, made.output
@@ -137,6 +138,9 @@ async def test_the_gateway_role_may_not_raise_and_may_do_all_else(connect: Conne
         with pytest.raises(StartupError, match="fencepost migrate --gateway-role"):
             async with in_process(login):
                 pass
+        found = (await run("doctor", "--database-url", login)).output
+        assert "ERROR    privileges: the role gen_gate lacks functions of our schema: run `fencepost migrate" in found
+        assert "WARNING  t: the role gen_gate lacks SELECT, INSERT, UPDATE, DELETE on the table" in found
         await connection.execute("GRANT EXECUTE ON FUNCTION fencepost.origin() TO gen_gate")
         async with in_process(login) as http:
             assert (await http.get("/readyz")).status_code == 200

@@ -29,6 +29,8 @@ from tools.audit import NOT_AUDITED
 ONE_SERVER = frozenset({"client", "cli", "conformance", "queues", "sources", "testing", "torture"})
 CHOSEN_BY = ("postgres", "bin_dir", "server_name")
 """The parameters that choose which PostgreSQL a test runs on: the session's, or one that the test starts."""
+STORMS = frozenset({"robustness", "torture"})
+"""Folders whose tests take longest, up to a minute each."""
 KUBE = ".ci/kube-apiserver"
 TEST_ALL = "make test-all"
 LEFT = pytest.StashKey[dict[tuple[str, str], int]]()
@@ -83,7 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen.append(item)
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = chosen
+    # The longest begin first: one that begins last has a core for itself while the others wait for it.
+    items[:] = sorted(chosen, key=lambda item: STORMS.isdisjoint(item.path.parts))
     config.stash[LEFT], config.stash[LATER] = dict(left), later
 
 

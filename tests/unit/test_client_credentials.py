@@ -21,7 +21,7 @@ from fencepost.client import (
 )
 from fencepost.client.http.credentials import Credentials, end_of
 from fencepost.client.http.retry import Retry
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 NOW = 1_800_000_000.0
 
@@ -143,6 +143,21 @@ async def test_a_refused_token_is_asked_for_once_more() -> None:
         await client.select("orders")
         await client.select("orders")
     assert (gateway.seen, give.asked) == (["Bearer old", "Bearer new", "Bearer new"], 2)
+
+
+async def test_a_stream_is_opened_with_the_next_token() -> None:
+    """The mock's streams end at once and have no events: the observer opens the next one."""
+    gateway = Gateway("new")
+
+    async def opened() -> bool:
+        return len(gateway.done) > 1
+
+    retry = Retry(first=0.001, longest=0.001)
+    async with Client("http://x", token=Giver("old", "new"), transport=gateway, retry=retry) as client:
+        observing = asyncio.create_task(anext(client.leaders("scheduler")))
+        await eventually(opened, what="a second stream")
+        observing.cancel()
+    assert gateway.seen[:3] == ["Bearer old", "Bearer new", "Bearer new"]
 
 
 async def test_many_refusals_at_once_ask_once() -> None:

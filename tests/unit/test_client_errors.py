@@ -8,8 +8,10 @@ import pytest
 from tests.unit.test_problems import CONTRACT, OF_POSTGRESQL
 
 from fencepost.client import (
+    Client,
     OutcomeUnknown,
     Problem,
+    Retry,
     StaleToken,
     Unavailable,
 )
@@ -75,6 +77,14 @@ def test_a_proxys_failure_is_unknown_for_writes_only() -> None:
     for status in (500, 502, 503, 504):
         assert type(error_of(Problem({}, status))) is Unavailable
         assert type(error_of(Problem({}, status), writes=True)) is OutcomeUnknown
+
+
+@pytest.mark.parametrize(("data", "why"), [("{", "is not JSON: {"), ("[7]", r"is not an object: \[7\]")])
+async def test_an_event_that_cannot_be_read(data: str, why: str) -> None:
+    mock = httpx.MockTransport(lambda _: httpx.Response(200, text=f": a comment\ndata: {data}\n\n"))
+    async with Client("http://x", transport=mock, retry=Retry(patience=0)) as client:
+        with pytest.raises(Unavailable, match=f"an event of an election {why}"):
+            await anext(client.leaders("scheduler"))
 
 
 STALE = {

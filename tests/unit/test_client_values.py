@@ -37,6 +37,12 @@ def test_a_key_that_a_path_cannot_carry_is_refused_with_advice(key: str) -> None
         row_path("orders", key)
 
 
+@pytest.mark.parametrize("value", [True, None, 1.5, b"a"])
+def test_a_value_that_no_key_is_made_of_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="a key is made of str, int or UUID"):
+        row_path("orders", ("a", value))  # type: ignore[arg-type]
+
+
 def test_values_that_json_lacks_go_as_text() -> None:
     sent = json.loads(dumps([datetime(2026, 1, 2, 3, tzinfo=UTC), date(2026, 1, 2), UUID(int=1), "ä", None, 1.5]))
     assert sent == [

@@ -73,6 +73,35 @@ def test_our_own_files(
     assert valuable.read_text() == VALUABLE
 
 
+def a_file(directory: DataDirectory) -> None:
+    directory.pgdata.rmdir()
+    directory.path.rmdir()
+    directory.path.write_text("")
+
+
+def nothing(_directory: DataDirectory) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("made", "use", "message"),
+    [
+        (a_file, DataDirectory.open, "cannot be made: .*data"),
+        (nothing, lambda directory: directory.check_version("18"), "pgdata is not a PostgreSQL data directory"),
+        (nothing, DataDirectory.password, "password is missing, and without it no login is possible"),
+    ],
+)
+def test_what_is_not_there(
+    directory: DataDirectory,
+    made: Callable[[DataDirectory], None],
+    use: Callable[[DataDirectory], object],
+    message: str,
+) -> None:
+    made(directory)
+    with pytest.raises(EmbeddedServerError, match=message):
+        use(directory)
+
+
 def test_a_stale_pid_file_of_its_own_is_written(directory: DataDirectory) -> None:
     (directory.pgdata / "postmaster.pid").write_text("999999\nrest of it\n")
     disown_stale_pid_file(directory.pgdata)

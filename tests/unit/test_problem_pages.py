@@ -4,6 +4,7 @@ import html
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -27,7 +28,9 @@ def nasty_table() -> Table:
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    catalog = Catalog(1, {NASTY: nasty_table()})
+    nasty = nasty_table()
+    harmed = replace(nasty, name="harmed", fence=Fence("harmed", "strict", "external", "f", intact=False))
+    catalog = Catalog(1, {NASTY: nasty, "free": replace(nasty, name="free", fence=None), "harmed": harmed})
     app = FastAPI(docs_url=None)
     app.include_router(problem_routes())
     app.include_router(docs_routes(lambda: catalog, version="1.2.3", demo=False))
@@ -61,6 +64,18 @@ async def test_the_index_escapes_table_names(client: httpx.AsyncClient) -> None:
     assert page.status_code == 200
     assert "A comment &lt;script&gt;" in page.text
     assert 'href="v1/data/%3Cscript%3E' in page.text
+
+
+async def test_the_index_shows_how_each_table_is_protected(client: httpx.AsyncClient) -> None:
+    page = await client.get("/")
+    badges = re.findall(r'>([^<]+)</a><br>.*?class="badge \w+">([^<]+)<', page.text)
+    assert badges[1:] == [("free", "read only"), ("harmed", "fence damaged")]
+    assert badges[0][1] == "protected, strict"
+
+
+async def test_a_problem_that_there_is_not(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/problems/none")
+    assert (answer.status_code, answer.json()["hint"]) == (404, "GET /problems lists them.")
 
 
 async def test_docs_come_from_the_gateway_alone(client: httpx.AsyncClient) -> None:

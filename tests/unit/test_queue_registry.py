@@ -59,6 +59,12 @@ def test_two_queues_of_one_name_are_refused() -> None:
         names_of_queues(settings("redis://a/orders rediss://b/orders"))
 
 
+@pytest.mark.parametrize("url", ["kafka://h1:9092", "redis://h/orders?partitions=0"])
+def test_a_wrong_url_is_said_to_be_in_the_setting(url: str) -> None:
+    with pytest.raises(StartupError, match=r"^FENCEPOST_QUEUES: "):
+        read_queues(settings(url))
+
+
 def test_a_default_queue_that_is_not_there_is_refused() -> None:
     with pytest.raises(StartupError, match="no queue kafka:orders; there are postgres:default"):
         read_queues(settings(default="kafka:orders"))

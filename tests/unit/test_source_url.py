@@ -119,6 +119,15 @@ def test_a_url_that_names_no_source_is_not_repeated(url: str) -> None:
     assert "hunter2" not in str(error.value)
 
 
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name, name="kazoo")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    with pytest.raises(SourceConfigError, match=r"needs the library kazoo: pip install '\.\[zookeeper\]'"):
+        make("zookeeper://h", SourceContext("locks", ""))
+
+
 def test_urls_with_everything() -> None:
     found = etcd.parse("etcds://us%40er:p%2Fw@[::1]:7,[fe80::1]?prefix=/locks/&ca=/c.pem&cert=/a.pem&key=/b.pem", "s")
     assert found.endpoints == ("https://[::1]:7", "https://[fe80::1]:2379")

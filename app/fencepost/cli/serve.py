@@ -114,9 +114,11 @@ async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
     from fencepost.startup import StartupError  # noqa: PLC0415
     from fencepost.storage.demo import load  # noqa: PLC0415
     from fencepost.storage.protecting.check import ProtectError  # noqa: PLC0415
-    from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415
 
     if embedded:
+        # Importing Alembic takes as long as all the rest of a start, and no other database is migrated here.
+        from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415
+
         await upgrade(url)
     await check_database(url)
     if not demo:

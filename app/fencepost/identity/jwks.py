@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-import httpx
-
 from fencepost.identity.keys import KeysError, KeySet, read_key_set, same
 from fencepost.identity.strict_json import read_object
 from fencepost.observe.events import Emit, KeysFetched, KeysNotFetched
@@ -142,6 +140,8 @@ class FromUrl:
 
     async def __call__(self) -> bytes:
         """Fetch it."""
+        import httpx  # noqa: PLC0415 - heavy, and few gateways fetch
+
         headers = {"Accept": "application/jwk-set+json, application/json", "Accept-Encoding": "identity"}
         raw = bytearray()
         try:

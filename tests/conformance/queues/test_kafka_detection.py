@@ -105,6 +105,30 @@ async def append_to_the_first(cluster: Kafka, topic: str, *keys: str) -> None:
     assert await asyncio.to_thread(producer.flush, 30) == 0
 
 
+THESE = "2 replicas: a write that was acknowledged is lost with these brokers"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "in_sync", "said"),
+    [
+        (2, "1", [THESE, "with the others behind, one broker alone acknowledges writes"]),
+        (2, "2", [THESE, "is 2, as many as its replicas: no write is taken while one broker is away"]),
+        (3, "2", []),
+    ],
+)
+async def test_advice_is_on_the_replicas_of_a_topic(
+    three_brokers: Kafka, opened: Opened, replicas: int, in_sync: str, said: list[str]
+) -> None:
+    topic, nodes = next_topic(), [each.node for each in three_brokers.brokers][:replicas]
+    settings = {"min.insync.replicas": in_sync, "retention.ms": "-1"}
+    await asyncio.to_thread(make_topic, three_brokers, topic, 1, settings, [nodes])
+    async with opened(three_brokers, topic) as queue:
+        advice = await queue.log.advice()
+    assert len(advice) == len(said), advice
+    for words, sentence in zip(said, advice, strict=True):
+        assert words in sentence
+
+
 @asynccontextmanager
 async def in_its_own_database(cluster: Kafka, topic: str, databases: Databases) -> AsyncIterator[ConsumedTopic]:
     """Open the queue of a topic."""

@@ -84,6 +84,11 @@ async def test_a_message_counts_once_replicas_have_it(tmp_path: Path, log_at: Op
         assert await command(port, "XLEN", f"{QUEUE}:0") == 1
         with pytest.raises(LogUnavailableError, match="read only replica"):
             await log_at(f"redis://127.0.0.1:{port}/orders").append(message(0))
+        for url, said in (
+            (f"redis://127.0.0.1:{port}/orders", "is a replica, which takes no messages"),
+            (f"redis://127.0.0.1:{primary}/orders?replicas=2", "1 replicas, and the queue's URL wants 2: no message"),
+        ):
+            assert said in "\n".join(await log_at(url).advice()), url
         replica.pause()
         with pytest.raises(LogUnknownError, match="but 0 of 1 replicas had it within 2000 ms"):
             await log.append(message(1))
