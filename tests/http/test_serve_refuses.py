@@ -112,6 +112,14 @@ def test_a_database_that_cannot_be_reached_is_one_line(short_dir: Path) -> None:
     assert "secret" not in output
 
 
+def test_on_a_database_of_the_users_it_loads_nothing_that_only_migrating_needs(short_dir: Path) -> None:
+    url = "postgresql://u@127.0.0.1:1/db"
+    _, output = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=url, PYTHONPROFILEIMPORTTIME="1")
+    loaded = {line.rpartition("|")[2].strip() for line in output.splitlines()}
+    assert "fencepost.gateway_wiring" in loaded, output[-500:]
+    assert loaded & {"alembic", "sqlalchemy", "httpx"} == set()
+
+
 def test_a_database_without_the_schema_gets_the_advice_to_migrate(short_dir: Path, postgres: PostgresServer) -> None:
     code, output = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=postgres.url)
     assert (code, output.count("\n")) == (1, 1)
