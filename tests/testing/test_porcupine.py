@@ -16,6 +16,7 @@ from tests.support.made_histories import RIGHT, wrong
 from fencepost.testing.checker import NothingToCheckError, check
 from fencepost.testing.history import Event, History
 from fencepost.testing.history.porcupine import export
+from fencepost.testing.servers.cache import made_once
 
 SOURCES = Path(__file__).parents[1] / "porcupine"
 
@@ -27,15 +28,12 @@ def porcupine() -> Path:
     if go is None:
         pytest.skip("no Go, which builds Porcupine: install golang-go, or put another one on the PATH")
     parts = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()))
-    cache = Path(os.environ.get("FENCEPOST_CACHE") or Path.home() / ".cache/fencepost")
-    program = cache / f"porcupine-{hashlib.sha256(parts).hexdigest()[:12]}"
-    if not program.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        new = program.with_suffix(f".{os.getpid()}")  # another worker may be building it too
+
+    def build(program: Path) -> None:
         environment = {**os.environ, "CGO_ENABLED": "0"}
-        subprocess.run([go, "build", "-mod=readonly", "-o", new, "."], cwd=SOURCES, check=True, env=environment)
-        new.rename(program)
-    return program
+        subprocess.run([go, "build", "-mod=readonly", "-o", program, "."], cwd=SOURCES, check=True, env=environment)
+
+    return made_once(f"porcupine-{hashlib.sha256(parts).hexdigest()[:12]}", build)
 
 
 def history(events: list[Event]) -> History:

@@ -5,8 +5,10 @@ are found.
 """
 
 import functools
+import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import uuid
@@ -16,13 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from fencepost.testing.servers.cache import cache, made_once
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.ports import free_port, listens
 from fencepost.testing.servers.server import Server, ServerError
+from fencepost.testing.servers.waiting import wait_until
 
 VERSION: Final = "4.1.0"
-_FORMAT_WITHIN: Final = 60.0  # seconds
+_MADE_WITHIN: Final = 60.0  # seconds
 _LEVELS: Final = "bootstrap.checkpoint"
+_CLASSES: Final = "classes.jsa"
 _JVM: Final = (
     *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
     *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
@@ -54,11 +59,14 @@ def jars() -> Path:
     """Return the directory of Kafka's jars. MissingServerError where they are not, or there is no Java."""
     if shutil.which("java") is None:
         raise MissingServerError("no java: apt-get install default-jre-headless")
-    cache = Path(os.environ.get("FENCEPOST_CACHE") or Path.home() / ".cache/fencepost")
-    found = Path(os.environ.get("FENCEPOST_KAFKA_JARS") or cache / f"kafka-{VERSION}")
+    found = Path(os.environ.get("FENCEPOST_KAFKA_JARS") or cache() / f"kafka-{VERSION}")
     if not found.is_dir():
         raise MissingServerError("no Kafka: .ci/kafka-jars fetches it with mvn: apt-get install maven")
     return found
+
+
+def _java(*arguments: str) -> list[str]:
+    return ["java", *_JVM, "-cp", f"{jars()}/*", *arguments]
 
 
 class Broker:
@@ -68,18 +76,19 @@ class Broker:
         self.node, self.directory, self.port = node, directory, port
         self.data = directory / "data"
         self.properties = directory / "server.properties"
-        self.classes = f"{jars()}/*"
-        command = [
-            *("java", f"-Xmx{heap_mb}m", *_JVM, "-cp", self.classes),
-            *("kafka.Kafka", str(self.properties)),
-        ]
-        self.server = Server(command, directory / "kafka.log", lambda: listens(port))
+        self._heap = f"-Xmx{heap_mb}m"
+        self.server = self.using(f"-XX:SharedArchiveFile={cache() / _name() / _CLASSES}")
+
+    def using(self, classes: str) -> Server:
+        """Give its server, started with this option of the JVM."""
+        command = _java(self._heap, classes, "kafka.Kafka", str(self.properties))
+        return Server(command, self.directory / "kafka.log", lambda: listens(self.port))
 
     def make_data(self, cluster_id: str) -> None:
         """Make its empty data directory, without running Kafka's tool for each node."""
-        levels = _levels()
+        made = made_once(_name(), _make)
         self.data.mkdir()
-        (self.data / _LEVELS).write_bytes(levels)
+        shutil.copyfile(made / _LEVELS, self.data / _LEVELS)
         own = {"version": "1", "cluster.id": cluster_id, "node.id": str(self.node), "directory.id": _new_id()}
         (self.data / "meta.properties").write_text(_lines(own))
 
@@ -94,18 +103,31 @@ def _lines(properties: Mapping[str, str]) -> str:
 
 
 @functools.cache
-def _levels() -> bytes:
-    """The levels of this Kafka's features, as its tool writes them: it is run once in a process."""
+def _name() -> str:
+    """What is made once has this name in the cache: it is of this Java and these jars."""
+    java = Path(shutil.which("java") or "").resolve()
+    files = "".join(f"{each} {each.stat().st_mtime_ns}\n" for each in (java, *sorted(jars().iterdir())))
+    return f"kafka-start-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
+
+
+def _make(new: Path) -> None:
+    """Run Kafka's tool and a broker, and keep what makes each later start short: the levels of this Kafka's features
+    as the tool writes them, and the broker's classes as the JVM writes them when it is ended.
+    """
+    new.mkdir()
     with tempfile.TemporaryDirectory(prefix="fencepost-kafka-") as directory:
         broker = Kafka(Path(directory)).brokers[0]
-        command = [
-            *("java", "-Xmx64m", *_JVM, "-cp", broker.classes, "kafka.tools.StorageTool"),
-            *("format", f"--cluster-id={_new_id()}", "-c", str(broker.properties)),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FORMAT_WITHIN, check=False)  # noqa: S603 - no shell
+        arguments = ("format", f"--cluster-id={_new_id()}", "-c", str(broker.properties))
+        command = _java("-Xmx64m", "kafka.tools.StorageTool", *arguments)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_MADE_WITHIN, check=False)  # noqa: S603 - no shell
         if done.returncode != 0:
             raise ServerError(f"Kafka's data directory cannot be made: {done.stdout}{done.stderr}")
-        return (broker.data / _LEVELS).read_bytes()
+        shutil.copyfile(broker.data / _LEVELS, new / _LEVELS)
+        with broker.using(f"-XX:ArchiveClassesAtExit={new / _CLASSES}") as server:
+            os.kill(server.pid, signal.SIGTERM)
+            wait_until(lambda: not server.running, within=_MADE_WITHIN, what="the end of a broker")
+            if not (new / _CLASSES).exists():
+                raise ServerError(f"Kafka's classes were not kept: {server.log_end()}")
 
 
 class Kafka:

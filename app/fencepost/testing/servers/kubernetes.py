@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 import httpx
 
+from fencepost.testing.servers.cache import cache
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.ports import free_port, listens
 from fencepost.testing.servers.server import Server
@@ -32,8 +33,11 @@ def installed() -> Path:
     for program, package in (("etcd", "etcd-server"), ("openssl", "openssl")):
         if shutil.which(program) is None:
             raise MissingServerError(f"no {program}: apt-get install {package}")
-    cache = Path(os.environ.get("FENCEPOST_CACHE") or Path.home() / ".cache/fencepost")
-    candidates = (os.environ.get("KUBE_APISERVER"), shutil.which("kube-apiserver"), cache / f"kube-apiserver-{VERSION}")
+    candidates = (
+        os.environ.get("KUBE_APISERVER"),
+        shutil.which("kube-apiserver"),
+        cache() / f"kube-apiserver-{VERSION}",
+    )
     for candidate in candidates:
         if candidate and os.access(candidate, os.X_OK):
             return Path(candidate)
