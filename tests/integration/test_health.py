@@ -143,7 +143,7 @@ async def test_health_is_answered_while_the_network_swallows_everything(database
 async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: PostgresServer, short_dir: Path) -> None:
     (directory := short_dir / "gateway").mkdir()
     async with (
-        serving(directory, "--database-url", server.url, "--shutdown-timeout", "3") as gateway,
+        serving(directory, "--database-url", server.url, "--shutdown-timeout", "1") as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
     ):
         headers = {"X-Fence-Token": "50"}
