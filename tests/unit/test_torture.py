@@ -22,7 +22,7 @@ from fencepost.torture.holders.outcomes import Reason, Refused, Unknown, mark_re
 from fencepost.torture.holders.sender import Sender
 from fencepost.torture.last_reads import read_all, written
 from fencepost.torture.merging import Merged, Voided, merge
-from fencepost.torture.play import require_accepted, require_faults
+from fencepost.torture.play import require_accepted, require_faults, share_of
 from fencepost.torture.running import judge, require_shown
 from fencepost.torture.stages.own import available
 from fencepost.torture.tables import Fenced, Kind
@@ -252,6 +252,23 @@ def test_one_of_the_faults_that_were_named_must_have_come() -> None:
         require_faults("failover", set())
     require_faults("failover,kill-holder", {"failover"})
     require_faults("all,-failover", set())
+
+
+@pytest.mark.parametrize(
+    ("faults", "injected", "seconds", "over"),
+    [
+        ("failover", set(), 1, False),
+        ("failover,kill-holder", {"failover"}, 1, True),
+        ("all,-failover", set(), 1, True),
+        ("none", set(), 1, True),
+        ("failover", set(), 60, True),
+    ],
+)
+def test_operations_end_no_run_before_one_of_the_faults_that_were_named_has_come(
+    faults: str, injected: set[str], seconds: float, over: bool
+) -> None:
+    config = Config(out=Path("nowhere"), seed=1, faults=faults, minutes=1.0, operations=10)
+    assert (share_of(config, seconds, 500, injected) >= 1) is over
 
 
 def test_holders_that_stop_in_time_keep_the_connections_that_leases_of_postgresql_end_with() -> None:

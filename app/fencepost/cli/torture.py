@@ -56,7 +56,7 @@ class _NotRunError(click.ClickException):
     "--ops",
     "operations",
     type=int,
-    help="End once so many operations have ended, if earlier; what is under way is still done.",
+    help="End once so many operations have ended, if earlier; not before a fault has come that --faults names.",
 )
 @click.option("--gateways", type=click.IntRange(1, 4), default=2, show_default=True, help="How many are started.")
 @click.option("--tasks", type=click.IntRange(1, 200), default=12, show_default=True, help="Holders per worker process.")
