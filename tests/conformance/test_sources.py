@@ -119,7 +119,7 @@ async def test_tokens_rise_over_a_restart_of_the_service(ask: Asking, lock: str)
 @pytest.mark.realtime
 async def test_a_hold_that_is_renewed_stays(ask: Asking, another: Another, lock: str) -> None:
     grant = await ask.granted(lock)
-    waiter = asyncio.create_task(ask.acquire(lock, wait_s=1.5 * ask.ttl_ms / 1000, by=await another()))
+    waiter = asyncio.create_task(ask.acquire(lock, wait_s=2.5 * ask.ttl_ms / 1000, by=await another()))
     while not waiter.done():
         assert await ask.source.renew(lock, grant.handle, ask.ttl_ms) is True
         await asyncio.wait([waiter], timeout=ask.ttl_ms / 4000)

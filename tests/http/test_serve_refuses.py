@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,10 +50,10 @@ def test_an_address_that_cannot_be_taken_is_named_with_the_options(monkeypatch: 
     with pytest.raises(ListenError, match=r"192\.0\.2\.1 is no address of this machine; .* --host or FENCEPOST_HOST$"):
         listen("192.0.2.1", 0, allow_remote=True)
 
-    def refused(*_: object) -> None:
+    def denied(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(socket.socket, "bind", refused)
+    monkeypatch.setattr(socket.socket, "bind", denied)
     with pytest.raises(ListenError, match=r"^port 1 on 127\.0\.0\.1 needs privileges .* --port or FENCEPOST_PORT$"):
         listen("127.0.0.1", 1, allow_remote=False)
 
@@ -112,12 +114,18 @@ def test_a_database_that_cannot_be_reached_is_one_line(short_dir: Path) -> None:
     assert "secret" not in output
 
 
-def test_on_a_database_of_the_users_it_loads_nothing_that_only_migrating_needs(short_dir: Path) -> None:
+HEAVY = {"alembic", "sqlalchemy", "httpx"}
+
+
+def test_on_the_users_own_database_nothing_heavy_is_loaded(short_dir: Path) -> None:
     url = "postgresql://u@127.0.0.1:1/db"
     _, output = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=url, PYTHONPROFILEIMPORTTIME="1")
     loaded = {line.rpartition("|")[2].strip() for line in output.splitlines()}
     assert "fencepost.gateway_wiring" in loaded, output[-500:]
-    assert loaded & {"alembic", "sqlalchemy", "httpx"} == set()
+    assert loaded & HEAVY == set()
+    script = "import sys, fencepost.cli.serving.worker, fencepost.wiring; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & HEAVY == set()
 
 
 def test_a_database_without_the_schema_gets_the_advice_to_migrate(short_dir: Path, postgres: PostgresServer) -> None:

@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             chosen.append(item)
     if others:
         config.hook.pytest_deselected(items=others)
-    # The longest begin first: one that begins last has a core for itself while the others wait for it.
+    # The first worker begins with the longest: one that began last went on for a minute while the others had ended.
     items[:] = sorted(chosen, key=lambda item: STORMS.isdisjoint(item.path.parts))
     config.stash[LEFT], config.stash[LATER] = dict(left), later
 

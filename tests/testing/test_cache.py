@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fencepost.testing.servers.cache import made_once
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.server import ServerError
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def test_it_is_made_by_one_and_others_wait(place: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(made_once, "thing", make)
-        assert begun.wait(30)
+        assert begun.wait(PATIENCE)
         second = pool.submit(made_once, "thing", make)
         assert (first.result(), second.result()) == (place, place)
     assert len(made) == 1
@@ -53,4 +54,12 @@ def test_what_could_not_be_made_leaves_nothing(place: Path) -> None:
     with pytest.raises(OSError, match="no room"):
         made_once("thing", fail)
     assert [each.name for each in place.parent.iterdir()] == ["thing.lock"]
-    assert made_once("thing", Path.mkdir) == place
+    place.with_name("thing.unfinished").mkdir()  # as one that was killed leaves it
+    assert made_once("thing", Path.mkdir).is_dir()
+    assert sorted(each.name for each in place.parent.iterdir()) == ["thing", "thing.lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(place: Path) -> None:
+    place.parent.write_text("a file")
+    with pytest.raises(ServerError, match=r"nothing can be kept in .*/cache: .* FENCEPOST_CACHE names another"):
+        made_once("thing", Path.mkdir)

@@ -13,6 +13,10 @@ from fencepost.torture.workloads import WORKLOADS
 FAULTS = "pause-holder,kill-holder,cut-after-commit,cut-before-commit,partition-client,delay-database"
 
 
+OPERATIONS = {"register": 1500, "blocks": 10_000, "mutex": 1500, "idempotent": 1500}
+"""Of the quick workloads: as many as keep them busy for some seconds. The others do 300."""
+
+
 def bounded(database: str, out: Path, workload: str) -> Config:
     return Config(
         out=out,
@@ -21,7 +25,7 @@ def bounded(database: str, out: Path, workload: str) -> Config:
         database_url=database,
         faults=FAULTS if WORKLOADS[workload].trusts else f"{FAULTS},expire-leases",
         minutes=1.0,
-        operations=300,
+        operations=OPERATIONS.get(workload, 300),
         gateways=1,
         loaders=1,
         holders=1,

@@ -157,6 +157,7 @@ async def test_a_stream_is_opened_with_the_next_token() -> None:
         observing = asyncio.create_task(anext(client.leaders("scheduler")))
         await eventually(opened, what="a second stream")
         observing.cancel()
+        await asyncio.wait([observing])
     assert gateway.seen[:3] == ["Bearer old", "Bearer new", "Bearer new"]
 
 

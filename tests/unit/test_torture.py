@@ -255,7 +255,7 @@ def test_one_of_the_faults_that_were_named_must_have_come() -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "injected", "seconds", "over"),
+    ("faults", "gone", "seconds", "ended"),
     [
         ("failover", set(), 1, False),
         ("failover,kill-holder", {"failover"}, 1, True),
@@ -264,11 +264,11 @@ def test_one_of_the_faults_that_were_named_must_have_come() -> None:
         ("failover", set(), 60, True),
     ],
 )
-def test_operations_end_no_run_before_one_of_the_faults_that_were_named_has_come(
-    faults: str, injected: set[str], seconds: float, over: bool
+def test_operations_end_no_run_before_one_of_the_faults_that_were_named_is_over(
+    faults: str, gone: set[str], seconds: float, ended: bool
 ) -> None:
     config = Config(out=Path("nowhere"), seed=1, faults=faults, minutes=1.0, operations=10)
-    assert (share_of(config, seconds, 500, injected) >= 1) is over
+    assert (share_of(config, seconds, 500, gone) >= 1) is ended
 
 
 def test_holders_that_stop_in_time_keep_the_connections_that_leases_of_postgresql_end_with() -> None:

@@ -116,7 +116,7 @@ async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
     from fencepost.storage.protecting.check import ProtectError  # noqa: PLC0415
 
     if embedded:
-        # Importing Alembic takes as long as all the rest of a start, and no other database is migrated here.
+        # Alembic is heavy, and no other database is migrated here.
         from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415
 
         await upgrade(url)

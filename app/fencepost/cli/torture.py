@@ -56,7 +56,8 @@ class _NotRunError(click.ClickException):
     "--ops",
     "operations",
     type=int,
-    help="End once so many operations have ended, if earlier; not before a fault has come that --faults names.",
+    help="End once so many operations have ended, if earlier; where --faults names faults, not before one of them is"
+    " over. What is under way is still done.",
 )
 @click.option("--gateways", type=click.IntRange(1, 4), default=2, show_default=True, help="How many are started.")
 @click.option("--tasks", type=click.IntRange(1, 200), default=12, show_default=True, help="Holders per worker process.")

@@ -30,7 +30,7 @@ _DATABASE_URL: Final = "$DATABASE_URL"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A run. It ends after `minutes` or `operations`, whichever comes first.
+    """A run. It ends after `minutes` or `operations`, whichever comes first (but see `share_of` in play.py).
 
     out: the directory that gets history and report, and has none yet. faults: names with commas between, `all`, `none`.
     url: a gateway that runs already; else gateways are started, on the database at `database_url`, or else on a

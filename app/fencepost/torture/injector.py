@@ -51,6 +51,8 @@ class Injector:
         self._stage, self._crew, self._recorder, self._prefix = stage, crew, recorder, prefix
         self.injected: set[str] = set()
         """The kinds of faults that have begun."""
+        self.over: set[str] = set()
+        """Those of which one has lasted as long as it was to."""
         self.voided: list[Voided] = []
         """What each failover has done to tokens."""
 
@@ -70,6 +72,7 @@ class Injector:
                 hold(planned.lasts)
         finally:
             recorded.healed()
+        self.over.add(planned.kind.name)
 
     def _fault(self, planned: Planned) -> tuple[str, AbstractContextManager[object]]:  # noqa: PLR0911 - one a kind
         match planned.kind.name:

@@ -59,15 +59,15 @@ def _by_name(faults: str) -> bool:
     return faults.split(",", maxsplit=1)[0].strip() not in {"all", "none"}
 
 
-def share_of(config: Config, seconds: float, operations: int, injected: Collection[str]) -> float:
-    """How much of a run is over, from 0 to 1 or more. --ops does not end it before a fault has come, where faults were
-    asked for by name: a quick machine would have done all operations by then.
+def share_of(config: Config, seconds: float, operations: int, over: Collection[str]) -> float:
+    """How much of a run is over, from 0 to 1 or more. Where faults were asked for by name, --ops does not end it before
+    one of them is over: a quick machine may have done all operations by then. `over`: the faults that are.
     """
     share = seconds / (config.minutes * _SECONDS)
     if config.operations is None:
         return share
     by_operations = operations / config.operations
-    if _by_name(config.faults) and not injected:
+    if _by_name(config.faults) and not over:
         by_operations = min(by_operations, _ALMOST)
     return max(share, by_operations)
 
@@ -153,7 +153,7 @@ class Play:
         while True:
             now = time.monotonic()
             counts = self._tally.total()
-            share = share_of(self._config, now - self._began, counts.operations, self._injector.injected)
+            share = share_of(self._config, now - self._began, counts.operations, self._injector.over)
             if self._interruption.asked:
                 raise _OverError("when it was interrupted")
             if share >= 1:

@@ -105,14 +105,14 @@ async def append_to_the_first(cluster: Kafka, topic: str, *keys: str) -> None:
     assert await asyncio.to_thread(producer.flush, 30) == 0
 
 
-THESE = "2 replicas: a write that was acknowledged is lost with these brokers"
+TWO_REPLICAS = "2 replicas: a write that was acknowledged is lost with these brokers"
 
 
 @pytest.mark.parametrize(
     ("replicas", "in_sync", "said"),
     [
-        (2, "1", [THESE, "with the others behind, one broker alone acknowledges writes"]),
-        (2, "2", [THESE, "is 2, as many as its replicas: no write is taken while one broker is away"]),
+        (2, "1", [TWO_REPLICAS, "with the others behind, one broker alone acknowledges writes"]),
+        (2, "2", [TWO_REPLICAS, "is 2, as many as its replicas: no write is taken while one broker is away"]),
         (3, "2", []),
     ],
 )

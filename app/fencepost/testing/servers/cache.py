@@ -2,9 +2,11 @@
 
 import fcntl
 import os
-import tempfile
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from fencepost.testing.servers.server import ServerError
 
 
 def cache() -> Path:
@@ -14,17 +16,26 @@ def cache() -> Path:
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Give the file or directory of this name. The first process that asks for it makes it: `make` gets a path where
-    nothing is yet. Others wait meanwhile. What `make` left unfinished is never found.
+    nothing is yet. Others wait meanwhile. What `make` left unfinished is never found. Raises ServerError.
     """
     place = cache() / name
     if place.exists():
         return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_name(f"{name}.lock").open("ab") as lock:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = place.with_name(f"{name}.lock").open("ab")
+    except OSError as error:
+        raise ServerError(f"nothing can be kept in {cache()}: {error}; FENCEPOST_CACHE names another place") from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
-            with tempfile.TemporaryDirectory(prefix=f"{name}.", dir=place.parent) as unfinished:
-                new = Path(unfinished, name)
-                make(new)
-                new.rename(place)
+            unfinished = place.with_name(f"{name}.unfinished")
+            if unfinished.exists():  # whoever made it was killed
+                shutil.rmtree(unfinished)
+            unfinished.mkdir()
+            try:
+                make(unfinished / name)
+                (unfinished / name).rename(place)
+            finally:
+                shutil.rmtree(unfinished)
     return place
