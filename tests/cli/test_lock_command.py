@@ -200,6 +200,7 @@ async def test_mint_fails_with_the_exit_codes_of_lock_and_prints_no_token(lock: 
         ("FENCEPOST_LEASE_SECRET=0123456789012345678901 $MINT", 79),
         ("FENCEPOST_URL=nowhere $MINT", 2),
         ("$MINT 1001", 2),
+        ("$MINT --sealed", 2),
         ("unset FENCEPOST_LEASE; $MINT", 2),
     ]
     running = lock("a", "sh", "-c", "; ".join(f"({script}); echo $? >> codes" for script, _ in cases))

@@ -33,7 +33,7 @@ class AdvisoryBench:
     name = "advisory"
 
     def __init__(self, server: PostgresServer, pgdata: Path, port: int) -> None:
-        self.server, self._pgdata = server, pgdata
+        self.server, self._pgdata, self.port = server, pgdata, port
         self._stopped: list[int] = []
         self.url = f"postgres-advisory://{ROLE}:{PASSWORD}@127.0.0.1:{port}/locks"
         self.dsn = self.url.replace("postgres-advisory", "postgresql")

@@ -14,6 +14,7 @@ from tests.support.interleave import Connection
 from fencepost.locks.advisory.session import AdvisorySession
 from fencepost.locks.advisory.source import LEAST_TTL_MS
 from fencepost.locks.source import Grant, Holder, SourceUnavailableError
+from fencepost.testing.faults.link import Link
 from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
@@ -164,6 +165,17 @@ async def test_a_connection_that_breaks_with_the_grant_is_no_grant(
             await taking(source, lock)
     assert isinstance(await taking(source, lock), Grant), "it counts no more"
     await source.close()
+
+
+async def test_a_session_that_could_not_be_opened_counts_no_more(bench: AdvisoryBench, lock: str) -> None:
+    with Link.to(bench.url) as link:
+        source = sourced(link.url, "?sessions=1")
+        link.lead_to(link.host, 1)  # where nobody listens
+        with pytest.raises(SourceUnavailableError, match="cannot"):
+            await taking(source, lock)
+        link.lead_to(link.host, bench.port)
+        assert isinstance(await taking(source, lock), Grant)
+        await source.close()
 
 
 async def test_another_databases_lock_of_the_same_key_is_another_lock(

@@ -101,6 +101,7 @@ async def test_refusals_have_an_exit_code_and_no_traceback(run: Run) -> None:
         (("protect", "t", "--rule", "loose"), 2, "Invalid value for '--rule'"),
         (("protect", "t", "--source", "redis"), 1, "there is no source redis; known are builtin, external"),
         (("protect", "t", "--wait", "x"), 2, "Invalid value for '--wait'"),
+        (("protect", "t", "--scope", "a/{id}", "--no-scope"), 2, "--scope and --no-scope exclude each other"),
         (("nonsense",), 2, "No such command"),
     ):
         result = await run(*arguments)

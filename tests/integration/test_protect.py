@@ -72,6 +72,8 @@ CANNOT = [
     ("CREATE TABLE t (n int, a int GENERATED ALWAYS AS (n * 2) STORED, PRIMARY KEY (n, a))", "t",
         "key column a is gen"),
     ("CREATE VIEW t AS SELECT 1 AS a", "t", "it is a view"),
+    ("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; CREATE FOREIGN TABLE t (a int) SERVER s",
+        "t", "it is a foreign table"),
     ("CREATE TABLE p (a int PRIMARY KEY) PARTITION BY LIST (a); CREATE TABLE t PARTITION OF p DEFAULT", "t",
         "its parent"),
     ("CREATE TABLE t (a int PRIMARY KEY); CREATE TABLE c () INHERITS (t)", "t", "inheritance"),

@@ -57,6 +57,15 @@ async def test_each_queue_is_listed_with_how_far_it_is(database: str) -> None:
     assert of_postgres == ["postgres:default", "8", "0", "-", *"0000", "0", "generation", "0"]
 
 
+async def test_a_queue_that_is_quarantined_ends_the_command_with_1_and_says_how_to_mend_it(
+    owner: asyncpg.Connection, database: str
+) -> None:
+    await progress.quarantine(owner, KAFKA, "it forgot messages", 0)
+    done = await asyncio.to_thread(CliRunner().invoke, main, ["queue", "--database-url", database])
+    assert (done.exit_code, "quarantined: it forgot messages" in done.stdout) == (1, True), done.output
+    assert "when its log can be vouched for: fencepost source raise kafka:orders --reason …" in done.output
+
+
 async def test_the_log_of_the_database_is_asked(owner: asyncpg.Connection, database: str) -> None:
     await table_log.append(owner, [MessageRow(3, b"orders/1", (), None), MessageRow(3, b"orders/2", (), None)])
     shown = {each["name"]: each for each in map(json.loads, run_command(database, "queue", "--json").splitlines())}

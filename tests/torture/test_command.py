@@ -82,6 +82,28 @@ def test_a_run_that_breaks_has_not_the_exit_code_of_a_violation(
     assert message in output
 
 
+def test_a_gateway_that_cannot_take_the_run_is_refused_by_what_it_lacks(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(gateway: str, *arguments: str) -> str:
+        code, output = torture("--url", gateway, *arguments, out=tmp_path / "out")
+        assert code == 2, output
+        assert not (tmp_path / "out").exists()
+        return output
+
+    with GatewayServer(database, tmp_path / "gateway.log") as gateway:
+        assert "has no source etcd. It has: builtin" in refused(gateway.url, "--source", "etcd")
+        assert "made past the gateway: give the gateway's database" in refused(gateway.url, "--workload", "fenced-set")
+        none = ("--database-url", "postgresql://127.0.0.1:1/none")
+        assert "cannot be made in the database of --database-url" in refused(gateway.url, *none)
+    secret = {"FENCEPOST_JWT_SECRET": "a secret of more than 32 bytes, for a test", "FENCEPOST_ROLES": "nobody_yet"}
+    with GatewayServer(database, tmp_path / "guarded.log", settings=secret) as gateway:
+        assert "does not let the run in: " in (output := refused(gateway.url, "--workload", "mutex"))
+        assert "Give a token: --api-token-file." in output
+        monkeypatch.setenv("FENCEPOST_API_TOKEN", "none")
+        assert "does not accept the token: " in refused(gateway.url, "--workload", "mutex")
+
+
 @pytest.mark.long("torture")
 def test_a_gateway_that_runs_is_left_without_tables(database: str, tmp_path: Path) -> None:
     with GatewayServer(database, tmp_path / "gateway.log") as gateway:

@@ -71,6 +71,9 @@ def save(path: Path, *lines: dict[str, Any] | str) -> None:
             "operation 2 is refused as stale, which compares",
         ),
         ({"time": 40, "event": "healed", "id": 9}, "fault 9 is healed, and did not begin before"),
+        ({**FAULT[0], "time": 40}, "fault 8 begins a second time: ids must be unique. It began in line 2"),
+        ({"time": 40, "event": "invoke", "id": 5, "op": "read"}, "an event of kind 'invoke' needs process, resource"),
+        ({"time": 40, "event": "unknown", "id": 2, "value": "a"}, "an event of kind 'unknown' has no 'value'"),
     ],
 )
 def test_a_line_that_is_no_event_is_named(path: Path, line: dict[str, Any] | str, message: str) -> None:
@@ -90,6 +93,9 @@ def test_a_line_that_is_no_event_is_named(path: Path, line: dict[str, Any] | str
             "line 4: the id 1 belongs to two operations, and ids must be unique. The other one began in line 2",
         ),
         ((HEADER, WRITE, DONE, {**READ, "op": "write", "value": "b"}), "orders/7 is written with tokens and without"),
+        ((HEADER, WRITE, {**DONE, "replayed": True}), "operation 1 is replayed, and the operation has no key"),
+        ((HEADER, {**READ, "id": 1, "op": "read_set"}, {**DONE, "time": 40}), "a read_set that is ok needs the values"),
+        ((), "line 1: the file is empty"),
     ],
 )
 def test_lines_that_are_no_history_together_are_named(path: Path, lines: tuple[Any, ...], message: str) -> None:

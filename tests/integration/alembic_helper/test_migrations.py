@@ -6,10 +6,14 @@ import sys
 
 import asyncpg
 import pytest
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
+from sqlalchemy import create_engine
 from tests.integration.alembic_helper.project import BOTH, Project
 from tests.support.interleave import Connection
 
+from fencepost.alembic import protect
 from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.schema.migrate import upgrade as migrate
 
@@ -77,6 +81,7 @@ WRONG = [
     ('protect(op, "orders", scope="not a template")', "orders: scope "),
     ('op.execute("CREATE TABLE keyless (a int)"); protect(op, "keyless")', "keyless: it has no primary key"),
     ('unprotect(op, "orders"); unprotect(op, "orders")', "orders: it is not protected"),
+    ('op.execute("DROP SCHEMA fencepost CASCADE"); protect(op, "orders")', "the database has no schema fencepost: run"),
     ("""protect(op, "orders", max_token=2**63 - 1)
     op.execute("UPDATE orders SET last_fence_token = 9223372036854775807")
     protect(op, "orders", source="builtin")""", "above 2\\^62"),
@@ -92,6 +97,13 @@ async def test_what_is_in_the_way_is_reported_and_nothing_happens(project: Proje
             await project.upgrade()
         assert await db.fetchval("SELECT count(*) FROM fencepost.protected") == 2, statement
         assert await db.fetchval("SELECT version_num FROM alembic_version") == "0002", statement
+
+
+def test_another_database_than_postgresql_is_refused() -> None:
+    with create_engine("sqlite://").connect() as connection:
+        op = Operations(MigrationContext.configure(connection))
+        with pytest.raises(CommandError, match="orders: Fencepost protects tables of PostgreSQL, and this is sqlite"):
+            protect(op, "orders")
 
 
 async def test_another_isolation_than_read_committed_is_refused(project: Project) -> None:
