@@ -16,8 +16,6 @@ from fencepost.storage.errors import StorageError
 from fencepost.storage.queues import progress
 from fencepost.storage.queues.progress import KnownPartition, KnownQueue
 
-LOG_ANSWERS_WITHIN: Final = 0.75
-"""Seconds that a log is waited for; after that what was recorded has to do."""
 _FRESH: Final = 5.0
 """Seconds for which what a consumer noted is good enough: those that take messages note it once a second."""
 
@@ -91,21 +89,24 @@ class QueueStatus:
 async def look_at_queues(gateway: Gateway) -> list[QueueStatus]:
     """Look at all queues, as `look_at` does; at none when the database cannot be asked."""
     try:
-        return await look_at(gateway.database, gateway.queues)
+        return await look_at(gateway.database, gateway.queues, gateway.times.health.log_within)
     except StorageError:
         return []
 
 
-async def look_at(database: Database, logs: Mapping[str, Log], also: str | None = None) -> list[QueueStatus]:
-    """Look at all queues that were ever registered, and ask the logs of those that are configured here. `also`: a queue
-    to be looked at even if it was not registered. Raises StorageError.
+async def look_at(
+    database: Database, logs: Mapping[str, Log], within: float, also: str | None = None
+) -> list[QueueStatus]:
+    """Look at all queues that were ever registered, and ask the logs of those that are configured here. `within`:
+    seconds that each log is waited for; after that what was recorded has to do. `also`: a queue to be looked at even if
+    it was not registered. Raises StorageError.
     """
     async with database.spare() as connection:
         known = await progress.known(connection)
         now = await progress.now(connection)
     if also is not None and all(each.name != also for each in known):
         known.append(KnownQueue(also, also.partition(":")[0], 0, None, None, None, 0, ()))
-    return list(await asyncio.gather(*(look_at_queue(each, logs.get(each.name), now) for each in known)))
+    return list(await asyncio.gather(*(look_at_queue(each, logs.get(each.name), now, within) for each in known)))
 
 
 def as_noted(known: KnownQueue) -> QueueStatus:
@@ -134,16 +135,18 @@ def _passed(seconds: float | None) -> float | None:
     return seconds if seconds is not None and seconds > 0 else None
 
 
-async def look_at_queue(known: KnownQueue, log: Log | None, now: float) -> QueueStatus:
-    """Look at a queue, of which this was noted, and ask its log, if there is one. `now`: by the database's clock."""
+async def look_at_queue(known: KnownQueue, log: Log | None, now: float, within: float) -> QueueStatus:
+    """Look at a queue, of which this was noted, and ask its log, if there is one. `now`: by the database's clock.
+    `within`: as in `look_at`.
+    """
     if log is None:
         return as_noted(known)
-    until = asyncio.get_running_loop().time() + LOG_ANSWERS_WITHIN
+    until = asyncio.get_running_loop().time() + within
     try:
         async with asyncio.timeout_at(until):
             state, decided, dead = await asyncio.gather(log.state(), log.decided(), log.dead.count())
     except TimeoutError:
-        return replace(as_noted(known), trouble=f"no answer within {LOG_ANSWERS_WITHIN:g} s")
+        return replace(as_noted(known), trouble=f"no answer within {within:g} s")
     except LogError as error:
         return replace(as_noted(known), trouble=str(error))
     lags = tuple(max(end - below, 0) for end, below in zip(state.ends, decided, strict=False))

@@ -121,6 +121,8 @@ class HealthTimes:
 
     answer_within: float = 1.5
     """An answer waits for PostgreSQL's for so long."""
+    log_within: float = 0.75
+    """A queue's log is waited for so long; after that what was recorded has to do (queue_status.py)."""
     ask_for: float = 10.0
     """After so long a question is given up, and the next caller asks anew."""
 

@@ -70,11 +70,10 @@ async def answers_all_the_same(client: httpx.AsyncClient) -> None:
 
 async def ready_again(client: httpx.AsyncClient) -> None:
     async def ready() -> bool:
-        return (await client.get("/readyz")).status_code == 200
+        found = await client.get("/readyz"), await client.get("/metrics")
+        return found[0].status_code == 200 and "fencepost_database_silence_seconds 0.0" in found[1].text
 
-    await eventually(ready, what="/readyz is 200")
-    found = await client.get("/metrics")
-    assert "fencepost_database_silence_seconds 0.0" in found.text
+    await eventually(ready, what="/readyz is 200, and there is no silence")
 
 
 async def sessions(connection: asyncpg.Connection) -> int:

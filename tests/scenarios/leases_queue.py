@@ -7,7 +7,7 @@ from tests.support.lease_racing import ELSEWHERE, MINUTE, LeaseRace, notified
 
 from fencepost.storage.leases import builtin as leases
 
-SILENT = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '4 s' WHERE gateway = $1"
+SILENT = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '31 min' WHERE gateway = $1"
 GIVEN_UP = "UPDATE fencepost.waiters SET give_up_at = clock_timestamp() - interval '1 ms' WHERE visit = $1"
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -24,8 +24,8 @@ from fencepost.queues.write_id import new_nonce
 from fencepost.settings import Settings
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.queues import progress
-from fencepost.testing.servers.waiting import eventually
-from fencepost.times import Times
+from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.times import HealthTimes, Times
 from fencepost.wiring import consumer_gateway
 
 TABLE = """
@@ -126,9 +126,9 @@ class Queue:
 
 @asynccontextmanager
 async def opened(database: str, owner: Connection, **more: Any) -> AsyncIterator[Queue]:
-    """Open the queue without a consumer."""
+    """Open the queue without a consumer, in a gateway that waits for what a log says of itself."""
     settings = settings_of(database, **more)
-    async with consumer_gateway(settings, []) as gateway:
+    async with consumer_gateway(settings, [], replace(UNHURRIED, health=HealthTimes(log_within=PATIENCE))) as gateway:
         yield Queue(gateway, owner, settings)
 
 

@@ -64,10 +64,10 @@ async def in_line(observer: Connection, secret: str) -> None:
 
 
 async def let_gateways_be_silent(observer: Connection) -> None:
-    """Let the waiters of a gateway count that has not beaten for an hour, and not for three seconds only."""
+    """Let the waiters of a gateway count that has not beaten for half an hour, and not for three seconds only."""
     view: str = await observer.fetchval("SELECT pg_get_viewdef('fencepost.live_waiters'::regclass)")
     assert view.count("'00:00:03'::interval") == 2
-    longer = view.replace("'00:00:03'::interval", "'01:00:00'::interval")
+    longer = view.replace("'00:00:03'::interval", "'00:30:00'::interval")
     await observer.execute(f"CREATE OR REPLACE VIEW fencepost.live_waiters AS {longer}")
 
 

@@ -63,12 +63,13 @@ class Failures:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--failures", type=Path, metavar="FILE", help="write down what failed, for a second look")
+    parser.addoption("--before", type=Path, metavar="FILE", help="what that run, of all other tests, wrote down")
     parser.addoption("--first", type=Path, metavar="FILE", help="this is the second look at what that run wrote down")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.realtime == "only" and config.option.failures is not None:
-        config.stash[_BEFORE] = Failures.read(config.option.failures)
+    if config.option.before is not None:
+        config.stash[_BEFORE] = Failures.read(config.option.before)
     if not hasattr(config, "workerinput"):  # a worker of xdist hands its reports to the process that started it
         first: Path | None = config.option.first
         config.pluginmanager.register(Look(config, None if first is None else Failures.read(first)), "second-look")

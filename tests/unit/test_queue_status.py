@@ -11,6 +11,7 @@ from fencepost.queue_status import look_at_queue, publish
 from fencepost.queues.log import DeadLetter, LogUnavailableError, Position, Received
 from fencepost.queues.redis.entry import seconds_of
 from fencepost.storage.queues.progress import KnownPartition, KnownQueue
+from fencepost.testing.servers.waiting import PATIENCE
 
 
 def known(*partitions: KnownPartition) -> KnownQueue:
@@ -38,7 +39,7 @@ async def test_what_was_noted_has_to_do_where_the_log_does_not_answer(
     log = MockLog()
     log.failing["state"] = LogUnavailableError("away")
     for asked in (log, None):
-        status = await look_at_queue(known(*partitions), asked, 5000.0)
+        status = await look_at_queue(known(*partitions), asked, 5000.0, PATIENCE)
         assert (status.lags, status.ages, status.lag) == (lags, ages, lags[-1])
 
 
@@ -53,11 +54,11 @@ async def test_the_age_of_a_message_is_what_the_log_says_unless_its_time_is_to_c
         return [at, at]
 
     monkeypatch.setattr(log, "oldest", oldest)
-    status = await look_at_queue(known(), log, 5000.0)
+    status = await look_at_queue(known(), log, 5000.0, PATIENCE)
     assert (status.lags, status.ages, status.oldest_s) == ((1, 1), (age, age), age)
     publish([status], {}, metrics)
     log.failing["decided"] = LogUnavailableError("away")
-    publish([await look_at_queue(known(), log, 5000.0)], {}, metrics)
+    publish([await look_at_queue(known(), log, 5000.0, PATIENCE)], {}, metrics)
     shown = metrics.exposition().decode()
     assert not [line for line in shown.splitlines() if line.startswith(("fencepost_queue_lag{", "fencepost_queue_old"))]
 
@@ -74,13 +75,13 @@ async def test_what_servers_say_is_a_line_in_which_nothing_is_for_a_terminal() -
     log = MockLog()
     log.failing["state"] = LogUnavailableError("a\nb\x1b[2J")
     paused = replace(known(), paused="eu-1: c\rd")
-    status = await look_at_queue(paused, log, 5000.0)
+    status = await look_at_queue(paused, log, 5000.0, PATIENCE)
     assert status.faults() == [r"paused: eu-1: c\x0dd", r"its log: a\x0ab\x1b[2J"]
 
 
 async def test_letters_that_are_of_no_partition_have_their_number_only() -> None:
     log, metrics = MockLog(), Metrics()
     await log.dead.put(DeadLetter("x", "", Position(-1, 0), message("t/a"), 0.0))
-    publish([await look_at_queue(known(), log, 5000.0)], {}, metrics)
+    publish([await look_at_queue(known(), log, 5000.0, PATIENCE)], {}, metrics)
     shown = [line for line in metrics.exposition().decode().splitlines() if 'partition="-1"' in line]
     assert shown == ['fencepost_queue_dead{partition="-1",queue="kafka:q"} 1.0']

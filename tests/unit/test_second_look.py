@@ -40,6 +40,11 @@ def test_by_the_clock():
     assert Path(__file__).with_name("0.seen").exists(), "after the others"
     assert not first_time("clock"), "the clock"
 """
+ENDING = """
+@pytest.mark.realtime
+def test_ends_all():
+    os._exit(CODE)
+"""
 VIOLATED = """
 def test_storm():
     if first_time("storm"):
@@ -112,6 +117,12 @@ def test_what_an_oracle_found_and_a_forbidden_skip_get_no_second_look(
     assert code == 1, output
     assert listed in output
     assert "passed only alone" not in output
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_that_a_test_ends_is_red_whatever_its_exit_code(tmp_path: Path, code: int) -> None:
+    ended, output = run(tmp_path, 0, ENDING.replace("CODE", str(code)))
+    assert (ended, "ended before pytest could write down what failed" in output) == (3, True), output
 
 
 def test_a_run_that_was_stopped_stays_red(tmp_path: Path) -> None:

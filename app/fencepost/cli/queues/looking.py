@@ -25,6 +25,7 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     from fencepost.queues.registry import DEFAULT  # noqa: PLC0415
     from fencepost.startup import StartupError  # noqa: PLC0415
     from fencepost.storage.queues import progress  # noqa: PLC0415
+    from fencepost.times import TIMES  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})
@@ -43,7 +44,7 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
             trouble.extend(f"{each.name}: {_NEVER_OPENED}" for each in configured if each.name not in known)
             asked = [each for each in configured if each.name in known]
             async with queues_opened(asked, database, dsn, note, register=False) as logs:
-                return await look_at(database, logs, also=DEFAULT)
+                return await look_at(database, logs, TIMES.health.ask_for, also=DEFAULT)
 
     try:
         return run_command(run), trouble
