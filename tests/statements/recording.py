@@ -70,10 +70,13 @@ class Recorder:
         monkeypatch.setattr(GatewayConnection, "fetchmany", many, raising=False)
 
     async def know_oids(self, url: str) -> None:
-        """Look up the tables' oids, which differ from run to run."""
+        """Look up the oids of tables and their keys, which differ from run to run."""
         connection = await asyncpg.connect(url)
         try:
-            rows = await connection.fetch("SELECT relation::oid AS oid, name FROM fencepost.protected")
+            rows = await connection.fetch(
+                "SELECT relation::oid AS oid, name FROM fencepost.protected UNION ALL SELECT indexrelid, name || ' key'"
+                " FROM fencepost.protected JOIN pg_index ON indrelid = relation AND indisprimary"
+            )
         finally:
             await connection.close()
         self._oids = {row["oid"]: row["name"] for row in rows}

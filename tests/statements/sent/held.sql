@@ -1,4 +1,4 @@
--- 37 are those of orders
+-- 12 are those of orders
 
 -- claim of a absent row: 200
 --   $1 = 'held/k6'
@@ -12,6 +12,88 @@
 --   $9 = 4611686018427387903
 --   $10 = None
 -- as for orders
+
+-- POST of nothing: 400
+--   $1 = 106
+--   $2 = 0
+INSERT INTO "public"."held" AS r ("last_fence_token")
+  SELECT -$1::bigint
+  WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
+-- PUT of a new row with defaults: 201
+--   $1 = 'k5'
+--   $2 = 304
+--   $3 = 0
+INSERT INTO "public"."held" AS r ("order_id", "last_fence_token")
+  SELECT CAST($1::text AS text), -$2::bigint
+  WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PUT of a new row: 201 | PUT with an Idempotency-Key: 201 | PUT, and the connection breaks: 503
+--   $1 = 'k4'
+--   $2 = 303
+--   $3 = '{"status": "x", "at": null}'
+--   $4 = 0
+INSERT INTO "public"."held" AS r ("order_id", "status", "at", "last_fence_token")
+  SELECT CAST($1::text AS text), b."status", b."at", -$2::bigint
+  FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
+  WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- POST one, minimal: 201
+--   $1 = 108
+--   $2 = '[{"order_id": "k3", "status": "x", "at": null}]'
+--   $3 = 0
+INSERT INTO "public"."held" AS r ("order_id", "status", "at", "last_fence_token")
+  SELECT b."order_id", b."status", b."at", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("order_id" text, "status" text, "at" timestamp with time zone)
+  WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
+-- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST with an Idempotency-Key: 201 | POST, and the
+-- connection breaks: 503
+--   $1 = 101
+--   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
+--   $3 = 0
+INSERT INTO "public"."held" AS r ("order_id", "status", "at", "last_fence_token")
+  SELECT b."order_id", b."status", b."at", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("order_id" text, "status" text, "at" timestamp with time zone)
+  WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
+-- POST one, only values: 400
+--   $1 = 104
+--   $2 = '[{"status": "x", "at": null}]'
+--   $3 = 0
+INSERT INTO "public"."held" AS r ("status", "at", "last_fence_token")
+  SELECT b."status", b."at", -$1::bigint
+  FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("status" text, "at" timestamp with time zone)
+  WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+  ON CONFLICT DO NOTHING
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
+-- DELETE with an Idempotency-Key: 204 | DELETE, and the connection breaks: 503 | DELETE, stale: 409 | DELETE,
+-- minimal: 204
+--   $1 = 'k6'
+--   $2 = 704
+--   $3 = 0
+SELECT $3::int AS number, ''::text AS json, $2::bigint AS mark, '' AS resource
+  FROM fencepost."held_<hash>_delete"(CAST($1::text AS text), $2::bigint, CAST(ARRAY[] AS pg_catalog.text[])) AS r
+  WHERE EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR UPDATE OF r SKIP LOCKED)
+
+-- DELETE: 200 | DELETE, no row: 404
+--   $1 = 'k0'
+--   $2 = 901
+--   $3 = 0
+SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, $2::bigint AS mark, '' AS resource
+  FROM fencepost."held_<hash>_delete"(CAST($1::text AS text), $2::bigint, NULL) AS r
+  WHERE EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR UPDATE OF r SKIP LOCKED)
 
 -- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
 -- with an Idempotency-Key: 204 | POST with an Idempotency-Key: 201
@@ -37,3 +119,330 @@
 --   $2 = ['data/held-PATCH-held/k0']
 --   $3 = [b'"R9\x95\xd2\x06B\xf0\xe8\x92wob\xf5q\xfc\x19\x9b\xf0\xa9\x19\x0f\xbe\xa5, ...
 -- as for orders
+
+-- PATCH of nothing: 200
+--   $1 = 'k0'
+--   $2 = 204
+--   $3 = 0
+UPDATE "public"."held" AS r
+  SET "last_fence_token" = -$2::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
+--   $1 = 'k0'
+--   $2 = 501
+UPDATE "public"."held" AS r
+  SET "last_fence_token" = -$2::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint
+  RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
+-- PUT of nothing: 200 | PUT of a new row with defaults: 201
+--   $1 = 'k0'
+--   $2 = 302
+--   $3 = 0
+UPDATE "public"."held" AS r
+  SET "status" = DEFAULT, "sku" = DEFAULT, "at" = DEFAULT, "last_fence_token" = -$2::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH, minimal: 204
+--   $1 = 'k0'
+--   $2 = 203
+--   $3 = '{"status": "x", "at": null}'
+--   $4 = 0
+UPDATE "public"."held" AS r
+  SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
+  FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH, select: 200
+--   $1 = 'k0'
+--   $2 = 202
+--   $3 = '{"status": "x", "at": null}'
+--   $4 = 0
+UPDATE "public"."held" AS r
+  SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
+  FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id" AS "order_id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH: 200 | PATCH with its key: 200 | PATCH with its key, spelled otherwise: 200 | PATCH, stale: 409 | PATCH, no
+-- row: 404 | PATCH with an Idempotency-Key: 200 | PATCH, and the connection breaks: 503
+--   $1 = 'k0'
+--   $2 = 201
+--   $3 = '{"status": "x", "at": null}'
+--   $4 = 0
+UPDATE "public"."held" AS r
+  SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
+  FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PUT over a row: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT with an Idempotency-Key: 200 | PUT with an
+-- Idempotency-Key: 201 | PUT, and the connection breaks: 503
+--   $1 = 'k0'
+--   $2 = 301
+--   $3 = '{"status": "x", "at": null}'
+--   $4 = 0
+UPDATE "public"."held" AS r
+  SET "status" = b."status", "at" = b."at", "sku" = DEFAULT, "last_fence_token" = -$2::bigint
+  FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint AND EXISTS (SELECT FROM "public"."held" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL) AND r."last_fence_token" <= $2::bigint FOR UPDATE OF r SKIP LOCKED)
+  RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
+
+-- PATCH of an array, only keys: 204
+--   $1 = 403
+--   $2 = '[{"order_id": "k0"}, {"order_id": "k1"}, {"order_id": "k2"}]'
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
+    FROM b
+    JOIN "public"."held" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+    ORDER BY r."order_id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" <= $1::bigint) AS passes),
+  w AS (UPDATE "public"."held" AS r
+    SET "last_fence_token" = -$1::bigint
+    FROM hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('held'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- PATCH of an array: 204 | PATCH of an array, stale: 409 | PATCH of an array, no row: 404 | PATCH of an array, and
+-- the connection breaks: 503
+--   $1 = 401
+--   $2 = '[{"order_id": "k0", "status": "x", "at": null}, {"order_id": "k1", "status" ...
+WITH
+  b AS MATERIALIZED (SELECT *
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal") LIMIT (SELECT 2147483647)),
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."at" AS v1, b."fencepost ordinal"
+    FROM b
+    JOIN "public"."held" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+    ORDER BY r."order_id"
+    FOR NO KEY UPDATE OF r),
+  verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" <= $1::bigint) AS passes),
+  w AS (UPDATE "public"."held" AS r
+    SET "status" = hit.v0, "at" = hit.v1, "last_fence_token" = -$1::bigint
+    FROM hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING hit."fencepost ordinal")
+  SELECT written.json, written."fencepost ordinal" AS element
+  FROM (SELECT ''::text AS json, w."fencepost ordinal" FROM (SELECT * FROM w ORDER BY w."fencepost ordinal") AS w) AS written
+  UNION ALL SELECT NULL, hit."fencepost ordinal"
+  FROM hit
+  WHERE NOT (SELECT passes FROM verdict)
+  UNION ALL SELECT fencepost.suppressed('held'), NULL::bigint
+  WHERE (SELECT passes FROM verdict) AND (SELECT count(*) FROM w) < (SELECT count(*) FROM b)
+
+-- POST of nothing: 400 | POST many of nothing: 400
+--   $1 = 106
+--   $2 = '[{}]'
+WITH
+  b AS MATERIALIZED (SELECT b."fencepost ordinal"
+    FROM json_array_elements($2::json) WITH ORDINALITY AS b(ignored, "fencepost ordinal")),
+  i AS (INSERT INTO "public"."held" AS r ("last_fence_token")
+    SELECT -$1::bigint
+    FROM b
+    WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL)
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
+--   $1 = 102
+--   $2 = '[{"order_id": "k0", "status": "x", "at": null}]'
+WITH
+  b AS MATERIALIZED (SELECT b."order_id" AS "order_id", b."status" AS "status", b."at" AS "at", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."held" AS r ("order_id", "status", "at", "last_fence_token")
+    SELECT "order_id", "status", "at", -$1::bigint
+    FROM b
+    WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+    ORDER BY b."order_id"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT i.* FROM i LEFT JOIN b ON b."order_id" OPERATOR(pg_catalog.=) i.k0 ORDER BY b."fencepost ordinal") AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- POST one, only values: 400 | POST many, only values: 400
+--   $1 = 104
+--   $2 = '[{"status": "x", "at": null}]'
+WITH
+  b AS MATERIALIZED (SELECT b."status" AS "status", b."at" AS "at", b."fencepost ordinal"
+    FROM ROWS FROM (json_to_recordset($2::json) AS ("status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("status", "at", "fencepost ordinal")),
+  i AS (INSERT INTO "public"."held" AS r ("status", "at", "last_fence_token")
+    SELECT "status", "at", -$1::bigint
+    FROM b
+    WHERE (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+    ORDER BY b."fencepost ordinal"
+    RETURNING 0 AS number, r."last_fence_token" AS mark, 'held/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT *
+  FROM (SELECT s.number, CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json, s.mark, s.resource FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, w.number, w.mark, w.resource FROM (SELECT * FROM i) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT 0, fencepost.suppressed('held'), NULL::bigint, NULL::text
+  WHERE (SELECT count(*) FROM i) < (SELECT count(*) FROM b)
+
+-- PATCH by filter of nothing: 204
+--   $1 = 405
+--   $2 = 'x'
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
+    FROM "public"."held" AS r
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('held') IS NULL) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL)
+    ORDER BY r."order_id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" <= $1::bigint),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (UPDATE "public"."held" AS r
+    SET "last_fence_token" = -$1::bigint
+    FROM hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- DELETE by filter, stale: 409
+--   $1 = 1
+--   $2 = 'x'
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
+    FROM "public"."held" AS r
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('held') IS NULL) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL)
+    ORDER BY r."order_id" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" <= $1::bigint),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (DELETE FROM "public"."held" AS r USING hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('held')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."held"'))
+
+-- DELETE by filter: 200
+--   $1 = 904
+--   $2 = 'x'
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
+    FROM "public"."held" AS r
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('held') IS NULL) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid) OR fencepost.outdated('held') IS NULL)
+    ORDER BY r."order_id" LIMIT 10001
+    FOR UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" <= $1::bigint),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (DELETE FROM "public"."held" AS r USING hit
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING hit.k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+  UNION ALL SELECT 'outdated', fencepost.outdated('held')::text, NULL
+  WHERE NOT EXISTS (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=) pg_catalog.to_regclass('"public"."held"'))
+
+-- PATCH by filter: 204 | PATCH by filter, stale: 409 | PATCH with an Idempotency-Key: 204 | PATCH, and the connection
+-- breaks: 503
+--   $1 = 402
+--   $2 = '{"status": "x", "at": null}'
+--   $3 = 'x'
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
+    FROM "public"."held" AS r
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('held') IS NULL) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+    ORDER BY r."order_id" LIMIT 10001
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" <= $1::bigint),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (UPDATE "public"."held" AS r
+    SET "status" = b."status", "at" = b."at", "last_fence_token" = -$1::bigint
+    FROM hit, json_to_record($2::json) AS b("status" text, "at" timestamp with time zone)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 10000
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
+
+-- PATCH by filter, minimal: 204
+--   $1 = 406
+--   $2 = '{"status": "x", "at": null}'
+--   $3 = 'x'
+WITH
+  hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
+    FROM "public"."held" AS r
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('held') IS NULL) AND (('"public"."held"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held>::oid AND '"public"."held_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <held key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."held"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('held') IS NULL)
+    ORDER BY r."order_id" LIMIT 41
+    FOR NO KEY UPDATE OF r),
+  bad AS MATERIALIZED (SELECT *
+    FROM hit
+    WHERE NOT "fencepost mark" <= $1::bigint),
+  verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 40 AS passes
+    FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
+  w AS (UPDATE "public"."held" AS r
+    SET "status" = b."status", "at" = b."at", "last_fence_token" = -$1::bigint
+    FROM hit, json_to_record($2::json) AS b("status" text, "at" timestamp with time zone)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict)
+    RETURNING hit.k0)
+  SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
+  FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
+  UNION ALL SELECT *
+  FROM (SELECT 'refused', 'held/' || fencepost.enc((bad.k0)::text COLLATE pg_catalog."C"), bad."fencepost mark" FROM bad ORDER BY k0 LIMIT 1000) AS refused
+  UNION ALL SELECT 'too many', NULL, hits
+  FROM verdict
+  WHERE hits > 40
+  UNION ALL SELECT 'suppressed', fencepost.suppressed('held'), NULL
+  FROM verdict
+  WHERE passes AND hits > (SELECT count(*) FROM w)
