@@ -115,13 +115,15 @@ async def test_a_key_of_another_type_is_fenced_or_refused(notified: Scene) -> No
     assert await scene.write("DELETE", "data/t/9000000000") == (204, None)
 
 
+PAIRS = """
+CREATE TABLE public.pairs (a int, b int, v text, PRIMARY KEY (a, b)); INSERT INTO pairs VALUES (1, 2, ''), (2, 1, '')"""
+SWAP = "ALTER TABLE pairs DROP CONSTRAINT pairs_pkey, ADD PRIMARY KEY ({})"
+
+
 @pytest.mark.parametrize("meanwhile", ["unprotected", "protected"])
 async def test_a_key_in_another_order_is_noticed_at_the_first_write(scene: Scene, meanwhile: str) -> None:
     """Its types are the same: nothing but the key itself tells that a path means another row now."""
-    swap = "ALTER TABLE pairs DROP CONSTRAINT pairs_pkey, ADD PRIMARY KEY ({})"
-    await scene.owner.execute(
-        "CREATE TABLE pairs (a int, b int, v text, PRIMARY KEY (a, b)); INSERT INTO pairs VALUES (1, 2, ''), (2, 1, '')"
-    )
+    await scene.owner.execute(PAIRS)
     await protect(scene.owner, "pairs")
     columns = ["a, b", "b, a"]
     for method, body in (("PATCH", {"v": "x"}), ("PUT", {"v": "y"}), ("DELETE", None), ("PUT", {"v": "z"})):
@@ -129,13 +131,21 @@ async def test_a_key_in_another_order_is_noticed_at_the_first_write(scene: Scene
         columns.reverse()
         if meanwhile == "unprotected":
             await unprotect(scene.owner, "pairs")
-        await scene.owner.execute(swap.format(columns[0]))
+        await scene.owner.execute(SWAP.format(columns[0]))
         await protect(scene.owner, "pairs")
         scene.token += 1000
         assert (await scene.write(method, "data/pairs/1,2", body))[0] in (200, 201, 204), method
         a, b = (1, 2) if columns[0] == "a, b" else (2, 1)
         found = await scene.owner.fetchval("SELECT v FROM pairs WHERE a = $1 AND b = $2", a, b)
         assert found == (None if body is None else body["v"]), method
+
+
+async def test_after_a_key_in_another_order_a_delete_is_refused_until_protect_has_run(scene: Scene) -> None:
+    await scene.owner.execute(PAIRS)
+    await protect(scene.owner, "pairs")
+    await scene.write("PATCH", "data/pairs/1,2", {})
+    await scene.owner.execute(SWAP.format("b, a"))
+    assert await scene.write("DELETE", "data/pairs/1,2") == (403, "FP005")
 
 
 async def test_a_renamed_key_is_noticed_at_the_first_write(scene: Scene) -> None:
