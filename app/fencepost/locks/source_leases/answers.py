@@ -1,22 +1,20 @@
 """What the leases of a source answer, made of their records."""
 
-import time
 from collections.abc import Sequence
 from typing import Literal
 
 from fencepost.fencing.token import Token
 from fencepost.locks.leases import TakeResult
 from fencepost.locks.source import Holder
-from fencepost.locks.source_leases.grants import ms_since
 from fencepost.storage.leases.builtin import Acquired, Lease
 from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.leases.source_leases import SourceLease
 
 
 def granted(
-    lease: SourceLease, wanted: LockRequest, claims: object, waited_ms: int, *, repeated: bool, asked: float
+    lease: SourceLease, wanted: LockRequest, claims: object, waited_ms: int, *, repeated: bool, read_ms: int
 ) -> TakeResult:
-    """Answer with a lease. `asked`: the moment (time.monotonic) at which its remaining time was read."""
+    """Answer with a lease. `read_ms`: how long ago its remaining time was read."""
     acquired = Acquired(
         "repeated" if repeated else "granted",
         lease.lease_id,
@@ -27,15 +25,17 @@ def granted(
         lease.granted_at,
         lease.expires_at,
         lease.lock,
-        max(lease.remaining_ms - ms_since(asked), 0),
+        max(lease.remaining_ms - read_ms, 0),
         first=False,
         waiting=0,
     )
     return TakeResult(acquired, claims, waited_ms)
 
 
-def not_granted(verdict: Literal["held", "mismatch"], wanted: LockRequest, holder: Holder, began: float) -> TakeResult:
-    """Answer that the lock is another client's, or the secret another request's; it was waited for since `began`."""
+def not_granted(
+    verdict: Literal["held", "mismatch"], wanted: LockRequest, holder: Holder, waited_ms: int
+) -> TakeResult:
+    """Answer that the lock is another client's, or the secret another request's."""
     acquired = Acquired(
         verdict,
         None,
@@ -50,7 +50,7 @@ def not_granted(verdict: Literal["held", "mismatch"], wanted: LockRequest, holde
         first=False,
         waiting=0,
     )
-    return TakeResult(acquired, None, int((time.monotonic() - began) * 1000))
+    return TakeResult(acquired, None, waited_ms)
 
 
 def public(lease: SourceLease, minted: Sequence[int]) -> Lease:

@@ -4,14 +4,13 @@ A crash between grant and claims leaves a lease whose claims are not made; its r
 that are under way at once the second waits, and reads again what the first has claimed.
 """
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, Protocol
 
 from fencepost.fencing.token import Token
 from fencepost.locks.leases import Claim, Overtaken
-from fencepost.locks.source_leases.grants import Grants, ms_since
+from fencepost.locks.source_leases.grants import Grants
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
@@ -53,12 +52,13 @@ class SourceClaims:
         self, lease: SourceLease, secret_hash: bytes, claim: Claim[object]
     ) -> tuple[object, SourceLease] | None:
         """Make the claims; a lease that can make none is given back. None: it was lost meanwhile."""
-        asked = time.monotonic()
+        clock = self._grants.clock
+        asked = clock.monotonic()
         try:
             made = await self._newest(lease, secret_hash, claim)
-            if made is not None and time.monotonic() - asked > self._grants.times.late_share * lease.ttl_ms / 1000:
+            if made is not None and clock.monotonic() - asked > self._grants.times.late_share * lease.ttl_ms / 1000:
                 late = await self._leases.renew(lease.lease_id, secret_hash, None)
-                made = None if late is None else (made[0], _later(made[1], late, asked))
+                made = None if late is None else (made[0], _later(made[1], late, self._grants.ms_since(asked)))
         except OutcomeUnknownError:
             raise  # repeated with the same secret, it finds the lease, and whether its claims were made
         except Exception:
@@ -110,6 +110,6 @@ class SourceClaims:
         return await run_write(self._database.grants.lend, in_transaction)
 
 
-def _later(lease: SourceLease, renewed: Lease, asked: float) -> SourceLease:
-    """Take a renewal over into a lease; `asked` is when its answer begins to count its remaining time."""
-    return replace(lease, expires_at=renewed.expires_at, remaining_ms=renewed.remaining_ms + ms_since(asked))
+def _later(lease: SourceLease, renewed: Lease, asked_ms: int) -> SourceLease:
+    """Take a renewal over into a lease; `asked_ms`: how long ago its answer begins to count its remaining time."""
+    return replace(lease, expires_at=renewed.expires_at, remaining_ms=renewed.remaining_ms + asked_ms)

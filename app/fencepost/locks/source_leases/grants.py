@@ -1,7 +1,6 @@
 """How a grant of a source becomes tokens, and a record of it: the order of R12 (see leases.py)."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A hold with its tokens, not recorded yet. `since`: of time.monotonic(); the TTL runs from there."""
+    """A hold with its tokens, not recorded yet. `since`: by the clock; the TTL runs from there."""
 
     handle: str
     tokens: tuple[int, ...]
@@ -44,7 +43,7 @@ class Grants:
     ) -> None:
         self.name, self.source = name, source
         self._database, self._failed, self._quarantined = database, failed, quarantined
-        self.times = times.sources
+        self.times, self.clock = times.sources, times.clock
         self.pending = PendingReleases()
 
     async def grant(
@@ -53,15 +52,15 @@ class Grants:
         """Get the lock from the source, with tokens; None: it was ours, and is lost again. `before` was just read."""
         self.require_sound(before)
         lock, count = wanted.names[0], wanted.tokens + bool(wanted.claims)
-        since = time.monotonic()
+        since = self.clock.monotonic()
         grant = await self._ask_for_lock(wanted, wait_s, gone)
         if isinstance(grant, Holder):
             return grant
         try:
             numbered = self.source.capabilities.order != "database"
-            if numbered and time.monotonic() - since < self.times.fresh:
+            if numbered and self.clock.monotonic() - since < self.times.fresh:
                 return Held(grant.handle, before.compose(_small(self.name, grant.tokens)), before, since)
-            since = time.monotonic()
+            since = self.clock.monotonic()
             if numbered and not await self.source.renew(lock, grant.handle, self.ttl(wanted.ttl_ms)):
                 return None
             before = await self.state(lock)
@@ -116,7 +115,7 @@ class Grants:
     async def record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
         """Record a grant; None: it is void. Raises SourceQuarantinedError, Withdrawn."""
         lock = wanted.names[0]
-        record = GrantRecord(held.handle, held.tokens, held.before, ms_since(held.since))
+        record = GrantRecord(held.handle, held.tokens, held.before, self.ms_since(held.since))
         verdict, lease = "void", None
         try:
             if record.elapsed_ms < wanted.ttl_ms:
@@ -168,10 +167,9 @@ class Grants:
         """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
         return await run_write(self._database.for_leases, statement)
 
-
-def ms_since(moment: float) -> int:
-    """How many ms have gone since, rounded up."""
-    return int((time.monotonic() - moment) * 1000) + 1
+    def ms_since(self, moment: float) -> int:
+        """How many ms have gone since a moment of the clock, rounded up."""
+        return int((self.clock.monotonic() - moment) * 1000) + 1
 
 
 def _small(name: str, numbers: Sequence[int]) -> Sequence[int]:

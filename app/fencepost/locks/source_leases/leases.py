@@ -13,7 +13,6 @@ A crash between two steps leaves a hold whose handle no process knows. It expire
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -23,7 +22,7 @@ from fencepost.locks.leases import Claim, LeaseLimits, Leases, TakeResult
 from fencepost.locks.source import MOST_NATIVE, REQUEST_TIMEOUT, Holder, Source
 from fencepost.locks.source_leases.answers import granted, not_granted, public
 from fencepost.locks.source_leases.claims import SourceClaims
-from fencepost.locks.source_leases.grants import Grants, Held, ms_since
+from fencepost.locks.source_leases.grants import Grants, Held
 from fencepost.locks.source_leases.hold_watch import HoldWatch
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import RefusedError, StorageError
@@ -107,12 +106,12 @@ class SourceLocks(Leases):
         """
         if not self._registered:
             await self._register()
-        began = time.monotonic()
+        began = self._grants.clock.monotonic()
         for _ in range(VOID_TRIES):
             taken = await self._take_once(wanted, claim, gone, began)
             if taken is not None:
                 return taken
-        return not_granted("held", wanted, Holder(), began)
+        return not_granted("held", wanted, Holder(), self._grants.ms_since(began))
 
     async def _take_once(
         self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
@@ -120,7 +119,7 @@ class SourceLocks(Leases):
         """Try once; None: what was granted came to nothing, and another try may do."""
         before, found = await self._look_up(wanted)
         if found is None:
-            left = max(began + wanted.wait_ms / 1000 - time.monotonic(), 0)
+            left = max(began + wanted.wait_ms / 1000 - self._grants.clock.monotonic(), 0)
             held = await self._grants.grant(wanted, before, left, gone)
             if not isinstance(held, Holder):
                 lease = None if held is None else await self._record(wanted, held)
@@ -131,7 +130,7 @@ class SourceLocks(Leases):
                 )
             _, found = await self._look_up(wanted)  # the holder may be this very request, sent twice
             if found is None:
-                return not_granted("held", wanted, held, began)
+                return not_granted("held", wanted, held, self._grants.ms_since(began))
         source, known = found
         if (source, known.lock, known.claims, known.writes) != (
             self.name,
@@ -139,7 +138,7 @@ class SourceLocks(Leases):
             wanted.claims,
             wanted.writes,
         ):
-            return not_granted("mismatch", wanted, Holder(), began)
+            return not_granted("mismatch", wanted, Holder(), self._grants.ms_since(began))
         still = await self._renew_hold(known, wanted.secret_hash)
         if still is None:
             return None
@@ -156,12 +155,14 @@ class SourceLocks(Leases):
         if lease is None:
             return None
         ttl_ms = lease.ttl_ms if ttl_ms is None else ttl_ms
-        since = time.monotonic()
+        since = self._grants.clock.monotonic()
         if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(ttl_ms)):
             await self.over(lease_id)
             return None
         renewed = await self._grants.ask(
-            lambda c: source_leases.record_renewal(c, self.name, lease_id, secret_hash, ttl_ms, ms_since(since))
+            lambda c: source_leases.record_renewal(
+                c, self.name, lease_id, secret_hash, ttl_ms, self._grants.ms_since(since)
+            )
         )
         if renewed is None:  # over by our record meanwhile: the hold belongs to no lease
             await self._grants.give_back(lease.lock, lease.handle)
@@ -246,13 +247,13 @@ class SourceLocks(Leases):
         self, lease: SourceLease, wanted: LockRequest, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
     ) -> TakeResult | None:
         """Make the claims of a recorded grant, unless they are made, and answer. None: the lease was lost over that."""
-        asked, claims = time.monotonic(), None
+        asked, claims = self._grants.clock.monotonic(), None
         if claim is not None:
             claimed = await SourceClaims(self, self._grants, self._database).make(lease, wanted.secret_hash, claim)
             if claimed is None:
                 return None
             claims, lease = claimed
-        return granted(lease, wanted, claims, waited_ms, repeated=repeated, asked=asked)
+        return granted(lease, wanted, claims, waited_ms, repeated=repeated, read_ms=self._grants.ms_since(asked))
 
     async def _renew_hold(self, lease: SourceLease, secret_hash: bytes) -> SourceLease | None:
         """Renew the hold of a lease, and return the lease as it is then. None: it is lost, and ended in our record."""
