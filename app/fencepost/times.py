@@ -22,12 +22,18 @@ class BatchTimes:
     """For so long a queue with a role keeps its connection for the next write."""
     report_every: float = 60.0
     """Between two reports of batches that cannot work."""
+    lock_wait: float = 0.01
+    """A statement of a batch waits for so long for anything that another transaction has locked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionTimes:
     """Connections to PostgreSQL, and what is known of it (storage/connections)."""
 
+    open_within: float = 10.0
+    """A connection may take so long to open."""
+    give_back_within: float = 5.0
+    """A connection may take so long to give a caller's role back."""
     full_for: float = 5.0
     """Before PostgreSQL is asked for one more connection than it had."""
     idle_for: float = 300.0
@@ -69,6 +75,8 @@ class QueueTimes:
     """Between two heartbeats of a gateway that has waiters; the database passes it over after three seconds."""
     beats_on_for: float = 30.0
     """For so long a gateway without waiters goes on beating: its next one needs no word ahead."""
+    keep_place: float = 3.0
+    """For so long the place of a waiter is kept whose connection broke: it asks again with the same secret."""
     pause: float = 0.5
     """Before a waiter tries again when the database cannot be asked."""
     slot_within: float = 5.0

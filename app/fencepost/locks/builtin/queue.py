@@ -31,7 +31,6 @@ T = TypeVar("T")
 
 REPEATS: Final = 30
 """Beats that repeat who has left where that is in doubt: longer than a statement may run."""
-KEEP_PLACE_MS: Final = 3000
 
 
 class Visit:
@@ -114,7 +113,7 @@ class Queue:
             self._left[visit.id] = REPEATS
         if queued:
             try:
-                await self._leave(visit.id, KEEP_PLACE_MS if keep else 0)
+                await self._leave(visit.id, int(self.times.queue.keep_place * 1000) if keep else 0)
             except StorageError as error:
                 self._left[visit.id] = REPEATS
                 self._failed(f"a waiter could not leave its queue; the next heartbeat repeats it: {error}")

@@ -12,7 +12,7 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
    twice in a batch is two statements, one after the other, each judged by what the one before has left.
 4. No statement of a batch waits for a row: one that a foreign transaction holds is skipped, and its write has to
    come AGAIN, and in the end to go ALONE. What else can be waited for (a unique index entry, a parent's row) is given
-   up after LOCK_WAIT_MS.
+   up after `lock_wait` (BatchTimes).
 5. A batch that PostgreSQL refuses is undone as a whole, and its halves are tried again, each in a transaction of its
    own beside the queue's next batch; a write that fails by itself gets ALONE. So a caller's bad value, or wait, costs
    its neighbours a few round trips, and no verdict. An answer that is too large for a batch fails it, too (answers.py).

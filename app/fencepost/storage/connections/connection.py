@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.storage.connections.origin import ORIGIN, Origin, Watch
-from fencepost.storage.connections.session import CONNECT_WITHIN, PINNED, BackendRegistry, settle
+from fencepost.storage.connections.session import PINNED, BackendRegistry, settle
 from fencepost.storage.errors import OutcomeUnknownError
 
 UNREADABLE_URL: Final = (
@@ -130,9 +130,11 @@ class Shared:
     """Compares which database each of them leads to."""
 
 
-async def open_connection(dsn: str, settings: dict[str, str], limits: Limits, shared: Shared) -> GatewayConnection:
-    """Open a connection whose session has these settings, and which knows its backend and origin. asyncpg's errors and
-    the socket's; SessionError.
+async def open_connection(
+    dsn: str, settings: dict[str, str], limits: Limits, shared: Shared, within: float
+) -> GatewayConnection:
+    """Open a connection in so many seconds whose session has these settings, and which knows its backend and origin.
+    asyncpg's errors and the socket's; SessionError.
     """
     connection = await asyncpg.connect(
         dsn,
@@ -142,7 +144,7 @@ async def open_connection(dsn: str, settings: dict[str, str], limits: Limits, sh
         command_timeout=limits.statement_timeout + 5,
         # Statements depend on table, columns and select; each costs the server some 20 kB per connection.
         statement_cache_size=256,
-        timeout=CONNECT_WITHIN,
+        timeout=within,
     )
     try:
         found = await settle(connection, settings)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import asyncpg
 
@@ -37,9 +37,6 @@ from fencepost.times import TIMES, Times
 
 if TYPE_CHECKING:
     from fencepost.clock import Timer
-
-LOCK_WAIT_MS: Final = 10
-"""How long a statement of a batch waits for anything that another transaction has locked (group_commit.py)."""
 
 
 class Database:
@@ -83,13 +80,16 @@ class Database:
         cease to be let through (R19), `report` of trouble with connections that no caller gets.
         """
         settings, shared = session_settings(limits), Shared(BackendRegistry(), Watch(changed))
-        hasty = settings | {"lock_timeout": str(LOCK_WAIT_MS)}
+        within = times.connections.open_within
+        hasty = settings | {"lock_timeout": str(int(times.batches.lock_wait * 1000))}
 
         def opened() -> Awaitable[GatewayConnection]:
-            return open_connection(dsn, settings, limits, shared)
+            return open_connection(dsn, settings, limits, shared, within)
 
         pool = Pool(opened, limits.pool_size, report, times)
-        batch_pool = Pool(lambda: open_connection(dsn, hasty, limits, shared), limits.batch_pool_size, report, times)
+        batch_pool = Pool(
+            lambda: open_connection(dsn, hasty, limits, shared, within), limits.batch_pool_size, report, times
+        )
         lease_pool = Pool(opened, limits.lease_pool_size, report, times)
         read_only = ReadOnly(report, times)
         database = cls(opened, (pool, batch_pool, lease_pool), limits, shared.watch, read_only, report, times)

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from fencepost.storage.connections.connection import GatewayConnection
-from fencepost.storage.connections.session import CONNECT_WITHIN
 from fencepost.times import TIMES, Times
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ class Pool:
     async def _open_one(self, generation: int) -> None:
         """Open one more, for the first in line or the next to come."""
         try:
-            async with asyncio.timeout(CONNECT_WITHIN):
+            async with asyncio.timeout(self._times.open_within):
                 connection = await self._connect()
         except NO_MORE as error:
             if self.size:

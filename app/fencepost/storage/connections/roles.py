@@ -20,6 +20,7 @@ import asyncpg
 from fencepost.fencing.caller import Caller
 from fencepost.storage.connections.connection import Connection, gateway_connection
 from fencepost.storage.errors import RefusedError, RoleError, UnavailableError, map_errors, words_of
+from fencepost.times import TIMES
 
 # The gateway's statements name functions in full, against the search_path of a role. `true`: SET LOCAL.
 _SET: Final = (
@@ -31,8 +32,6 @@ _GIVE_BACK: Final = (
     " pg_catalog.set_config('fencepost.caller', '', false), CURRENT_USER OPERATOR(pg_catalog.=) SESSION_USER"
 )
 _GIVEN_BACK: Final = ("none", "", "", True)
-GIVEN_BACK_WITHIN: Final = 5.0
-"""Seconds that a connection may take to give a caller's role back."""
 NO_SUCH_ROLE: Final = frozenset({"42501", "22023", "42704"})
 """SQLSTATEs of SET ROLE: it may not be set, or there is none of the name."""
 
@@ -51,13 +50,13 @@ async def take(connection: Connection, caller: Caller, *, local: bool = False) -
         raise RoleError(caller.role, str(error)) from error
 
 
-async def give_back(connection: Connection) -> str | None:
-    """Give the role back; else say why that failed. The connection is useless then."""
+async def give_back(connection: Connection, within: float = TIMES.connections.give_back_within) -> str | None:
+    """Give the role back in so many seconds; else say why that failed. The connection is useless then."""
     try:
-        async with asyncio.timeout(GIVEN_BACK_WITHIN):
+        async with asyncio.timeout(within):
             row = await connection.fetchrow(_GIVE_BACK)
     except TimeoutError:
-        return f"no answer within {GIVEN_BACK_WITHIN:g} s"
+        return f"no answer within {within:g} s"
     except asyncpg.PostgresError as error:
         return words_of(error)
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:

@@ -31,9 +31,10 @@ import asyncpg
 
 from fencepost.storage.connections.array_types import know_arrays
 from fencepost.storage.errors import SessionError
+from fencepost.times import TIMES
 
-CONNECT_WITHIN: Final = 10.0
-"""Seconds that opening one connection may take."""
+OPEN_WITHIN: Final = TIMES.connections.open_within
+"""Seconds that opening a connection may take outside of the pools."""
 HOLDERS: Final = 3
 """How many connections keep a session busy to find out whether a pooler shares sessions out."""
 TRANSACTION_TIMEOUT_SINCE: Final = 17
@@ -92,7 +93,7 @@ async def connect(
     """Open a connection outside of the pools whose session has these settings in force. `name`: what
     pg_stat_activity shows. asyncpg's errors and the socket's; SessionError.
     """
-    connection = await asyncpg.connect(dsn, timeout=CONNECT_WITHIN, server_settings={"application_name": name})
+    connection = await asyncpg.connect(dsn, timeout=OPEN_WITHIN, server_settings={"application_name": name})
     try:
         await settle(connection, settings)
     except BaseException:
@@ -144,7 +145,7 @@ async def require_own(dsn: str) -> None:
     async def another() -> "asyncpg.Connection[asyncpg.Record]":
         # Without names for its statements it serves in any mode.
         opened.append(
-            await asyncpg.connect(dsn, timeout=CONNECT_WITHIN, command_timeout=CONNECT_WITHIN, statement_cache_size=0)
+            await asyncpg.connect(dsn, timeout=OPEN_WITHIN, command_timeout=OPEN_WITHIN, statement_cache_size=0)
         )
         return opened[-1]
 
@@ -173,7 +174,7 @@ def _map_pooler_errors(opened: Sequence[object]) -> Iterator[None]:
         if not opened:
             raise
         raise SessionError(
-            f"the connection pooler in the database URL gave no session within {CONNECT_WITHIN:g} s: its pool"
+            f"the connection pooler in the database URL gave no session within {OPEN_WITHIN:g} s: its pool"
             " (default_pool_size) must have room for all connections of the gateway"
         ) from error
     except (asyncpg.ProtocolViolationError, asyncpg.InvalidSQLStatementNameError) as error:

@@ -6,7 +6,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.storage.connections.connection import Connection, Limits, session_settings
-from fencepost.storage.connections.session import CONNECT_WITHIN, settle
+from fencepost.storage.connections.session import OPEN_WITHIN, settle
 from fencepost.storage.errors import SessionError
 from fencepost.storage.inspecting.overview import Finding
 
@@ -15,7 +15,7 @@ _SHOWN: Final = ("synchronous_commit", "DateStyle", "TimeZone")
 
 async def examine_session(dsn: str) -> Finding:
     """Open a session as the gateway's pools do, and read what is in force there."""
-    connection = await asyncpg.connect(dsn, timeout=CONNECT_WITHIN)
+    connection = await asyncpg.connect(dsn, timeout=OPEN_WITHIN)
     try:
         found = await settle(connection, session_settings(Limits()))
         # A pooler gives its clients a process id that it made up.
