@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from tests.support.lease_racing import SHORT, LeaseRace
+from tests.support.lease_racing import LeaseRace
 from tests.support.racing import outcome
 
 from fencepost.storage.leases import builtin as leases
@@ -42,7 +42,8 @@ async def token_is_drawn_after_the_wait(race: LeaseRace) -> None:
 async def clock_is_read_after_the_wait(race: LeaseRace) -> None:
     """R9: a request that waits for a lease's row until past its time has lost it, renewing as well as minting."""
     for name, extend in (("renewed", race.renew), ("minted", race.mint)):
-        lease = granted(await race.acquire(race.a, name, secret=name * 2, ttl_ms=SHORT))
+        lease = granted(await race.acquire(race.a, name, secret=name * 2))
+        await race.expire(lease.lease_id, ago=-2)
         foreign = await race.begin(race.c)
         await race.c.execute("SELECT FROM fencepost.leases WHERE lease_id = $1 FOR UPDATE", lease.lease_id)
         waiter = await race.waits(race.b, extend(race.b, lease.lease_id, name * 2))

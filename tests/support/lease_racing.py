@@ -24,7 +24,6 @@ T = TypeVar("T")
 
 MINUTE = 60_000  # ms
 ELSEWHERE = uuid4()
-SHORT = 150  # ms: a TTL that a test lets run out
 
 EXPIRED = "UPDATE fencepost.leases SET expires_at = clock_timestamp() - $2 * interval '1 s' WHERE lease_id = $1"
 CLOCK_STEPPED_BACK = "UPDATE fencepost.leases SET expires_at = clock_timestamp() + interval '1 min' WHERE lease_id = $1"
@@ -132,7 +131,7 @@ class LeaseRace:
     # Time
 
     async def expire(self, lease_id: int | None, ago: float = 1.0, *, by: "Connection | None" = None) -> None:
-        """Let a lease have run out `ago` seconds ago; `by` who has locked its row."""
+        """Let a lease have run out `ago` seconds ago, or run out soon if that is below 0; `by` who has locked its row."""
         await (by or self.observer).execute(EXPIRED, lease_id, ago)
 
     async def step_clock_back(self, lease_id: int | None) -> None:
