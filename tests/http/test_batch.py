@@ -167,7 +167,7 @@ async def test_what_no_batch_has_is_refused_as_a_whole(
 
 
 async def test_a_batch_has_half_of_the_connections(demo_database: str, start_gateway: StartGateway) -> None:
-    url = await start_gateway(demo_database, pool_size=2, pool_timeout=2)
+    url = await start_gateway(demo_database, pool_size=2, pool_timeout=10)
     session, observer = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
     await session.execute("BEGIN; SELECT FROM orders WHERE order_id <> 'order-125' FOR UPDATE")
     sent = await Sent.open(url)

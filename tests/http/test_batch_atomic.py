@@ -217,7 +217,7 @@ async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
 async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
     demo_database: str, start_gateway: StartGateway
 ) -> None:
-    url = await start_gateway(demo_database, pool_size=4, pool_timeout=1, lock_timeout=60)
+    url = await start_gateway(demo_database, pool_size=4, pool_timeout=3, lock_timeout=60)
     async with (
         begun(demo_database, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
         begun(demo_database, "COMMIT") as observer,

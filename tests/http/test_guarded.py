@@ -77,7 +77,7 @@ OFTEN = Times(edge=EdgeTimes(look_every=0.05))
 @pytest.fixture(scope="module")
 def impatient(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway that soon gives up to wait for the rest of a request."""
-    with demo_gateway(databases, OFTEN, head_timeout=0.2, body_timeout=0.4) as gateway:
+    with demo_gateway(databases, OFTEN, head_timeout=0.2, body_timeout=600) as gateway:
         yield gateway
 
 

@@ -87,7 +87,7 @@ async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
 ) -> None:
     operator = await asyncpg.connect(demo_database)
     await operator.execute(SLOW)
-    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=2, pool_timeout=0.2)
+    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=2, pool_timeout=2)
     async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
         first = asyncio.create_task(client.get("/data/slow"))

@@ -102,7 +102,7 @@ async def test_a_read_only_database_is_not_ready_and_writes_go_on_when_it_is_lif
     name = await name_of(demo)
     on, off = (each.format(name=name, setting="default_transaction_read_only") for each in READ_ONLY[how])
     tokens = iter(range(100, 10_000))
-    async with in_process(database, pool_timeout=2) as client:
+    async with in_process(database, pool_timeout=10) as client:
 
         async def write(key: bool = False) -> tuple[int, str]:
             headers = {"X-Fence-Token": str(token := next(tokens))} | (
