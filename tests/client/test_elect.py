@@ -10,6 +10,7 @@ from tests.client.gateways import gateway_process
 
 from fencepost import Client, Leader, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
 from fencepost.client import BadRequest
+from fencepost.client.elections import observing
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
@@ -77,14 +78,11 @@ async def test_observers_connect_again_and_get_nothing_twice(demo_database: str,
             assert await seen(leaders) == "b"
 
 
-async def test_a_silent_stream_is_cut_off_and_connected_again(
-    gateway_url: str, link: Link, faults: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fencepost.client.elections.observing.SILENCE", 0.5)
+async def test_a_silent_stream_is_cut_off_and_connected_again(gateway_url: str, link: Link, faults: ExitStack) -> None:
     async with (
-        Client(link.url, retry=Retry(patience=1, first=0.1, longest=0.1)) as c,
+        Client(link.url, retry=Retry(patience=5, first=0.1, longest=0.1)) as c,
         Client(gateway_url, owner="a") as direct,
-        aclosing(c.leaders("scheduler")) as leaders,
+        aclosing(observing.leaders(c._exchange, "scheduler", None, silence=1)) as leaders,  # noqa: SLF001
     ):
         assert await seen(leaders) is None
         async with direct.elect("scheduler"):

@@ -131,7 +131,7 @@ class LeaseRace:
     # Time
 
     async def expire(self, lease_id: int | None, ago: float = 1.0, *, by: "Connection | None" = None) -> None:
-        """Let a lease have run out `ago` seconds ago, or run out soon if that is below 0; `by` who has locked its row."""
+        """Let a lease run out `ago` seconds ago, or in so many if that is below 0; `by` who has locked its row."""
         await (by or self.observer).execute(EXPIRED, lease_id, ago)
 
     async def step_clock_back(self, lease_id: int | None) -> None:

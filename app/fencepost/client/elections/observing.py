@@ -47,26 +47,28 @@ def leader_in(election: Mapping[str, Any]) -> Leader | None:
     )
 
 
-def election_call(name: str, source: str | None, *, events: bool = False) -> Call:
-    """Give the request that asks who leads, once or as a stream."""
+def election_call(name: str, source: str | None, *, silence: float | None = None) -> Call:
+    """Give the request that asks who leads: once, or as a stream that may be silent for so long."""
     params = [("name", name), *([] if source is None else [("source", source)])]
-    if not events:
+    if silence is None:
         return Call(method="GET", path="/v1/elections", params=params)
     # Streams are no data: a hundred of them would leave no connection for writes.
-    return Call(method="GET", path="/v1/elections/events", params=params, upkeep=True, read_seconds=SILENCE)
+    return Call(method="GET", path="/v1/elections/events", params=params, upkeep=True, read_seconds=silence)
 
 
-async def leaders(exchange: Exchange, name: str, source: str | None) -> AsyncGenerator[Leader | None, None]:
+async def leaders(
+    exchange: Exchange, name: str, source: str | None, silence: float = SILENCE
+) -> AsyncGenerator[Leader | None, None]:
     """Give the leader, and each other one after it. See `Client.leaders`."""
-    call = election_call(name, source, events=True)
+    call = election_call(name, source, silence=silence)
     last_seen: str | None = _NO_EVENT
-    failures = Failures(exchange.retry, exchange.clock, SILENCE)
+    failures = Failures(exchange.retry, exchange.clock, silence)
     while True:
         failed: Unavailable | None = None
         try:
             async with exchange.stream(call) as lines:
                 async for data in _events(lines):
-                    failures = Failures(exchange.retry, exchange.clock, SILENCE)
+                    failures = Failures(exchange.retry, exchange.clock, silence)
                     leader = _read(data)
                     lease_id = None if leader is None else leader.lease_id
                     if lease_id != last_seen:

@@ -38,6 +38,7 @@ class RedisConsumer:
         layouts: Layouts,
         member: str,
         lost: Callable[[frozenset[int]], None],
+        claim_every: float = CLAIM_EVERY,
     ) -> None:
         self._server, self._keys, self._layouts, self._lost = server, keys, layouts, lost
         # The digits: the same member that is started again has another name.
@@ -52,7 +53,7 @@ class RedisConsumer:
         """By partition, the sequences of messages that are done, and still in the stream."""
         self._giving_up: set[int] = set()
         self._turn = 0
-        self._came_at = float("-inf")
+        self._came_at, self._claim_every = float("-inf"), claim_every
         self._has_claimed = False
 
     @property
@@ -68,14 +69,14 @@ class RedisConsumer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
-            if loop.time() >= self._came_at + CLAIM_EVERY and await self._claim():
+            if loop.time() >= self._came_at + self._claim_every and await self._claim():
                 self._came_at = loop.time()
             if most > 0 and (received := await self._read_streams(most)):
                 return received
             left = deadline - loop.time()
             if left <= 0:
                 return []
-            await self._wait(min(left, max(self._came_at + CLAIM_EVERY - loop.time(), 0.001)), most)
+            await self._wait(min(left, max(self._came_at + self._claim_every - loop.time(), 0.001)), most)
 
     async def done(self, received: Sequence[Received]) -> None:
         """Delete what is decided. What could not be deleted is tried again with the next, or with the next `take`."""

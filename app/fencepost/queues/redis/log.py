@@ -8,7 +8,7 @@ from fencepost.locks.source_url import SourceUrl
 from fencepost.queues.log import LogChangedError, LogState, LogUnavailableError, Message, Position, Received
 from fencepost.queues.partitioner import partition_of
 from fencepost.queues.redis.advice import advice
-from fencepost.queues.redis.consumer import RedisConsumer
+from fencepost.queues.redis.consumer import CLAIM_EVERY, RedisConsumer
 from fencepost.queues.redis.dead import RedisDeadLetters
 from fencepost.queues.redis.entry import fields_of, read_entry, seconds_of
 from fencepost.queues.redis.layout import Layouts, QueueLayout
@@ -116,9 +116,11 @@ class RedisLog:
         )
         return [read_entry(each, position.partition, stream, layout) for each in entries]
 
-    def consumer(self, member: str, lost: Callable[[frozenset[int]], None]) -> RedisConsumer:
+    def consumer(
+        self, member: str, lost: Callable[[frozenset[int]], None], claim_every: float = CLAIM_EVERY
+    ) -> RedisConsumer:
         """Make a member of those who take."""
-        return RedisConsumer(self._server, self._keys, self._layouts, member, lost)
+        return RedisConsumer(self._server, self._keys, self._layouts, member, lost, claim_every)
 
     async def advice(self) -> list[str]:
         """See redis/advice.py."""

@@ -7,7 +7,6 @@ from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, messa
 from tests.conformance.redis_bench import command
 
 from fencepost.queues.log import Message
-from fencepost.queues.redis import consumer
 from fencepost.queues.redis.log import RedisLog
 
 OWNER = f"{QUEUE}:0:owner"
@@ -45,11 +44,10 @@ async def test_an_owner_whose_key_expired_neither_reads_nor_deletes(port: int, l
 
 
 async def test_an_owner_whose_key_expired_and_who_gets_it_again_takes_again_what_it_had(
-    port: int, log: RedisLog, monkeypatch: pytest.MonkeyPatch
+    port: int, log: RedisLog
 ) -> None:
     """As after Redis was away for longer than the TTL: the first that is asked of it is the partition."""
-    monkeypatch.setattr(consumer, "CLAIM_EVERY", 0.0)
-    alone = log.consumer("a", lambda _: None)
+    alone = log.consumer("a", lambda _: None, claim_every=0)
     await log.append(message(0))
     held = await alone.take(10, 1)
     await command(port, "DEL", OWNER)
