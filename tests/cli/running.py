@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 FENCEPOST = (sys.executable, "-m", "fencepost")
 
@@ -24,7 +24,7 @@ class Running:
     process: subprocess.Popen[str]
     errors: Path
 
-    async def ended(self, *, within: float = 30.0) -> int:
+    async def ended(self, *, within: float = PATIENCE) -> int:
         """Return the exit code, -n for a death by signal n."""
 
         async def code() -> tuple[int] | None:
@@ -95,7 +95,7 @@ def environment(**variables: str) -> dict[str, str]:
     return kept | {"MINT": f"{' '.join(FENCEPOST)} mint"} | variables
 
 
-async def written(path: Path, *, lines: int = 1, within: float = 30.0) -> list[str]:
+async def written(path: Path, *, lines: int = 1, within: float = PATIENCE) -> list[str]:
     """Return a file's lines once there are so many."""
 
     async def enough() -> list[str] | None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from fencepost import Client, LeaseLost
+from fencepost.testing.servers.waiting import PATIENCE
 
 CLONE_NEWTIME = 0x80
 
@@ -43,7 +44,7 @@ async def main(url: str, seconds: int) -> dict[str, object]:
             await c.patch("orders", "order-123", {"status": "shipped"}, lease=lease)
         except LeaseLost as lost:
             found["write"] = lost.reason
-        found["lost"] = (await asyncio.wait_for(lease.lost, 60)).reason
+        found["lost"] = (await asyncio.wait_for(lease.lost, 2 * PATIENCE)).reason
         found["status"] = (await c.get("orders", "order-123"))["status"]
         return found
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from tests.conformance.bench import opened
-from tests.conformance.etcd.asking import LONG, granted, queued
+from tests.conformance.etcd.asking import granted, queued
 from tests.conformance.etcd_bench import EtcdBench, running
 
 from fencepost.locks.etcd.api import EtcdRefusedError
@@ -150,7 +150,7 @@ async def test_without_a_majority_nothing_is_answered_and_nothing_is_lost(
     more = await source.mint(lock, grant.handle, 1)
     assert more is not None
     assert more > grant.tokens
-    await granted(source, f"{lock}/other", wait_s=LONG)
+    await granted(source, f"{lock}/other", wait_s=PATIENCE)
 
 
 async def test_a_sound_cluster_needs_no_advice(nodes: EtcdBench, source: Source) -> None:

@@ -17,9 +17,6 @@ from fencepost.testing.servers.waiting import PATIENCE, eventually
 Another = Callable[[], Awaitable[Source]]
 Hold = Callable[[str], Awaitable[HolderProcess]]
 
-LONG = 30.0
-"""Seconds that a waiter waits that is to get the lock."""
-
 NAMES = (
     *("orders/order-123", "orders//order-123", "orders%2Forder-123", "/orders", "orders/", ".", "..", "a/../b", "a b"),
     *("*", "{a}", "ünï", "x" * 512, "A", "a"),
@@ -88,7 +85,7 @@ async def test_a_waiter_that_queued_before_the_owners_mints_gets_a_newer_token(
     """The first act of an owner is a mint. Where tokens are drawn in PostgreSQL, the waiter gets the lock."""
     ask.ttl_ms = 30_000  # on a busy machine a short hold would end before the waiter is in line
     grant = await ask.granted(lock)
-    waiter = asyncio.create_task(ask.granted(lock, wait_s=LONG, by=await another()))
+    waiter = asyncio.create_task(ask.granted(lock, wait_s=PATIENCE, by=await another()))
     if ask.source.capabilities.fair:
         await eventually(lambda: ask.bench.waiting(lock), what="the waiter in its queue")
     else:
@@ -107,12 +104,12 @@ async def test_tokens_rise_over_a_restart_of_the_service(ask: Asking, lock: str)
     before = await ask.granted(f"{lock}/before", tokens=5)
     await ask.bench.crash()
     await ask.bench.restart()
-    after = await ask.granted(f"{lock}/after", wait_s=LONG)
+    after = await ask.granted(f"{lock}/after", wait_s=PATIENCE)
     if ask.source.capabilities.order == "source":
         assert after.tokens[0] > before.tokens[-1]
     if not ask.source.capabilities.ttl_from_server:  # the hold may have lived through it, with its session
         await ask.source.release(f"{lock}/before", before.handle)
-    again = await ask.granted(f"{lock}/before", wait_s=LONG)
+    again = await ask.granted(f"{lock}/before", wait_s=PATIENCE)
     assert again.tokens[0] > before.tokens[-1]
 
 
@@ -152,7 +149,7 @@ async def test_any_process_can_renew_mint_and_release_by_the_handle(ask: Asking,
         assert minted is not None
         assert minted[0] > grant.tokens[0]
     await other.release(lock, grant.handle)
-    assert isinstance(await ask.acquire(lock, wait_s=LONG), Grant)
+    assert isinstance(await ask.acquire(lock, wait_s=PATIENCE), Grant)
 
 
 async def test_who_waits_in_vain_or_is_cancelled_learns_who_has_it_and_leaves_nothing(
@@ -161,7 +158,7 @@ async def test_who_waits_in_vain_or_is_cancelled_learns_who_has_it_and_leaves_no
     ask.ttl_ms = 30_000  # on a busy machine a short hold would end before the wait does
     grant = await ask.granted(lock, owner="the holder")
     other = await another()
-    waiter = asyncio.create_task(ask.acquire(lock, wait_s=LONG, by=other))
+    waiter = asyncio.create_task(ask.acquire(lock, wait_s=PATIENCE, by=other))
     held = await ask.acquire(lock, wait_s=0.3, by=other)
     assert isinstance(held, Holder)
     assert held.owner == "the holder"
@@ -180,7 +177,7 @@ async def test_waiters_are_served_in_the_order_of_their_arrival(ask: Asking, ano
     served: list[int] = []
 
     async def wait(number: int, source: Source) -> None:
-        mine = await ask.granted(lock, wait_s=LONG, by=source)
+        mine = await ask.granted(lock, wait_s=PATIENCE, by=source)
         served.append(number)
         await source.release(lock, mine.handle)
 
@@ -205,7 +202,7 @@ async def test_many_at_once_never_two(ask: Asking, another: Another, lock: str) 
     async def work(source: Source) -> None:
         nonlocal inside
         for _ in range(4):
-            grant = await ask.granted(lock, wait_s=2 * LONG, by=source)
+            grant = await ask.granted(lock, wait_s=2 * PATIENCE, by=source)
             inside += 1
             assert inside == 1
             drawn.extend(grant.tokens)
@@ -226,7 +223,7 @@ async def test_the_lock_of_a_holder_that_crashed_becomes_free(ask: Asking, holde
     dead = await holder(lock)
     assert isinstance(await ask.acquire(lock), Holder)
     os.kill(dead.pid, signal.SIGKILL)
-    grant = await ask.granted(lock, wait_s=LONG)
+    grant = await ask.granted(lock, wait_s=PATIENCE)
     assert list(dead.tokens) < list(grant.tokens) or ask.source.capabilities.order == "database"
 
 
@@ -234,7 +231,7 @@ async def test_a_paused_holder_that_wakes_up_has_lost_everything(ask: Asking, ho
     paused = await holder(lock)
     os.kill(paused.pid, signal.SIGSTOP)
     try:
-        successor = await ask.granted(lock, wait_s=LONG, owner="successor")
+        successor = await ask.granted(lock, wait_s=PATIENCE, owner="successor")
     finally:
         os.kill(paused.pid, signal.SIGCONT)
     assert await paused.ask("renew") is False
@@ -267,7 +264,7 @@ async def test_a_service_that_cannot_be_asked(ask: Asking, lock: str, harm: str)
             assert str(error), "it says why"
     finally:
         await (ask.bench.restart() if harm == "crash" else ask.bench.resume())
-    assert isinstance(await ask.acquire(f"{lock}/after", wait_s=LONG), Grant), "it connects again by itself"
+    assert isinstance(await ask.acquire(f"{lock}/after", wait_s=PATIENCE), Grant), "it connects again by itself"
 
 
 async def test_what_another_program_has_put_there_is_named(ask: Asking, lock: str) -> None:

@@ -14,11 +14,9 @@ from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
-
-LONG = 30.0
 
 
 @asynccontextmanager
@@ -37,13 +35,13 @@ async def granted(source: ZooKeeperSource, lock: str, tokens: int = 1) -> Grant:
 
     async def taken() -> Grant | None:
         try:
-            grant = await source.acquire(lock, owner="us", ttl_ms=1000, tokens=tokens, wait_s=LONG)
+            grant = await source.acquire(lock, owner="us", ttl_ms=1000, tokens=tokens, wait_s=PATIENCE)
         except SourceUnavailableError:
             return None
         assert isinstance(grant, Grant), grant
         return grant
 
-    return await eventually(taken, within=LONG)
+    return await eventually(taken)
 
 
 @pytest.fixture
@@ -85,7 +83,7 @@ async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Serv
                 return False
             return True
 
-        await eventually(renewed, within=LONG)
+        await eventually(renewed)
         minted = await holder.mint("it", grant.handle, 2)
         assert minted is not None
         assert minted[0] >> 32 > grant.tokens[-1] >> 32, "a new leader, a new epoch"
@@ -124,7 +122,7 @@ async def test_an_empty_lock_is_removed_and_its_numbers_go_on(tmp_path: Path) ->
                 async def gone() -> bool:
                     return await asyncio.to_thread(other.exists, parent_of("/fencepost", "it")) is None
 
-                await eventually(gone, within=LONG)
+                await eventually(gone)
             assert (await granted(source, "it")).tokens > before.tokens
     finally:
         one.stop()

@@ -14,6 +14,7 @@ from tests.support.interleave import Connect
 from fencepost.embedded.server import PostgresServer
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.versions
 
@@ -35,7 +36,7 @@ def dump_and_restore(server: PostgresServer, source: str, target: str, *options:
         f'set -o pipefail; pg_dump {" ".join(options)} "{source}" | psql "{target}" -qX -v ON_ERROR_STOP=1 -o /dev/null'
     )
     path = f"{server.bin_dir}:{os.environ['PATH']}"
-    subprocess.run(["bash", "-c", command], check=True, env=os.environ | {"PATH": path}, timeout=60)
+    subprocess.run(["bash", "-c", command], check=True, env=os.environ | {"PATH": path}, timeout=2 * PATIENCE)
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from tests.http.conftest import StartGateway
 from tests.support.tokens import SECRET, bearer, token
 
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.long("runs of schemathesis")
 
 MAX_EXAMPLES = 30
 FEW_EXAMPLES = 3
-SECONDS = 300
 
 CHECKS = (
     "not_a_server_error",
@@ -115,7 +115,7 @@ async def schemathesis(folder: Path, gateway: str, credential: str | None, examp
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        output, _ = await asyncio.wait_for(run.communicate(), SECONDS)
+        output, _ = await asyncio.wait_for(run.communicate(), 10 * PATIENCE)
     finally:
         if run.returncode is None:
             run.kill()

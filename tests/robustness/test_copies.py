@@ -29,7 +29,7 @@ from fencepost.storage.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
@@ -54,7 +54,7 @@ class Copied:
             env=os.environ | {"PATH": self.path},
             check=False,
             capture_output=True,
-            timeout=60,
+            timeout=2 * PATIENCE,
         )
         assert done.returncode == 0, done.stderr
 

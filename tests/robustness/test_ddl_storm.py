@@ -14,6 +14,8 @@ from tests.robustness.ddl_storm.storm import Storm, rage, server
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none
 
+from fencepost.testing.servers.waiting import PATIENCE
+
 pytestmark = pytest.mark.long("storms of DDL and restores")
 
 OPERATIONS = int(os.environ.get("FENCEPOST_STORM_OPERATIONS") or 1500)
@@ -28,7 +30,7 @@ THROUGH = {
 
 
 def storm_over(server_name: str, directory: Path, seed: int) -> Storm:
-    within = 120 + OPERATIONS / 20  # seconds, of which it takes a tenth on two cores that do nothing else
+    within = PATIENCE * (4 + OPERATIONS / 600)  # seconds, of which it takes a tenth on two cores that do nothing else
     with server(server_bin_dir(server_name)) as running:
         return asyncio.run(asyncio.wait_for(rage(running, directory, seed, OPERATIONS), within))
 
@@ -60,7 +62,7 @@ def test_ddl_and_restores_beside_writers_let_no_stale_write_in(server_name: str,
 def test_the_oracle_sees_a_fence_with_a_hole(hole: str) -> None:
     """The control has no dice: its operations go through each hole."""
     with server(server_bin_dir("embedded-18")) as running:
-        answers, storm = asyncio.run(asyncio.wait_for(steer(running, SABOTAGE.get(hole, "")), 120))
+        answers, storm = asyncio.run(asyncio.wait_for(steer(running, SABOTAGE.get(hole, "")), 4 * PATIENCE))
     assert answers == {verb: "committed" if verb == THROUGH[hole] else "FP409" for verb in ("insert", "update")}
     seen = [wrong.splitlines()[0] for wrong in storm.wrong]
     assert len(seen) == (THROUGH[hole] is not None), seen

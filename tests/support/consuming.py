@@ -97,7 +97,7 @@ class Queue:
         """Append them; those of one resource in their order, for that is how one process appends."""
         await asyncio.gather(*(self.log.append(each) for each in messages))
 
-    async def empty(self, within: float = 60.0) -> None:
+    async def empty(self, within: float = 2 * PATIENCE) -> None:
         """Wait until all is decided."""
 
         async def none_left() -> bool:

@@ -71,7 +71,7 @@ async def let_gateways_be_silent(observer: Connection) -> None:
     await observer.execute(f"CREATE OR REPLACE VIEW fencepost.live_waiters AS {longer}")
 
 
-async def out_of_line(observer: Connection, secret: str, *, within: float = 5.0) -> None:
+async def out_of_line(observer: Connection, secret: str, *, within: float = PATIENCE) -> None:
     """Return once this waiter's place is gone."""
     await eventually(
         lambda: observer.fetchval("SELECT NOT EXISTS (SELECT FROM fencepost.live_waiters WHERE owner = $1)", secret),

@@ -4,10 +4,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from fencepost.testing.servers.processes import alive
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
-async def all_gone(pids: list[int], *, within: float = 10.0) -> None:
+async def all_gone(pids: list[int], *, within: float = PATIENCE) -> None:
     """Return once none of these processes runs; TimeoutError if one still does after `within` seconds."""
 
     async def gone() -> bool:

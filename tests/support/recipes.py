@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.embedded.server import PostgresServer
+from fencepost.testing.servers.waiting import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "direct-sql.md"
@@ -59,6 +60,6 @@ def run(command: str, server: PostgresServer, url: str, **variables: str) -> sub
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=60,
+        timeout=2 * PATIENCE,
         env=surroundings(server, url, **variables),
     )

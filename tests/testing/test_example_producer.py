@@ -21,6 +21,7 @@ from fencepost.queues.write_id import parse_write_id
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.kafka import Kafka, jars
 from fencepost.testing.servers.lock_services import MissingServerError
+from fencepost.testing.servers.waiting import PATIENCE
 
 PRODUCERS = Path(__file__).parents[2] / "examples" / "producer"
 PARTITIONS = 5
@@ -59,7 +60,7 @@ def topic(brokers: str, request: pytest.FixtureRequest) -> str:
 
 def run(command: list[str], lines: str) -> str:
     """Give lines to a producer, and return what it prints."""
-    done = subprocess.run(command, input=lines.encode(), capture_output=True, check=False, timeout=60)
+    done = subprocess.run(command, input=lines.encode(), capture_output=True, check=False, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
@@ -104,7 +105,7 @@ def taken(brokers: str, topic: str, count: int) -> list[tuple[Message, int]]:
     consumer.subscribe([topic])
     found: list[tuple[Message, int]] = []
     while len(found) < count:
-        (message,) = consumer.consume(1, timeout=60)
+        (message,) = consumer.consume(1, timeout=2 * PATIENCE)
         assert message.error() is None
         key, value, partition, headers = message.key(), message.value(), message.partition(), message.headers()
         assert key is not None

@@ -11,7 +11,7 @@ from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.processes import alive
 from fencepost.testing.servers.server import ServerError
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -32,4 +32,4 @@ def test_what_it_started_ends_with_it(database: str, tmp_path: Path) -> None:
         process = launcher.launch(["serve", "--port", str(port)], gateway_environment(database), tmp_path / "log")
         wait_until(lambda: is_ready(port))
     wait_until(lambda: not alive(process.pid))
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL

@@ -17,6 +17,7 @@ from fencepost.testing.checker import NothingToCheckError, check
 from fencepost.testing.history import Event, History
 from fencepost.testing.history.porcupine import export
 from fencepost.testing.servers.cache import made_once
+from fencepost.testing.servers.waiting import PATIENCE
 
 SOURCES = Path(__file__).parents[1] / "porcupine"
 
@@ -53,7 +54,7 @@ def verdicts(program: Path, directory: Path, histories: list[list[Event]]) -> li
     paths = [directory / f"{number}.jsonl" for number in range(len(histories))]
     for path, events in zip(paths, histories, strict=True):
         export(history(events), path)
-    found = subprocess.run([program, *paths], check=True, capture_output=True, text=True, timeout=300)
+    found = subprocess.run([program, *paths], check=True, capture_output=True, text=True, timeout=10 * PATIENCE)
     return [line.endswith(" valid") for line in found.stdout.splitlines()]
 
 

@@ -14,7 +14,7 @@ from tests.torture.conftest import assert_ended_well
 from fencepost.cli.main import main
 from fencepost.testing.history import read
 from fencepost.testing.servers.gateway import GatewayServer
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
 from fencepost.torture import Config
 
 TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%' AND relkind = 'r'"
@@ -132,9 +132,9 @@ def test_ctrl_c_leaves_a_report_of_what_ran(database: str, tmp_path: Path) -> No
             [sys.executable, "-m", "fencepost", "torture", *arguments], stdout=log, stderr=log, start_new_session=True
         )
     try:
-        wait_until(lambda: any(_size(path) > 5000 for path in tmp_path.glob(".torture-*/part*")), within=150)
+        wait_until(lambda: any(_size(path) > 5000 for path in tmp_path.glob(".torture-*/part*")), within=5 * PATIENCE)
         os.killpg(process.pid, signal.SIGINT)
-        assert_ended_well(process.wait(120), (tmp_path / "log").read_text())
+        assert_ended_well(process.wait(4 * PATIENCE), (tmp_path / "log").read_text())
     finally:
         process.kill()
         process.wait()

@@ -3,13 +3,12 @@
 from tests.conformance.etcd_bench import EtcdBench
 
 from fencepost.locks.source import Grant, Source
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-LONG = 20.0
 TTL = 1000
 
 
-async def granted(source: Source, lock: str, *, wait_s: float = LONG, ttl_ms: int = TTL, tokens: int = 1) -> Grant:
+async def granted(source: Source, lock: str, *, wait_s: float = PATIENCE, ttl_ms: int = TTL, tokens: int = 1) -> Grant:
     grant = await source.acquire(lock, owner="somebody", ttl_ms=ttl_ms, tokens=tokens, wait_s=wait_s)
     assert isinstance(grant, Grant), grant
     return grant

@@ -11,10 +11,7 @@ from tests.conformance.zookeeper_bench import ZooKeeperBench, admin
 from fencepost.locks.source import Grant, Holder
 from fencepost.locks.zookeeper.nodes import parent_of
 from fencepost.locks.zookeeper.source import ZooKeeperSource
-from fencepost.testing.servers.waiting import eventually
-
-LONG = 30.0
-
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 Open = Callable[..., Any]
 
@@ -23,7 +20,7 @@ async def acquire(source: ZooKeeperSource, lock: str, wait_s: float = 0, owner: 
     return await source.acquire(lock, owner=owner, ttl_ms=1000, tokens=1, wait_s=wait_s)
 
 
-async def granted(source: ZooKeeperSource, lock: str, wait_s: float = LONG) -> Grant:
+async def granted(source: ZooKeeperSource, lock: str, wait_s: float = PATIENCE) -> Grant:
     grant = await acquire(source, lock, wait_s)
     assert isinstance(grant, Grant), grant
     return grant

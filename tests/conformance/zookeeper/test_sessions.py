@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
-from tests.conformance.zookeeper.queueing import LONG, Open, acquire, asleep, granted, queued
+from tests.conformance.zookeeper.queueing import Open, acquire, asleep, granted, queued
 from tests.conformance.zookeeper_bench import ZooKeeperBench, running
 from tests.support.cutting_proxy import cutting_proxy
 
@@ -19,7 +19,7 @@ from fencepost.locks.zookeeper.source import ZooKeeperSource
 from fencepost.locks.zookeeper.url import parse
 from fencepost.testing.faults.link import Link
 from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 
@@ -72,7 +72,7 @@ async def test_a_create_whose_answer_was_lost_blocks_no_waiter(
         await source.release(lock, (await granted(source, lock)).handle)
         proxy.mute_after = b"__lock__"
         asked = asyncio.create_task(acquire(source, lock))
-        await asyncio.wait_for(proxy.muted.wait(), LONG)
+        await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
         await queued(zookeeper, lock, 1)
         proxy.mute_after = None
         proxy.cut_all()
@@ -125,7 +125,7 @@ async def test_a_mint_whose_answer_was_lost_is_drawn_again(
         grant = await granted(source, lock)
         proxy.mute_after = json.loads(grant.handle)["node"].encode()
         asked = asyncio.create_task(source.mint(lock, grant.handle, 3))
-        await asyncio.wait_for(proxy.muted.wait(), LONG)
+        await asyncio.wait_for(proxy.muted.wait(), PATIENCE)
         proxy.mute_after = None
         proxy.cut_all()
         minted = await asked
@@ -143,14 +143,14 @@ async def test_a_client_whose_thread_has_died_is_replaced(source: ZooKeeperSourc
             return await granted(source, lock)
         return None
 
-    assert await eventually(back, within=LONG)
+    assert await eventually(back)
 
 
 async def test_a_closed_source_reports_it_also_to_a_waiter(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, open_source: Open, lock: str
 ) -> None:
     grant = await granted(await open_source(), lock)
-    waiter = asyncio.create_task(acquire(source, lock, LONG))
+    waiter = asyncio.create_task(acquire(source, lock, PATIENCE))
     await queued(zookeeper, lock, 2)
     await source.close()
     with pytest.raises(SourceUnavailableError, match="closed"):

@@ -29,6 +29,7 @@ from fencepost.storage.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.waiting import PATIENCE
 
 HTTP, DIRECT = 10, 5
 """Writers of each kind."""
@@ -83,7 +84,7 @@ async def _gateway(dsn: str, errors: Path) -> AsyncIterator[str]:
     finally:
         everything = [process.pid, *descendants(process.pid)]
         process.kill()
-        await asyncio.to_thread(process.communicate, timeout=30)
+        await asyncio.to_thread(process.communicate, timeout=PATIENCE)
         await all_gone(everything)
 
 
