@@ -85,6 +85,7 @@ async def test_another_session_of_the_same_pid_is_not_taken_for_the_holder(
 
 
 async def test_a_hold_stays_while_its_process_runs(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
+    ask.ttl_ms = LEAST_TTL_MS
     grant = await ask.granted(lock)
     longer = (
         "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND state_change > backend_start + $2 * interval '1ms'"
@@ -94,6 +95,7 @@ async def test_a_hold_stays_while_its_process_runs(ask: Asking, bench: AdvisoryB
 
 
 async def test_a_renewal_may_change_the_ttl(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
+    ask.ttl_ms = 6000  # it is asked for again after a third of it
     grant = await ask.granted(lock)
     assert await ask.source.renew(lock, grant.handle, 77_000) is True
     with_new_ttl = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1 AND query LIKE '%idle_session_timeout = 77000'"
