@@ -110,6 +110,16 @@ async def test_refusals_have_an_exit_code_and_no_traceback(run: Run) -> None:
         assert isinstance(result.exception, SystemExit)
 
 
+async def test_a_refusal_of_postgresql_has_its_hint(run: Run, owner: Connection) -> None:
+    await run("protect", "u", "--queue", "postgres:default")
+    await run("protect", "t")
+    await owner.execute("SELECT fencepost.source_reaches('postgres:default', 1)")
+    await owner.execute("BEGIN; SET LOCAL fencepost.token = '9'; INSERT INTO t VALUES (1); COMMIT")
+    refused = await run("protect", "t", "--queue", "postgres:default")
+    assert (refused.exit_code, refused.output.count("\n")) == (1, 1), refused.output
+    assert "(FP400). fencepost source raise postgres:default --above 9 --reason …" in refused.output
+
+
 @pytest.mark.parametrize("command", [["migrate"], ["protect", "t"]])
 async def test_a_database_that_cannot_be_used_is_one_line(
     run: Run, postgres: PostgresServer, command: list[str], tmp_path: Path

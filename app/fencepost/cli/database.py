@@ -64,7 +64,8 @@ def run_command(run: Callable[[], Awaitable[T]]) -> T:
     except StorageError as error:
         raise click.ClickException(str(error)) from error
     except asyncpg.PostgresError as error:
-        raise click.ClickException(f"PostgreSQL refused: {error.message or error} ({error.sqlstate})") from error
+        hint = f" {error.hint}" if error.hint else ""
+        raise click.ClickException(f"PostgreSQL refused: {error.message or error} ({error.sqlstate}).{hint}") from error
     except (ValueError, OverflowError) as error:  # the first quotes the URL, and with it perhaps the password
         raise click.ClickException(UNREADABLE_URL) from error
     except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
