@@ -107,6 +107,7 @@ async def test_a_port_without_a_listener_is_unreachable_for_lock_and_for_mint(lo
         (("a", "--ttl", "nan", "true"), "ttl=nan"),
         (("a", "--wait", "nan", "true"), "wait=nan"),
         (("a", "--url", "gateway:8080", "true"), "a gateway is at http://host:port"),
+        (("a", "--url", "http://127.0.0.1:99999", "true"), "a port is at most 65535"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_asked(arguments: tuple[str, ...], message: str) -> None:

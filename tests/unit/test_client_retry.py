@@ -233,9 +233,13 @@ async def test_exactly_one_of_lease_and_token() -> None:
     assert mock.requests == []
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://", "http://[::"])
-def test_a_url_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="url"):
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [("", ""), ("localhost:8080", ""), ("ftp://host", ""), ("http://", ""), ("http://[::", ""),
+     ("http://host:65536", "a port is at most 65535"), ("http://host/?x=1", "no query"), ("http://h#", "no frag")],
+)  # fmt: skip
+def test_a_url_that_is_none_is_refused(url: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"url .*{why}"):
         Client(url)
 
 

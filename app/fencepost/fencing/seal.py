@@ -94,9 +94,16 @@ def parse_presented(raw: bytes) -> Presented:
         raise MalformedTokenError(f"a sealed token has at most {LONGEST} bytes")
     if not _SEAL.match(seal):
         raise MalformedTokenError(
-            "a sealed token is number.key.payload.seal, as the gateway gave it: send it whole and unchanged"
+            "a token is a whole number; a sealed one is number.key.payload.seal, as the gateway gave it: send it whole"
+            " and unchanged"
         )
     return SealedToken(token, raw.decode("ascii"))
+
+
+def quotable(raw: bytes) -> bytes:
+    """Give what may be shown of what was presented: a fraction is, and no part of a seal."""
+    number, dot, rest = raw.partition(b".")
+    return number + b"..." if rest.strip(b"0123456789") else number + dot + rest
 
 
 def number_of(presented: Presented | None) -> Token | None:

@@ -23,7 +23,8 @@ EXTERNAL: Final = "external"
 MAX_TOKEN = 2**63 - 1
 
 # ASCII only, and \Z: `$` would let a trailing newline pass, int() takes "1_000", " 5 " and Arabic digits.
-_GRAMMAR = re.compile(rb"[1-9][0-9]{0,18}\Z")
+_GRAMMAR = re.compile(rb"[1-9][0-9]*\Z")
+_MOST_DIGITS: Final = len(str(MAX_TOKEN))
 
 
 class MalformedTokenError(ValueError):
@@ -36,10 +37,9 @@ def parse_token(raw: bytes) -> Token:
         raise MalformedTokenError(
             "a token is one positive decimal integer: ASCII digits only, no sign, space, comma or leading zero"
         )
-    value = int(raw)
-    if value > MAX_TOKEN:
+    if len(raw) > _MOST_DIGITS or int(raw) > MAX_TOKEN:
         raise MalformedTokenError(f"a token is at most {MAX_TOKEN} (a signed 64-bit integer)")
-    return Token(value)
+    return Token(int(raw))
 
 
 def accepts(rule: Rule, mark: int, token: Token) -> bool:

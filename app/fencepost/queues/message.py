@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from fencepost.fencing.resource import MalformedResourceError, Resource, parse_resource
-from fencepost.fencing.seal import Presented, SealedToken, parse_presented
+from fencepost.fencing.seal import Presented, SealedToken, parse_presented, quotable
 from fencepost.fencing.token import MalformedTokenError
 from fencepost.queues.log import Headers, Message
 from fencepost.queues.write_id import NONCE
@@ -162,8 +162,7 @@ def _token(given: dict[str, bytes]) -> Presented | None:
     try:
         token = parse_presented(value)
     except MalformedTokenError as error:
-        shown = _shown(value.partition(b".")[0])  # no part of a seal
-        raise MalformedMessageError(f"header {FENCE_TOKEN}: {shown}: {error}") from error
+        raise MalformedMessageError(f"header {FENCE_TOKEN}: {_shown(quotable(value))}: {error}") from error
     return replace(token, queued=True) if isinstance(token, SealedToken) else token
 
 

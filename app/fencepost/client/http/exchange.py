@@ -35,6 +35,7 @@ IDLE_SECONDS: Final = 3.0
 _PROBLEM: Final = "application/problem+json"
 _NOTHING_READ: Final = b""
 _UNAUTHENTICATED: Final = 401
+_LAST_PORT: Final = 65535
 _NEVER_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _NEVER_BUILT: Final = (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.CookieConflict)
 
@@ -285,4 +286,8 @@ def _check_url(url: str) -> httpx.URL:
         raise ValueError(f"url {url!r}: {error}") from error
     if read.scheme not in ("http", "https") or not read.host:
         raise ValueError(f"url {url!r}: a gateway is at http://host:port or https://host:port")
+    if read.port is not None and read.port > _LAST_PORT:
+        raise ValueError(f"url {url!r}: a port is at most {_LAST_PORT}")
+    if "?" in url or "#" in url:
+        raise ValueError(f"url {url!r}: a gateway's URL has no query (?) and no fragment (#)")
     return read

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fencepost.fencing.problem_types import MALFORMED_TOKEN, NOT_ACCEPTABLE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, decode_segment
-from fencepost.fencing.seal import Presented, parse_presented
+from fencepost.fencing.seal import Presented, parse_presented, quotable
 from fencepost.fencing.token import MalformedTokenError
 from fencepost.http.problems.response import RequestError
 
@@ -56,7 +56,7 @@ def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Presented | None:
     try:
         return parse_presented(values[0])
     except MalformedTokenError as error:
-        shown = values[0].partition(b".")[0][:40].decode("latin-1")  # no part of a seal
+        shown = quotable(values[0])[:40].decode("latin-1")
         raise RequestError(Problem(MALFORMED_TOKEN, f"X-Fence-Token: {shown!r}: {error}.")) from error
 
 
