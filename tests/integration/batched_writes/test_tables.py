@@ -56,6 +56,8 @@ async def test_batches_that_cannot_work_are_reported_once_and_change_no_verdict(
 
 TABLES = """
 CREATE TABLE t_plain (id int PRIMARY KEY);
+CREATE RULE gone AS ON UPDATE TO t_plain DO ALSO NOTHING;
+DROP RULE gone ON t_plain;
 CREATE TABLE t_parent (id int PRIMARY KEY);
 CREATE TABLE t_child (id int PRIMARY KEY, parent int REFERENCES t_parent ON DELETE CASCADE);
 CREATE TABLE t_triggered (id int PRIMARY KEY);

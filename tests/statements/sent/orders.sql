@@ -20,7 +20,7 @@ WITH RECURSIVE part(oid) AS (
     UNION ALL SELECT i.inhrelid
     FROM part
     JOIN pg_inherits i ON i.inhparent = part.oid)
-  SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
+  SELECT EXISTS (SELECT FROM part c WHERE EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_type <> '1' AND w.ev_enabled <> 'D')) OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D' AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))
 
 -- POST of nothing: 400
 --   $1 = 106

@@ -13,6 +13,7 @@ from fencepost.storage.protecting.lost_marks import ABOVE
 from fencepost.storage.protecting.table import PREFIX
 from fencepost.storage.protecting.target import CONSTRAINT
 from fencepost.storage.tables.catalog import MARK_COLUMN
+from fencepost.storage.tables.effects import HAS_RULES
 from fencepost.storage.tables.load import BOUND, api_name
 
 ROW_TRIGGERS: Final = frozenset(PREFIX + part for part in ("upd", "ins", "insmark", "del"))
@@ -25,7 +26,7 @@ SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnotnull AND a.attnum > 0
                 AND NOT a.attisdropped) AS not_null,
        {BOUND} AS bound, c.oid IS NOT NULL AS exists, n.nspname::text AS schema, c.relname::text AS relation,
-       c.relpersistence::text AS persistence, c.relhasrules AS has_rules,
+       c.relpersistence::text AS persistence, {HAS_RULES} AS has_rules,
        p.scope IS NULL AND row_security_active(c.oid) AS ruled, current_user::text AS me,
        (SELECT format_type(a.atttypid, -1) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attname = $1 AND NOT a.attisdropped) AS column,

@@ -10,6 +10,7 @@ from fencepost.storage.statements.given import body_columns, body_json
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.row_sql import key_parameter, operator
 from fencepost.storage.tables.catalog import Table, quote
+from fencepost.storage.tables.effects import HAS_RULES
 
 _UNREADABLE: Final = (
     *(asyncpg.DataError, asyncpg.IntegrityConstraintViolationError),  # a domain's CHECK is the latter
@@ -83,10 +84,10 @@ async def _runs(connection: Connection, text: str, bound: Bound) -> bool:
     return True
 
 
-_REKEYS: Final = """
+_REKEYS: Final = f"""
 WITH RECURSIVE part(oid) AS (
   SELECT $1::text::regclass::oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
-SELECT EXISTS (SELECT FROM part JOIN pg_class c ON c.oid = part.oid WHERE c.relhasrules)
+SELECT EXISTS (SELECT FROM part c WHERE {HAS_RULES})
     OR EXISTS (SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
                 WHERE NOT t.tgisinternal AND t.tgtype::int & 7 = 7 AND t.tgenabled <> 'D'
                   AND NOT pg_catalog.starts_with(t.tgname::text, 'zzz_fencepost_'))"""

@@ -2,9 +2,13 @@
 
 from typing import Final
 
+# Not pg_class.relhasrules, which stays when the last rule is dropped. A view's own rule is one on SELECT (1).
+HAS_RULES: Final = """
+EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_type <> '1' AND w.ev_enabled <> 'D')"""
+
 # The first two bits of tgtype are ROW and BEFORE, the fifth is UPDATE. A partition may have triggers of its own.
-SUPPRESSES: Final = """
-c.relhasrules AND c.relkind IN ('r', 'p') OR EXISTS (
+SUPPRESSES: Final = f"""
+{HAS_RULES} AND c.relkind IN ('r', 'p') OR EXISTS (
   WITH RECURSIVE part(oid) AS (
     SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
@@ -14,8 +18,8 @@ c.relhasrules AND c.relkind IN ('r', 'p') OR EXISTS (
 
 # Row security runs policies; it also hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING
 # takes no deferrable constraint, and keeps what a function in a DEFAULT has written; those in C write nothing.
-SHARES: Final = """
-NOT c.relrowsecurity AND NOT c.relhasrules AND c.relkind IN ('r', 'p')
+SHARES: Final = f"""
+NOT c.relrowsecurity AND NOT {HAS_RULES} AND c.relkind IN ('r', 'p')
   AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
   AND NOT EXISTS (
   SELECT FROM pg_depend d JOIN pg_proc f ON f.oid = d.refobjid JOIN pg_language l ON l.oid = f.prolang

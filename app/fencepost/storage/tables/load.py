@@ -24,7 +24,16 @@ from fencepost.storage.tables.catalog import (
     quote,
 )
 from fencepost.storage.tables.columns import COLUMNS, DEFAULTS, column_of
-from fencepost.storage.tables.effects import CHANGES, REACHES, REACHES_ITSELF, REFERS, SHARES, SHOWS_CALLER, SUPPRESSES
+from fencepost.storage.tables.effects import (
+    CHANGES,
+    HAS_RULES,
+    REACHES,
+    REACHES_ITSELF,
+    REFERS,
+    SHARES,
+    SHOWS_CALLER,
+    SUPPRESSES,
+)
 
 _KINDS: Final[dict[str, TableKind]] = {
     "r": "table",
@@ -44,7 +53,7 @@ PROTECTED: Final = (
 # Everything that statements depend on: columns, key, triggers, how it is protected. No function here takes the table's
 # lock: one locked table must not stop requests to the others.
 _FINGERPRINT: Final = f"""
-md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, c.relhasrules,
+md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, {HAS_RULES},
   (SELECT string_agg(concat_ws(':', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated,
                                a.attidentity, a.attcollation), ',' ORDER BY a.attnum)
      FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
