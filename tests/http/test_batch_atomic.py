@@ -107,6 +107,17 @@ async def test_a_line_is_judged_by_its_own_token_and_not_by_that_of_a_filtered_d
     assert (await send(http, [patch(C, 2055, note="older than the PUT")])).json()["code"] == "FP001"
 
 
+@pytest.mark.parametrize(
+    "made", [{"method": "PUT", "path": f"orders/{A}"}, {"method": "POST", "path": "orders"}], ids=["PUT", "POST"]
+)
+async def test_a_row_is_deleted_and_made_anew_under_one_token(http: httpx.AsyncClient, made: dict[str, Any]) -> None:
+    anew = {**made, "token": 2001, "body": {"order_id": A, "status": "new"}}
+    answer = await send(http, [{"method": "DELETE", "path": f"orders/{A}", "token": 2001}, anew])
+    assert [json.loads(line)["status"] for line in answer.text.splitlines()] == [204, 201], answer.text
+    await send(http, [{"method": "DELETE", "path": f"orders/{A}", "token": 2002}])
+    assert (await send(http, [{**anew, "token": 2002}])).json()["code"] == "FP002", "another transaction deleted it"
+
+
 async def test_what_landed_is_not_done_again_under_its_keys(http: httpx.AsyncClient) -> None:
     lines = [patch(key, 2001, f"key of {key}", note="once") for key in (A, B)]
     first, again = await send(http, lines), await send(http, lines)

@@ -80,8 +80,14 @@ class Rows:
         if self.inserts:
             return [ALONE] * len(writes)
         standings = await asking.ask(connection, self.table, [write.key for write in writes])
-        fence = self.table.fence
-        return [judge(each, fence, write.token) or AGAIN for each, write in zip(standings, writes, strict=True)]
+        # What a transaction has deleted itself it may make anew (R1): whether it has, the INSERT's trigger knows.
+        perhaps_own = self.creates and self.wait == "block" and connection.is_in_transaction()
+        return [
+            MissingRow(each.resource)
+            if perhaps_own and each.live is None and each.without_row == write.token
+            else judge(each, self.table.fence, write.token) or AGAIN
+            for each, write in zip(standings, writes, strict=True)
+        ]
 
     def absent(self, writes: Sequence[RowWrite]) -> Sequence[Problem]:
         """Answer as if there were no such rows."""
