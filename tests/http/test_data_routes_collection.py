@@ -69,12 +69,16 @@ async def test_a_location_leads_to_the_row_whatever_its_key(api: Api) -> None:
     for table, row in (
         ("items", {"order_id": "a/b,c", "line": 1}),
         ("items", {"order_id": "ü\n%?#", "line": 1}),
+        ("items", {"order_id": "..", "line": 1}),
         ("made", made),
     ):
         answer = await api.ask("POST", f"data/{table}", row, token=5)
         assert answer.status_code == 201, row
         found = await api.ask("GET", answer.headers["location"].removeprefix("/v1/"))
         assert found.json() == answer.json()[0], row
+    for key in ("", ".", ".."):
+        answer = await api.ask("POST", "data/orders", {"order_id": key}, token=5)
+        assert (answer.status_code, answer.headers.get("location")) == (201, None), "it cannot stand in a path"
 
 
 async def test_elements_must_have_the_same_keys_unless_columns_names_them(api: Api, shop: Shop) -> None:

@@ -19,7 +19,7 @@ HEADERS: Final[dict[str, Part]] = {
         "example": "0-19/*",
     },
     "Location": {
-        "description": "Where the row is, when there is one and the request named its key.",
+        "description": "Where the row is, when there is one whose key can stand in a path.",
         "schema": {"type": "string", "format": "uri-reference"},
     },
     "X-Fence-Mark": {

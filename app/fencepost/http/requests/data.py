@@ -15,7 +15,7 @@ from fencepost.storage.statements.query import NO_QUERY, Query, QueryError
 
 COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
 ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
-_UNNAMEABLE: Final = (("",), (".",), ("..",))
+UNNAMEABLE: Final = (("",), (".",), ("..",))
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ def split_path(path: bytes) -> tuple[str, Key | None, bytes]:
 
 def require_nameable(key: Key | None) -> None:
     """Refuse a key that clients and proxies would read as another path."""
-    if key in _UNNAMEABLE:
+    if key in UNNAMEABLE:
         raise RequestError(
             bad_request(f"path: the key {key[0]!r} cannot stand in a path.", "Name the row by a filter: ?column=eq.")
         )

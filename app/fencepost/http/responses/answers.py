@@ -13,6 +13,7 @@ from fencepost.gateway.submit import Submitted
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.gateway.writes.write import OneRow, Preferences, Write
 from fencepost.http.problems.response import problem_response
+from fencepost.http.requests.data import UNNAMEABLE
 from fencepost.http.requests.headers import SINGULAR
 from fencepost.http.responses.queued import submitted_answer
 from fencepost.http.responses.raw import JSON, NO_STORE, Header, RawResponse
@@ -134,17 +135,19 @@ def _content_range(span: str, total: int | None) -> Header:
     return (b"content-range", f"{span}/{'*' if total is None else total}".encode("ascii"))
 
 
-def _location(resource: str) -> str:
-    """Name a row's route: as its resource, with all that a URL wants encoded."""
+def _location(resource: str) -> str | None:
+    """Name a row's route: as its resource, with all that a URL wants encoded. None: its key cannot stand in a path."""
     read = parse_resource(resource)
+    if read.key in UNNAMEABLE:
+        return None
     return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
 
 
 def _post_answer(write: Write, outcome: Done) -> Response:
     """Answer for POST: 201 with the rows as an array, or without."""
     headers = _headers(outcome, write.preferences)
-    if outcome.resource:
-        headers.append((b"location", _location(outcome.resource).encode("ascii")))
+    if outcome.resource and (location := _location(outcome.resource)) is not None:
+        headers.append((b"location", location.encode("ascii")))
     if write.preferences.count:
         headers.append(_content_range("*", len(outcome.rows)))
     if not write.shown:
