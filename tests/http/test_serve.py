@@ -11,7 +11,7 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.support.interleave import Connection
+from tests.support.interleave import Connect, Connection
 from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch, serving, serving_as_it_is, workers
 
@@ -205,3 +205,9 @@ async def test_other_addresses_are_served_when_asked_for_and_the_embedded_server
             assert int(await connection.fetchval("SHOW max_connections")) > 150 + 4 + 7 + 1
         finally:
             await connection.close()
+
+
+async def test_a_table_orders_of_the_users_own_is_no_demo(short_dir: Path, database: str, connect: Connect) -> None:
+    await (await connect()).execute("CREATE TABLE public.orders (id int PRIMARY KEY)")
+    async with serving_as_it_is(short_dir, FENCEPOST_DATABASE_URL=database) as gateway:
+        assert gateway.greeting.splitlines()[-1].startswith("  demo  was not made: there is a table orders"), gateway

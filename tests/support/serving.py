@@ -124,12 +124,12 @@ async def serving_as_it_is(directory: Path, *arguments: str, **variables: str) -
 
 
 def read_greeting(process: subprocess.Popen[str]) -> str:
-    """Read what serve prints in one go: up to the line `try`, or to the end of its output."""
+    """Read what serve prints in one go: up to the line `try` or `demo`, or to the end of its output."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if line.startswith("  try"):
+        if line.startswith(("  try", "  demo")):
             break
     return "".join(lines)
 

@@ -108,7 +108,7 @@ def _database(settings: Settings) -> Iterator[tuple[str, PostgresServer | None]]
 async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
     """Bring the database to where the gateway can start on it. A database of the user's is only looked at.
 
-    Returns the token for the demo's curl line.
+    Returns the token for the demo's curl line; None without a demo.
     """
     from fencepost.gateway_wiring import check_database  # noqa: PLC0415
     from fencepost.startup import StartupError  # noqa: PLC0415
@@ -140,6 +140,8 @@ def _greeting(
     if token is not None:
         known = ' -H "Authorization: Bearer $JWT"' if authenticated else ""
         lines.append(f"  try   {_TRY.format(url=url, token=token)}{known}")
+    elif settings.demo:
+        lines.append("  demo  was not made: there is a table orders, which is not the demo's")
     return "\n".join(lines)
 
 

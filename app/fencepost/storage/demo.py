@@ -43,16 +43,17 @@ def is_demo(table: Table | None) -> bool:
     return table is not None and table.name == "orders" and table.comment == _COMMENT
 
 
-async def load(dsn: str) -> int:
+async def load(dsn: str) -> int | None:
     """Make and protect `orders`, with its rows if it is new. An `orders` that is already there is left as it is.
 
-    Returns a token that order-123 will take.
+    Returns a token that order-123 will take; None if that `orders` is not the demo's.
     """
     connection = await session.connect(dsn, session.DURABLE)
     try:
         await connection.execute("SELECT pg_advisory_lock($1)", DEMO_LOCK)  # until we hang up
         if await connection.fetchval("SELECT to_regclass('public.orders') IS NOT NULL"):
-            return await _next_token(connection)
+            comment = await connection.fetchval("SELECT obj_description('public.orders'::regclass, 'pg_class')")
+            return await _next_token(connection) if comment == _COMMENT else None
         async with connection.transaction():
             await connection.execute(_TABLE)
             for comment in _COMMENTS:
@@ -69,6 +70,6 @@ async def _next_token(connection: Connection) -> int:
     """As in the README's story, or one more than the mark when the story was played already."""
     try:
         mark = await connection.fetchval("SELECT last_fence_token FROM public.orders WHERE order_id = 'order-123'")
-    except asyncpg.UndefinedColumnError:  # an `orders` of the user's own
+    except asyncpg.UndefinedColumnError:  # whoever made it ended before it was protected
         mark = None
     return max(FIRST_TOKEN, (mark or 0) + 1)
