@@ -1,8 +1,10 @@
 """Opens the gateway: the database, the picture of its tables, locks, sources, queues, and what runs beside requests."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Final
 
 import asyncpg
 
@@ -45,6 +47,8 @@ from fencepost.storage.schema import versions
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import Catalog, Served
 from fencepost.times import TIMES, Times
+
+LOGGER: Final = logging.getLogger("fencepost")
 
 
 async def check_database(dsn: str) -> None:
@@ -91,7 +95,7 @@ async def open_gateway(
     stopping = Stopping(settings.shutdown_timeout)
     retention = background.Retention(settings.lease_history, settings.mark_retention, settings.idempotency_retention)
     try:
-        await _look_first(gateway)
+        await _look_first(gateway, _served(settings))
         async with (
             background.run_upkeep(dsn, background.Upkeep(gateway, retention, stopping, keys, file)),
             sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
@@ -126,12 +130,22 @@ async def _connect(settings: Settings, dsn: str, emit: Emit, seals: Seals, times
     return replace(_assemble(settings, database, catalog, emit, times), roles=roles, seals=seals)
 
 
-async def _look_first(gateway: Gateway) -> None:
-    """Read the catalog, and see whether this is the database to write to. Raises StartupError."""
+async def _look_first(gateway: Gateway, served: Served) -> None:
+    """Read the catalog, name what is to be served and is not there, and see whether this is the database to write to.
+    Raises StartupError.
+    """
     try:
         await gateway.catalog.reload()
     except StorageError as error:
         raise StartupError(f"the catalog cannot be read: {error}") from error
+    found = gateway.catalog.current.tables
+    for option, missing in (
+        ("--tables", served.tables - {name.removeprefix("public.") for name in found}),
+        ("--schemas", set(served.schemas) - {table.schema for table in found.values()}),
+    ):
+        if missing:
+            names = ", ".join(sorted(missing))
+            LOGGER.warning("%s: there is nothing to serve yet of %s", option, names)
     with suppress(StorageError):
         await gateway.database.origin_status()
 

@@ -75,5 +75,15 @@ async def test_only_the_tables_of_the_list_are_there(tables: str, start_gateway:
         assert loads(await http.get("/metrics")) == before
 
 
+async def test_what_is_to_be_served_and_is_not_there_is_named_at_the_start(
+    tables: str, start_gateway: StartGateway, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with reading(await start_gateway(tables, tables="public.orders,nope", schemas="public,none,shop")) as http:
+        assert (await http.get("/v1/data/orders?limit=1")).status_code == 200
+    written = capfd.readouterr().err
+    assert "--tables: there is nothing to serve yet of nope " in written
+    assert "--schemas: there is nothing to serve yet of none, shop " in written
+
+
 def loads(metrics: httpx.Response) -> str:
     return next(line for line in metrics.text.splitlines() if line.startswith("fencepost_catalog_loads_total"))
