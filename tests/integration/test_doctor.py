@@ -90,6 +90,15 @@ async def test_doctor_finds_what_protect_does_not_mend(
     await is_reported(database, level, said)
 
 
+async def test_names_that_were_swapped_are_mended_as_it_says(owner: Connection, database: str) -> None:
+    await owner.execute("ALTER TABLE t RENAME TO x; ALTER TABLE parts RENAME TO t; ALTER TABLE x RENAME TO parts")
+    await is_reported(database, "ERROR", "run `fencepost unprotect parts` and `fencepost unprotect t`, and then")
+    for verb in ("unprotect", "protect"):
+        for table in ("t", "parts"):
+            assert (await command(verb, table, database=database)).exit_code == 0, (verb, table)
+    assert await complaints(database) == []
+
+
 async def test_what_is_amiss_in_several_tables_is_one_line_with_what_mends_each(
     owner: Connection, database: str
 ) -> None:

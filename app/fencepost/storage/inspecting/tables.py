@@ -1,5 +1,6 @@
 """What `fencepost doctor` reports of each protected table: whether all that `protect` made is there, and still fits."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import asyncpg
@@ -75,7 +76,9 @@ SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown
 async def examine_tables(connection: Connection) -> list[Finding]:
     """Look at every protected table: whether all that `protect` made is there, and still fits."""
     findings: list[Finding] = []
-    for row in await connection.fetch(_TABLES, MARK_COLUMN, CONSTRAINT, PREFIX, TRUNCATE_TRIGGER):
+    rows = await connection.fetch(_TABLES, MARK_COLUMN, CONSTRAINT, PREFIX, TRUNCATE_TRIGGER)
+    there = {row["name"]: row for row in rows if row["exists"]}
+    for row in rows:
         name = row["name"]
         if not row["exists"]:
             findings.append(
@@ -84,7 +87,7 @@ async def examine_tables(connection: Connection) -> list[Finding]:
                 )
             )
             continue
-        mend = _mend(row)
+        mend = _mend(row, there)
         faults = [Finding("error", name, f"{text}: {mend}") for text in _broken(row)]
         faults += [Finding("error", name, text) for text in _unwritable(row)]
         faults += [Finding("warning", name, text) for text in _find_gaps(row, mend)]
@@ -92,9 +95,18 @@ async def examine_tables(connection: Connection) -> list[Finding]:
     return findings
 
 
-def _mend(row: asyncpg.Record) -> str:
-    """Return what mends a table: the column of the marks must not come back empty."""
-    again = f"`fencepost protect {api_name(row['schema'], row['relation'])}"
+def _mend(row: asyncpg.Record, there: Mapping[str, asyncpg.Record]) -> str:
+    """Return what mends a table: the column of the marks must not come back empty. `there`: the protected tables, by
+    the names under which they were protected.
+    """
+    now = api_name(row["schema"], row["relation"])
+    if (other := there.get(now, row)) is not row:
+        its = api_name(other["schema"], other["relation"])
+        return (
+            f"{now} is still the name of another protected table, which is called {its} now: run `fencepost unprotect"
+            f" {now}` and `fencepost unprotect {its}`, and then protect both"
+        )
+    again = f"`fencepost protect {now}"
     if row["scope"] is None and row["column"] is None:
         if row["mark_called"] is not None:
             return renamed_column_reason(row["schema"], row["relation"], row["mark_called"]) + f" Then run {again}`"
