@@ -79,6 +79,16 @@ async def test_status_shows_who_holds_locks_who_waits_and_what_was_pruned(run: R
     assert 0 < float(line[4]) <= 600
 
 
+async def test_protect_warns_of_what_could_undo_the_fence(run: Run, owner: Connection) -> None:
+    await owner.execute(
+        "CREATE TRIGGER zzzz BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+    await run("protect", "u")
+    made = await run("protect", "t")
+    assert (made.exit_code, made.stdout) == (0, "t is protected: writes need a token\n")
+    assert made.stderr == "WARNING  t: BEFORE triggers run after the fence's and could change what it judged: zzzz\n"
+
+
 @pytest.mark.parametrize("command", ["protect", "unprotect"])
 async def test_sql_prints_and_touches_nothing(run: Run, owner: Connection, command: str) -> None:
     if command == "unprotect":

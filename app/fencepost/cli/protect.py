@@ -8,6 +8,8 @@ from fencepost.cli.options import settings_options
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
 from fencepost.fencing.token import MAX_TOKEN, Rule
 from fencepost.settings import Settings
+from fencepost.storage.inspecting.overview import LOCK_TIMEOUT, Finding
+from fencepost.storage.inspecting.tables import examine_tables
 from fencepost.storage.protecting.protect import ProtectPlan, apply, plan_protect, plan_unprotect
 
 _SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch nothing.")
@@ -115,11 +117,24 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
         )
         if not sql:
             await apply(connection, made, wait=wait)
+            await _warn(connection, made.name)
         return made
 
     made = on_database(settings, plan)
     need = "a token" if queue is None else f"to go by {queue}"
     click.echo(made.script() if sql else f"{made.name} is protected: writes need {need}", nl=not sql)
+
+
+async def _warn(connection: asyncpg.Connection, name: str) -> None:
+    """Print what `doctor` finds amiss with the table."""
+    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+    try:
+        found = await examine_tables(connection)
+    except asyncpg.LockNotAvailableError:
+        found = [Finding("warning", name, "a table is locked, so that not all was looked at: run `fencepost doctor`")]
+    for each in found:
+        if each.subject == name and each.level != "ok":
+            click.echo(f"{each.level.upper()}  {name}: {each.text}", err=True)
 
 
 @click.command()

@@ -61,9 +61,8 @@ _EXAMINED = (
     inspect_origin.examine_origin,
     inspect.examine_privileges,
 )
-_LOCK_TIMEOUT = "5s"
 _LOCKED = (
-    f"a protected table has been locked for {_LOCK_TIMEOUT}, so that not all could be looked at (see"
+    f"a protected table has been locked for {inspect.LOCK_TIMEOUT}, so that not all could be looked at (see"
     f" {WHERE_TO_LOOK}); run this again"
 )
 _SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
@@ -247,7 +246,7 @@ def doctor(settings: Settings) -> None:
         if all(finding.subject != "schema" or finding.level != "error" for finding in findings):
             # First: what it finds may keep the others from looking.
             findings += await inspect_prepared.examine_prepared(connection)
-            await connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+            await connection.execute(f"SET lock_timeout = '{inspect.LOCK_TIMEOUT}'")
             try:
                 for examine in _EXAMINED:
                     findings += await examine(connection)

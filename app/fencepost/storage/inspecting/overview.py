@@ -29,6 +29,10 @@ class Protected:
     sealed: bool = False
 
 
+LOCK_TIMEOUT: Final = "5s"
+"""How long `doctor`, and `protect` after its work, wait for tables that are locked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that doctor looked at."""
