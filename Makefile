@@ -19,8 +19,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make serve            run the gateway on an embedded PostgreSQL, with a demo table"
-	@echo "make test             run the tests (under 10 minutes on two cores); names what it leaves to test-all"
-	@echo "make test-all         run all tests that this machine can run (half an hour on two cores); names what it could not"
+	@echo "make test             run the tests (five minutes on two cores); names what it leaves to test-all"
+	@echo "make test-all         run all tests that this machine can run (twenty minutes on two cores); names what it could not"
 	@echo "make torture-mutants  let torture find each planted bug (docs/torture.md)"
 	@echo "make check            format, lint, imports, types, known vulnerabilities, unit tests, Dockerfile"
 	@echo "make test-servers     as root on Debian: install the servers that tests use (PostgreSQL, Redis, etcd, Kafka, …), and SPIN"
