@@ -38,6 +38,7 @@ async def test_a_write_of_one_row_is_queued_and_answered_with_the_place_of_its_r
     for method, path, body, resource, value in (
         ("PATCH", "data/orders/a%2Fb?select=status", {"status": "paid"}, "orders/a%2Fb", b'{"status": "paid"}'),
         ("PUT", "data/numbered/007", {"label": "x"}, "numbered/7", b'{"label": "x"}'),
+        ("PUT", "data/numbered/7", {"id": "07"}, "numbered/7", b'{"id": "07"}'),
         ("DELETE", "data/items/a%2Cb,+3", None, "items/a%2Cb,3", None),
         ("POST", "data/orders", {"order_id": "n", "note": "ü"}, "orders/n", b'{"order_id": "n", "note": "\\u00fc"}'),
         ("POST", "data/numbered", [{"id": "007"}], "numbered/7", b'{"id": "007"}'),
@@ -81,6 +82,9 @@ async def test_what_cannot_be_done_is_answered_at_once_and_not_queued(queued: Qu
         ("PATCH", "data/nowhere/1", {}, 1, (404, "FP007"), "nowhere"),
         ("PATCH", "data/orders/a", {"colour": "red"}, 1, (400, "FP016"), "colour"),
         ("PATCH", "data/numbered/seven", {}, 1, (400, "22P02"), "seven"),
+        ("PATCH", "data/orders/a", {"order_id": "b"}, 1, (400, "FP016"), "order_id contradicts the path's key a"),
+        ("PUT", "data/numbered/7", {"id": "8"}, 1, (400, "FP016"), "id contradicts the path's key 7"),
+        ("PUT", "data/numbered/7", {"id": "x"}, 1, (400, "22P02"), "x"),
         ("PATCH", "data/orders/a", {"status": "paid"}, None, (428, "FP003"), "orders"),
         ("PATCH", "data/orders/a", {"status": "paid"}, "x", (400, "FP004"), "X-Fence-Token"),
         ("POST", "data/orders", {"status": "paid"}, 1, (400, "FP016"), "order_id"),

@@ -25,6 +25,8 @@ from fencepost.gateway.preconditions import (
 )
 from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.gateway.seals import elsewhere
+from fencepost.gateway.writes.culprit import with_column
+from fencepost.gateway.writes.keys import doubtful_columns, require_same_key
 from fencepost.gateway.writes.marks import marks_of
 from fencepost.gateway.writes.naming import name_of_body, name_of_key
 from fencepost.gateway.writes.write import OneRow, Write
@@ -32,6 +34,7 @@ from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError,
 from fencepost.queues.message import WriteMessage, message_of
 from fencepost.queues.signing import sign
 from fencepost.queues.write_id import WriteId, new_nonce
+from fencepost.storage.connections.transactions import savepoint
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 AsMessage = Callable[[], WriteMessage]
@@ -89,6 +92,7 @@ async def _submit(gateway: Gateway, write: Write, as_message: AsMessage, found: 
         )
     if (refused := _elsewhere(table, authority, message.resource)) is not None:
         return refused
+    await _require_one_key(gateway, table, write)
     message.token = write.token
     message.nonce = new_nonce()
     return await _append(gateway, table.fence.queue or gateway.default_queue, message)
@@ -134,6 +138,14 @@ async def _name_of(gateway: Gateway, table: ProtectedTable, write: Write) -> str
     if isinstance(write.target, OneRow):
         return await name_of_key(gateway, table, write.target.key)
     return await name_of_body(gateway, table, write.body)
+
+
+async def _require_one_key(gateway: Gateway, table: ProtectedTable, write: Write) -> None:
+    """Refuse a body that contradicts the path's key. Only where their texts differ is PostgreSQL asked."""
+    if isinstance(write.target, OneRow) and (doubtful := doubtful_columns(table, write.target.key, write.body)):
+        body = write.body
+        async with gateway.connection() as connection, with_column(connection, table, body), savepoint(connection):
+            await require_same_key(connection, table, write.target.key, doubtful, body.text)
 
 
 async def _append(gateway: Gateway, queue: str, message: WriteMessage) -> Outcome:

@@ -30,13 +30,13 @@ from fencepost.gateway.refusals import SUPPRESSED
 from fencepost.gateway.seals import elsewhere
 from fencepost.gateway.writes.batched import Batched, Lanes, Shape, alone, in_a_batch, lanes_of, shape_of
 from fencepost.gateway.writes.idempotency import IdempotentRequest
-from fencepost.gateway.writes.keys import KeyCheck, needs_fitting
+from fencepost.gateway.writes.keys import KeyCheck, doubtful_columns, needs_fitting
 from fencepost.gateway.writes.naming import name_of_key
 from fencepost.gateway.writes.operation import Evidence, Marks, Operation, row_evidence
 from fencepost.gateway.writes.rounds import Steps, decide_alone, judge, problem_of_verdict
 from fencepost.gateway.writes.scoped import no_scope, require_columns_of
 from fencepost.gateway.writes.verbs import no_row, steps_of
-from fencepost.gateway.writes.write import Body, Write
+from fencepost.gateway.writes.write import Write
 from fencepost.storage.batches.batch_queue import Alone, Broken
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import RefusedError, map_errors
@@ -76,7 +76,7 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
             return refused
         if request.verb == "delete" and (refused := require_reach(plan.table, (token, binding))) is not None:
             return refused
-    doubtful = _doubtful(found, key, request.body) if plan.names_key else ()
+    doubtful = doubtful_columns(found, key, request.body) if plan.names_key else ()
     to_fit = plan.alone.creates and needs_fitting(found, key)
     write = Batched.of(key, token, request.body.text, once)
     # A row's scope is known in the transaction only, where a batch would have raised its mark by then.
@@ -139,13 +139,6 @@ def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
         and name not in table.key
         and not table.columns[name].generated
         and table.columns[name].identity != "always"
-    )
-
-
-def _doubtful(table: Table, key: Key, body: Body) -> tuple[str, ...]:
-    """Name the key columns in the body whose text differs from the path's: for an integer, 7 and 07 are one key."""
-    return tuple(
-        name for name, value in zip(table.key, key, strict=True) if name in body.columns and not body.gives(name, value)
     )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fencepost.gateway.writes.write import Body
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import checks
@@ -30,10 +31,29 @@ async def require_fitting(connection: Connection, table: Table, key: Key, where:
         raise QueryError(f"{where}: the key {','.join(key)} would be changed when stored in {table.name}")
 
 
+def doubtful_columns(table: Table, key: Key, body: Body) -> tuple[str, ...]:
+    """Name the key columns in the body whose text differs from the path's: for an integer, 7 and 07 are one key."""
+    return tuple(
+        name for name, value in zip(table.key, key, strict=True) if name in body.columns and not body.gives(name, value)
+    )
+
+
+async def require_same_key(
+    connection: Connection, table: Table, key: Key, doubtful: tuple[str, ...], body: str
+) -> None:
+    """Refuse a body that contradicts the path's key in one of these columns."""
+    with map_errors(writing=False):
+        same = await checks.same_key(connection, table, key, doubtful, body)
+    if not same:
+        raise QueryError(
+            f"body: {', '.join(doubtful)} contradicts the path's key {','.join(key)}; a row's key cannot change"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KeyCheck:
-    """What precedes a write that is decided alone. `doubtful`: the columns of the key that the body names, with other
-    texts; `to_fit`: storing may change the key.
+    """What precedes a write that is decided alone. `doubtful`: see doubtful_columns; `to_fit`: storing may change the
+    key.
     """
 
     table: Table
@@ -44,12 +64,6 @@ class KeyCheck:
     async def run(self, connection: Connection) -> None:
         """Refuse a key that the body contradicts, or that would be another one when stored (QueryError)."""
         if self.doubtful:
-            with map_errors(writing=False):
-                same = await checks.same_key(connection, self.table, self.row.key, self.doubtful, self.row.body)
-            if not same:
-                raise QueryError(
-                    f"body: {', '.join(self.doubtful)} contradicts the path's key {','.join(self.row.key)}; a row's key"
-                    " cannot change"
-                )
+            await require_same_key(connection, self.table, self.row.key, self.doubtful, self.row.body)
         if self.to_fit:
             await require_fitting(connection, self.table, self.row.key, "path")
