@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from fencepost.testing.faults.conversation import Piece
+from fencepost.testing.servers.waiting import PATIENCE
 
 When = Literal["before-commit", "after-commit", "after-bytes"]
 _WRITE: Final = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|POST|PUT|PATCH)\b", re.IGNORECASE)
@@ -43,7 +44,7 @@ class Cutter:
             self.times += 1
             self._happened.notify_all()
 
-    def wait(self, seconds: float = 30.0) -> None:
+    def wait(self, seconds: float = PATIENCE) -> None:
         """Return once it has cut a connection; TimeoutError after so many seconds."""
         with self._happened:
             if not self._happened.wait_for(lambda: self.times, seconds):

@@ -18,6 +18,7 @@ from fencepost.testing.faults.connection import Connection, Direction
 from fencepost.testing.faults.conversation import Conversation, HttpConversation, PlainConversation
 from fencepost.testing.faults.cutter import Cutter
 from fencepost.testing.faults.postgresql import PostgresConversation
+from fencepost.testing.servers.waiting import PATIENCE
 
 T = TypeVar("T")
 
@@ -28,7 +29,6 @@ _CONVERSATIONS: Final[dict[Protocol | None, Callable[[], Conversation]]] = {
     None: PlainConversation,
 }
 _DEFAULT_PORTS: Final = {"http": 80, "postgresql": 5432, "redis": 6379, "etcd": 2379, "zookeeper": 2181}
-_CONTROL_SECONDS: Final = 30.0
 
 _open: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
@@ -123,7 +123,7 @@ class Link:
             return
         _open.discard(self)
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(_CONTROL_SECONDS)
+        self._thread.join(PATIENCE)
 
     def call(self, work: Callable[[], T]) -> T:
         """Run a function in the link's loop, and return what it returns. After `close` it is run at once."""
@@ -138,7 +138,7 @@ class Link:
                 done.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
-        return done.result(_CONTROL_SECONDS)
+        return done.result(PATIENCE)
 
     def __enter__(self) -> Self:
         return self

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from fencepost.testing.servers.stops import go_on, stop
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
 
-_WITHIN = 60.0  # seconds
+_WITHIN = 2 * PATIENCE
 
 
 class HasPid(Protocol):
@@ -79,7 +79,7 @@ def stop_tree(pid: int) -> list[Known]:
 
     Stops are counted: each process goes on when `continue_all` was called for the last of them. One that somebody else
     has stopped is not returned: it stays stopped. A thread that still runs may answer a request. TimeoutError when
-    they do not stop within a minute: then this stop is taken back.
+    they do not stop within twice PATIENCE: then this stop is taken back.
     """
     return [each for each, counted in _stopped_tree(pid).items() if counted]
 

@@ -14,10 +14,10 @@ from typing import Protocol, Self
 from fencepost.embedded.process import die_with_parent
 from fencepost.testing.servers.processes import Known, continue_all, kill_tree, stop_tree
 from fencepost.testing.servers.starter import in_lasting_thread
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.waiting import PATIENCE, wait_until
 
-_READY_WITHIN = 60.0  # seconds
-_STOPS_WITHIN = 20.0  # seconds
+_READY_WITHIN = 2 * PATIENCE
+_STOPS_WITHIN = PATIENCE
 
 
 class ServerError(Exception):
@@ -88,7 +88,7 @@ class Server:
             )
 
     def wait(self) -> None:
-        """Return once it serves. ServerError when it ends instead, or takes longer than a minute."""
+        """Return once it serves. ServerError when it ends instead, or takes longer than twice PATIENCE."""
 
         def serves_or_ended() -> bool:
             return not self.running or self._ready()

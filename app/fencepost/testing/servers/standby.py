@@ -26,7 +26,7 @@ from fencepost.embedded.server import PostgresServer
 from fencepost.testing.faults.link import Link
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -61,7 +61,7 @@ class Standby:
         """End it at once."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(30)
+            self._process.wait(PATIENCE)
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         subprocess.run(  # noqa: S603 - a program of ours, no shell
@@ -98,7 +98,7 @@ class Pair:
     async def another(self) -> Standby:
         """Make one more standby of the primary."""
         made = self._make()
-        await eventually(lambda: _answers(made.url), within=30, what="the standby's first answer")
+        await eventually(lambda: _answers(made.url), what="the standby's first answer")
         return made
 
     async def caught_up(self, standby: Standby | None = None) -> None:
@@ -148,10 +148,10 @@ class Pair:
         self.primary.stop()
 
     async def promote(self, standby: Standby | None = None) -> None:
-        """Let the standby be a primary. TimeoutError when it takes longer than 30 s."""
+        """Let the standby be a primary. TimeoutError when it takes longer than PATIENCE."""
         async with _connected((standby or self.standby).url) as promoted:
-            if not await promoted.fetchval("SELECT pg_promote(true, 30)"):
-                raise TimeoutError("the standby was not promoted within 30 s")
+            if not await promoted.fetchval("SELECT pg_promote(true, $1)", int(PATIENCE)):
+                raise TimeoutError(f"the standby was not promoted within {PATIENCE:g} s")
 
     def primary_again(self) -> str:
         """Start the primary that was killed; returns its URL."""
@@ -185,7 +185,7 @@ async def replicated(bin_dir: Path) -> AsyncIterator[Pair]:
 
         with Link.to(primary.url) as link:
             pair = Pair(primary, directory / "primary" / "pgdata", make, link)
-            await eventually(lambda: _answers(pair.standby.url), within=30, what="the standby's first answer")
+            await eventually(lambda: _answers(pair.standby.url), what="the standby's first answer")
             yield pair
     finally:
         for standby in standbys:
