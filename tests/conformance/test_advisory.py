@@ -172,10 +172,11 @@ async def test_a_connection_that_breaks_with_the_grant_is_no_grant(
 async def test_a_session_that_could_not_be_opened_counts_no_more(bench: AdvisoryBench, lock: str) -> None:
     with Link.to(bench.url) as link:
         source = sourced(link.url, "?sessions=1")
-        link.lead_to(link.host, 1)  # where nobody listens
+        assert await source.inspect(lock) is None
+        link.lead_to(link.host, 1, hang_up=False)  # where nobody listens; what is open stays
         with pytest.raises(SourceUnavailableError, match="cannot"):
             await taking(source, lock)
-        link.lead_to(link.host, bench.port)
+        link.lead_to(link.host, bench.port, hang_up=False)
         assert isinstance(await taking(source, lock), Grant)
         await source.close()
 
