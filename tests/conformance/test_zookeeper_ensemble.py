@@ -73,7 +73,12 @@ async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Serv
     async with opened(*ensemble) as holder, opened(*others) as second, opened(leader, *others) as third:
         grant = await granted(holder, "it", tokens=3)
         waiter = asyncio.create_task(granted(second, "it"))
-        await asyncio.wait([waiter], timeout=0.3)
+        with client(others[0]) as looking:
+
+            async def waits() -> bool:
+                return len(await asyncio.to_thread(looking.get_children, parent_of("/fencepost", "it"))) == 2
+
+            await eventually(waits, what="a waiter")
         ensemble[leader].crash()
 
         async def renewed() -> bool:

@@ -25,6 +25,7 @@ from fencepost.testing.servers.waiting import PATIENCE, eventually
 Start = Callable[[str], Awaitable[MemberProcess]]
 
 
+@pytest.mark.realtime
 async def test_members_share_the_partitions_and_one_that_closes_hands_over_at_once(
     bench: QueueBench, log: Log, another: Another, join: Join
 ) -> None:
@@ -89,6 +90,7 @@ async def test_a_member_that_is_started_again_goes_on(log: Log, join: Join, memb
     assert set(positions(received)) == set(places)
 
 
+@pytest.mark.realtime
 @pytest.mark.long("logs that are killed or paused")
 async def test_what_a_paused_member_held_goes_to_another_and_it_hears_of_it(
     bench: QueueBench, log: Log, join: Join, member_process: Start

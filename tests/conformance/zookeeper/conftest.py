@@ -22,7 +22,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperBen
 async def open_source(zookeeper: ZooKeeperBench) -> AsyncIterator[Open]:
     async with AsyncExitStack() as stack:
 
-        async def opened(url: str = "", session_s: float = 2) -> ZooKeeperSource:
+        async def opened(url: str = "", session_s: float = 30) -> ZooKeeperSource:
             url = url or f"zookeeper://127.0.0.1:{zookeeper.port}"
             source = ZooKeeperSource(parse(f"{url}?session_timeout_s={session_s}", "zk"))
             await source.open()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long("tests of ZooKeeper")
 
 @pytest.mark.parametrize("recipe", ["Lock", "WriteLock", "ReadLock"])
 async def test_kazoos_recipes_wait_for_us_and_we_for_them(
-    source: ZooKeeperSource, kazoo: Any, lock: str, recipe: str
+    zookeeper: ZooKeeperBench, source: ZooKeeperSource, kazoo: Any, lock: str, recipe: str
 ) -> None:
     theirs = getattr(kazoo, recipe)(parent_of("/fencepost", lock), "them")
     grant = await granted(source, lock)
@@ -27,7 +27,7 @@ async def test_kazoos_recipes_wait_for_us_and_we_for_them(
     assert await asyncio.to_thread(theirs.acquire, blocking=False)
     assert await acquire(source, lock) == Holder("them")
     waiter = asyncio.create_task(granted(source, lock))
-    await asyncio.wait([waiter], timeout=0.1)
+    await queued(zookeeper, lock, 2)
     assert not waiter.done()
     await asyncio.to_thread(theirs.release)
     assert (await waiter).tokens > grant.tokens
@@ -52,11 +52,11 @@ async def test_a_kazoo_program_gets_its_number_by_writing_on_its_node(
 
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_a_node_that_an_operator_deletes_is_a_lost_lock_also_where_another_is_in_its_place(
-    source: ZooKeeperSource, kazoo: Any, lock: str, replaced: bool
+    zookeeper: ZooKeeperBench, source: ZooKeeperSource, kazoo: Any, lock: str, replaced: bool
 ) -> None:
     grant = await granted(source, lock)
     waiter = asyncio.create_task(granted(source, lock))
-    await asyncio.wait([waiter], timeout=0.1)
+    await queued(zookeeper, lock, 2)
     await asyncio.to_thread(kazoo.delete, path_of(lock, grant))
     assert (await waiter).tokens > grant.tokens
     if replaced:

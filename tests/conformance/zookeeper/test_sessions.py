@@ -41,11 +41,12 @@ async def test_suspended_is_not_lost(zookeeper: ZooKeeperBench, open_source: Ope
     assert (await waiter).tokens > grant.tokens
 
 
+@pytest.mark.realtime
 async def test_a_lost_session_is_lost_locks_and_a_new_session(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
     async with cutting_proxy(f"zookeeper://127.0.0.1:{zookeeper.port}") as (proxy, url):
-        source, other = await open_source(url, session_s=1), await open_source()
+        source, other = await open_source(url, session_s=2), await open_source()
         grant = await granted(source, lock)
         theirs = await granted(other, f"{lock}/theirs")
         waiter = asyncio.create_task(granted(source, f"{lock}/theirs"))
@@ -68,7 +69,7 @@ async def test_a_create_whose_answer_was_lost_blocks_no_waiter(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
     async with cutting_proxy(f"zookeeper://127.0.0.1:{zookeeper.port}") as (proxy, url):
-        source = await open_source(url, session_s=30)
+        source = await open_source(url)
         await source.release(lock, (await granted(source, lock)).handle)
         proxy.mute_after = b"__lock__"
         asked = asyncio.create_task(acquire(source, lock))
@@ -84,7 +85,7 @@ async def test_a_create_that_was_given_up_or_cancelled_is_removed_later(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
     """The session lives on, so nothing else would remove it."""
-    source, locks = await open_source(session_s=30), (lock, f"{lock}/cancelled")
+    source, locks = await open_source(), (lock, f"{lock}/cancelled")
     for each in locks:
         await source.release(each, (await granted(source, each)).handle)  # so that the lock's node is there
     await zookeeper.pause()
@@ -98,7 +99,7 @@ async def test_a_create_that_was_given_up_or_cancelled_is_removed_later(
         assert cancelled.cancelled()
     finally:
         await zookeeper.resume()
-    other = await open_source(session_s=30)
+    other = await open_source()
     for each in locks:
         await granted(other, each)
 
@@ -107,21 +108,21 @@ async def test_a_release_that_could_not_be_sent_is_sent_later(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
     async with cutting_proxy(f"zookeeper://127.0.0.1:{zookeeper.port}") as (proxy, url):
-        source = await open_source(url, session_s=30)
+        source = await open_source(url)
         grant = await granted(source, lock)
         proxy.refusing = True
         proxy.cut_all()
         with pytest.raises(SourceUnavailableError, match="no connection"):
             await source.release(lock, grant.handle)
         proxy.refusing = False
-        assert await granted(await open_source(session_s=30), lock)
+        assert await granted(await open_source(), lock)
 
 
 async def test_a_mint_whose_answer_was_lost_is_drawn_again(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
     async with cutting_proxy(f"zookeeper://127.0.0.1:{zookeeper.port}") as (proxy, url):
-        source = await open_source(url, session_s=30)
+        source = await open_source(url)
         grant = await granted(source, lock)
         proxy.mute_after = json.loads(grant.handle)["node"].encode()
         asked = asyncio.create_task(source.mint(lock, grant.handle, 3))
