@@ -1,6 +1,8 @@
 """Answers of Redis that get lost or come late, and acquires that are cancelled."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from tests.conformance.redis.taking import LOCK, Opened, free, take
@@ -8,7 +10,7 @@ from tests.conformance.redis_bench import RedisBench, command
 from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.locks.redis.node import AT_ONCE
-from fencepost.locks.source import Source, SourceUnavailableError
+from fencepost.locks.source import Grant, Holder, Source, SourceUnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
@@ -42,19 +44,26 @@ async def test_an_acquire_that_gets_no_answer_ends_in_time(bench: RedisBench, so
         proxy.mute_after = None
 
 
+@asynccontextmanager
+async def sent(bench: RedisBench, source_of: Opened) -> AsyncIterator[tuple[Source, "asyncio.Task[Grant | Holder]"]]:
+    """Give an acquire that was sent to a Redis that is stopped, and its source."""
+    async with cutting_proxy(bench.url) as (proxy, url):
+        source = source_of(url)
+        await source.inspect(LOCK)
+        await bench.pause()
+        proxy.mute_after, proxy.mute_skips = b"INCRBY", 1  # only to know that it has been sent
+        acquiring = asyncio.create_task(take(source))
+        await eventually(lambda: _is(proxy.mute_skips == 0), what="the request")
+        proxy.mute_after = None
+        yield source, acquiring
+
+
 async def test_an_acquire_that_is_cancelled_before_its_answer_releases_what_it_was_granted(
     bench: RedisBench, source: Source, source_of: Opened
 ) -> None:
-    async with cutting_proxy(bench.url) as (proxy, url):
-        other = source_of(url)
-        await other.inspect(LOCK)
-        await bench.pause()
-        proxy.mute_after, proxy.mute_skips = b"INCRBY", 1  # only to know that it has been sent
-        acquiring = asyncio.create_task(take(other))
-        await eventually(lambda: _is(proxy.mute_skips == 0), what="the request")
+    async with sent(bench, source_of) as (_, acquiring):
         acquiring.cancel()
         await asyncio.sleep(0)
-        proxy.mute_after = None
         await bench.resume()
         with pytest.raises(asyncio.CancelledError):
             await acquiring
@@ -69,18 +78,15 @@ async def _is(what: bool) -> bool:
 async def test_an_acquire_that_is_cancelled_twice_releases_all_the_same(
     bench: RedisBench, source: Source, source_of: Opened
 ) -> None:
-    await source.inspect(LOCK)
-    await bench.pause()
-    acquiring = asyncio.create_task(take(source))
-    await asyncio.wait([acquiring], timeout=0.1)
-    acquiring.cancel()
-    await asyncio.wait([acquiring], timeout=0.1)
-    acquiring.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await acquiring
-    await bench.resume()
-    await source.close()  # waits for what goes on behind the caller's back
-    assert await free(source_of(bench.url))
+    async with sent(bench, source_of) as (other, acquiring):
+        acquiring.cancel()
+        await asyncio.wait([acquiring], timeout=0.1)
+        acquiring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acquiring
+        await bench.resume()
+        await other.close()  # waits for what goes on behind the caller's back
+    assert await free(source)
     assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
 
 
