@@ -161,18 +161,19 @@ async def test_a_waiter_that_hangs_up_leaves_at_once_and_the_next_is_served(gate
     granted(await asyncio.wait_for(second, PATIENCE))
 
 
-async def test_who_has_hung_up_does_not_take_the_lock(gateways: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_has_hung_up_does_not_take_the_lock(still: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = Tries()
     monkeypatch.setattr(leases, "try_locks", tries)
-    holder = granted(await gateways.one.acquire("x", secret="holder"))
+    holder = granted(await still.one.acquire("x", secret="holder"))
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    first = await gateways.one.wait(gateways.observer, "x", secret="first", gone=gone)
-    second = await gateways.two.wait(gateways.observer, "x", secret="second")
+    first = await still.one.wait(still.observer, "x", secret="first", gone=gone)
+    second = await still.two.wait(still.observer, "x", secret="second")
     with monkeypatch.context() as patch:
         patch.setattr(Queue, "on_notify", lambda _queue, _payload: None)
-        await gateways.release(holder, "holder")
+        await still.release(holder, "holder")
         gone.set_result(None)  # the lock is free, and it is the first
         assert (await asyncio.wait_for(first, PATIENCE)).verdict == "queued"
+    await still.advance(TIMES.queue.beat_every)
     granted(await asyncio.wait_for(second, PATIENCE))
     assert tries.by_secret[hash_secret("first")] == 1
 

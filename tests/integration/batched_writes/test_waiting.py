@@ -96,7 +96,7 @@ async def test_who_is_refused_does_not_wait_for_those_who_wait_for_others(race: 
 
 
 async def test_a_turn_that_does_not_come_is_reported_in_time(race: Race) -> None:
-    async with open_gateway(race.dsn, lock_timeout=0.5) as gateway, held(race, "a"):
+    async with open_gateway(race.dsn, lock_timeout=3) as gateway, held(race, "a"):
         first = await race.waits_at(await gateway_pid(gateway), patch(gateway, keyed("a", 40)))
         second = await patch(gateway, keyed("a", 41))
         assert isinstance(second, Problem)
