@@ -54,7 +54,7 @@ async def test_a_candidate_waits_and_is_elected_with_a_higher_term(
 async def lost_once(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path, script: str = FOR_EVER) -> Running:
     """Start a candidate that campaigns again, and depose it."""
     command = f"{EACH_TERM}; {ENV}; {script}"
-    running = lock("e", "--again", "--ttl", "3", "sh", "-c", command, verb="elect")
+    running = lock("e", "--again", "--ttl", "12", "sh", "-c", command, verb="elect")
     await release(http, await variables_in(tmp_path / "env"))
     return running
 
@@ -75,7 +75,7 @@ async def test_again_campaigns_anew_and_the_next_term_is_higher(
 async def test_a_signal_ends_the_second_wait_as_it_ends_the_first(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    first = lock("e", "--again", "--ttl", "3", "sh", "-c", f"{ENV}; {FOR_EVER}", verb="elect")
+    first = lock("e", "--again", "--ttl", "12", "sh", "-c", f"{ENV}; {FOR_EVER}", verb="elect")
     seen = await variables_in(tmp_path / "env")
     second = lock("e", "sh", "-c", f"{EACH_TERM}; {FOR_EVER}", verb="elect")
     await waiters(http, 1)
@@ -92,7 +92,7 @@ async def test_one_that_was_asked_to_end_does_not_campaign_again(
 ) -> None:
     """Its command takes its time to end, and meanwhile leadership is lost."""
     script = f"trap 'echo TERM >> signals' TERM; echo ready >> ready; {FOR_EVER}"
-    running = lock("e", "--again", "--ttl", "3", "sh", "-c", f"{EACH_TERM}; {ENV}; {script}", verb="elect")
+    running = lock("e", "--again", "--ttl", "12", "sh", "-c", f"{EACH_TERM}; {ENV}; {script}", verb="elect")
     seen = await variables_in(tmp_path / "env")
     await written(tmp_path / "ready")
     running.signal(signal.SIGTERM)
@@ -102,6 +102,7 @@ async def test_one_that_was_asked_to_end_does_not_campaign_again(
     assert len(whole_lines(tmp_path / "terms")) == 1
 
 
+@pytest.mark.realtime
 async def test_again_outlasts_a_gateway_that_is_away(lock: StartLock, demo_database: str, tmp_path: Path) -> None:
     async with gateway_process(demo_database, tmp_path) as gateway:
         command = f"{EACH_TERM}; {FOR_EVER}"

@@ -15,10 +15,7 @@ from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import alive
 from fencepost.testing.servers.waiting import eventually
 
-pytestmark = [
-    pytest.mark.realtime,
-    pytest.mark.long("holders, leaders and gateways that are paused or killed"),
-]
+pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
 ENV = "env > env.new && mv env.new env"
 FOR_EVER = "while :; do sleep 0.02; done"
@@ -34,7 +31,7 @@ async def pids(directory: Path, count: int) -> list[int]:
 async def test_a_lost_lease_ends_the_whole_process_group(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    running = lock("a", "--ttl", "3", "sh", "-c", f"{OBEYS} & {OBEYS} & echo $$ >> pids; {ENV}; wait")
+    running = lock("a", "--ttl", "12", "sh", "-c", f"{OBEYS} & {OBEYS} & echo $$ >> pids; {ENV}; wait")
     group = await pids(tmp_path, 3)
     await release(http, await variables_in(tmp_path / "env"))
     assert await running.ended() == 79
@@ -47,7 +44,7 @@ async def test_a_lost_lease_ends_the_whole_process_group(
 async def test_a_grandchild_that_ignores_term_is_killed_though_the_command_has_gone(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    running = lock("a", "--ttl", "3", "sh", "-c", f"{IGNORES} & echo $$ >> pids; {ENV}; {FOR_EVER}")
+    running = lock("a", "--ttl", "12", "sh", "-c", f"{IGNORES} & echo $$ >> pids; {ENV}; {FOR_EVER}")
     group = await pids(tmp_path, 2)
     await release(http, await variables_in(tmp_path / "env"))
     assert await running.ended() == 79
@@ -58,7 +55,7 @@ async def test_a_grandchild_that_ignores_term_is_killed_though_the_command_has_g
 async def test_the_exit_code_can_be_chosen_and_the_successor_is_named(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    running = lock("a", "--ttl", "3", "--lost-exit-code", "42", "sh", "-c", f"{ENV}; {FOR_EVER}")
+    running = lock("a", "--ttl", "12", "--lost-exit-code", "42", "sh", "-c", f"{ENV}; {FOR_EVER}")
     seen = await variables_in(tmp_path / "env")
     successor = lock("a", "--owner", "successor-1", "sh", "-c", FOR_EVER)
     await waiters(http, 1)
@@ -68,6 +65,7 @@ async def test_the_exit_code_can_be_chosen_and_the_successor_is_named(
     assert successor.process.poll() is None
 
 
+@pytest.mark.realtime
 async def test_the_command_is_dead_before_another_gets_the_lock(
     lock: StartLock, http: httpx.AsyncClient, gateway_url: str, tmp_path: Path
 ) -> None:
@@ -89,6 +87,7 @@ async def test_the_command_is_dead_before_another_gets_the_lock(
         assert successor.process.poll() is None
 
 
+@pytest.mark.realtime
 async def test_a_release_that_fails_is_a_warning_and_the_exit_code_stays(
     lock: StartLock, gateway_url: str, tmp_path: Path
 ) -> None:
@@ -119,6 +118,7 @@ async def expired(http: httpx.AsyncClient, lease: str) -> None:
     await eventually(over, what=f"the end of lease {lease}")
 
 
+@pytest.mark.realtime
 async def test_paused_beyond_its_ttl_it_kills_the_command_at_once(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -136,6 +136,7 @@ async def test_paused_beyond_its_ttl_it_kills_the_command_at_once(
     assert not (tmp_path / "signals").exists()
 
 
+@pytest.mark.realtime
 async def test_paused_together_with_its_command_it_ends_the_command_before_it_goes_on(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ async def test_paused_within_its_ttl_both_go_on(lock: StartLock, http: httpx.Asy
     assert await locks(http) == []
 
 
+@pytest.mark.realtime
 async def test_a_command_that_ended_while_the_lease_was_not_renewed_counts_as_lost(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -187,7 +189,7 @@ async def test_a_command_that_ended_while_the_lease_was_not_renewed_counts_as_lo
 
 async def test_a_stopped_command_is_asked_to_end_too(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
     script = f"trap 'echo TERM >> signals; exit' TERM; echo $$ >> pids; {ENV}; {FOR_EVER}"
-    running = lock("a", "--ttl", "6", "sh", "-c", script)
+    running = lock("a", "--ttl", "12", "sh", "-c", script)
     group = await pids(tmp_path, 1)
     seen = await variables_in(tmp_path / "env")
     os.killpg(group[0], signal.SIGSTOP)

@@ -166,6 +166,7 @@ async def test_ctrl_z_and_fg_and_a_second_read(gateway_url: str, http: httpx.Asy
         assert await locks(http) == []
 
 
+@pytest.mark.realtime
 async def test_ctrl_z_beyond_the_ttl_loses_the_lock(gateway_url: str, tmp_path: Path, http: httpx.AsyncClient) -> None:
     """The command starts none itself: a shell that is stopped between vfork and exec of one does not show it."""
     async with at_a_terminal("bash", "--norc", "--noprofile", "-i", url=gateway_url, directory=tmp_path) as (screen, _):

@@ -59,6 +59,7 @@ async def test_without_a_key_or_with_a_bad_one_it_is_refused_and_the_key_not_sho
         assert message in running.errors.read_text()
 
 
+@pytest.mark.realtime
 async def test_a_key_that_is_revoked_ends_the_command_with_its_reason(
     lock: StartLock, key: str, tmp_path: Path, owner: Connection
 ) -> None:

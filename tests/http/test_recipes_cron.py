@@ -66,6 +66,7 @@ def test_every_block_of_the_page_is_run() -> None:
     assert len(re.findall(r"^```\w+$", PAGE.read_text("utf-8"), re.MULTILINE)) == len(recipes(PAGE))
 
 
+@pytest.mark.realtime
 @pytest.mark.parametrize("protected", [True, False])
 async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fence_it_does(
     machines: Machines, http: httpx.AsyncClient, connect: Connect, protected: bool

@@ -93,7 +93,7 @@ async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refuse
         async with (
             running(database, sources=f"etcd=etcd://{alone}") as here,
             running(database, sources=f"etcd=etcd://{','.join(others)}") as there,
-            contest(database, "etcd", ttl=3) as election,
+            contest(database, "etcd") as election,
         ):
             first, second, term = await led_and_followed(election, str(here.base_url), str(there.base_url))
             with cut_off(int(alone.rpartition(":")[2])):
@@ -108,7 +108,7 @@ async def test_etcds_own_leader_is_killed(database: str, tmp_path: Path) -> None
     with etcd_bench.running(tmp_path, nodes=3) as etcd:
         async with (
             running(database, sources=f"etcd={etcd.url}") as http,
-            contest(database, "etcd", ttl=3) as election,
+            contest(database, "etcd") as election,
         ):
             url = str(http.base_url)
             first, second, term = await led_and_followed(election, url, url)
@@ -140,10 +140,10 @@ async def ensemble(directory: Path) -> AsyncIterator[dict[int, Server]]:
 
 async def test_zookeepers_own_leader_is_killed(database: str, tmp_path: Path) -> None:
     async with ensemble(tmp_path) as servers:
-        url = f"zookeeper://{','.join(f'127.0.0.1:{port}' for port in servers)}?session_timeout_s=3"
+        url = f"zookeeper://{','.join(f'127.0.0.1:{port}' for port in servers)}?session_timeout_s=6"
         async with (
             running(database, sources=f"zookeeper={url}") as http,
-            contest(database, "zookeeper", ttl=3) as election,
+            contest(database, "zookeeper") as election,
         ):
             gateway = str(http.base_url)
             first, second, term = await led_and_followed(election, gateway, gateway)

@@ -130,7 +130,7 @@ class Contest:
 
 
 @asynccontextmanager
-async def contest(dsn: str, source: str = "builtin", ttl: float = 1.5) -> AsyncIterator[Contest]:
+async def contest(dsn: str, source: str = "builtin", ttl: float = 6) -> AsyncIterator[Contest]:
     """Set the database up, and end all candidates afterwards."""
     await demo.load(dsn)
     connection = await asyncpg.connect(dsn)
