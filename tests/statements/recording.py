@@ -124,7 +124,7 @@ class Recorder:
             shown = [f"--   ${n} = {self._shown(each)}" for n, each in enumerate(arguments, 1)]
             above = "\n".join([textwrap.fill(" | ".join(labels), 118, **_COMMENT), *shown])
             body = _HASH.sub("<hash>", _lines(re.sub(r"\s+", " ", sql.strip())))
-            as_base = [re.sub(rf"\b{table}(?=\b|_<hash>)", "orders", text) for text in (body, above)]
+            as_base = [re.sub(rf"\b{table}(?=\b|_<hash>|_pkey)", "orders", text) for text in (body, above)]
             if as_base == [as_base[0], known.get(as_base[0])]:
                 same += 1
             else:

@@ -14,16 +14,8 @@ from fencepost.testing.checker import Verdict
 from fencepost.testing.history import BadHistoryError, Invoke, read
 
 HEADER: dict[str, Any] = {"history": "fencepost/1"}
-WRITE: dict[str, Any] = {
-    "time": 10,
-    "event": "invoke",
-    "id": 1,
-    "process": "w1",
-    "op": "write",
-    "resource": "orders/7",
-    "token": 33,
-    "value": "a",
-}
+WRITE: dict[str, Any] = {"time": 10, "event": "invoke", "id": 1, "process": "w1", "op": "write", "token": 33}
+WRITE |= {"resource": "orders/7", "value": "a"}
 DONE: dict[str, Any] = {"time": 20, "event": "ok", "id": 1}
 FAULT: list[dict[str, Any]] = [
     {"time": 5, "event": "fault", "id": 8, "kind": "paused", "target": "w1"},
@@ -58,10 +50,10 @@ def save(path: Path, *lines: dict[str, Any] | str) -> None:
         ({**READ, "time": 40, "token": 0}, "'token' cannot be 0: it must be a whole number above 0"),
         ({**READ, "time": 29}, "the clock goes backwards, from 30 to 29"),
         (
-            {**READ, "time": 40},
+            READ | {"time": 40},
             "operation 2 begins a second time before it ended: ids must be unique. It began in line 6",
         ),
-        ({"time": 40, "event": "ok", "id": 1}, "operation 1 ends, and did not begin before"),
+        (DONE | {"time": 40}, "operation 1 ends, and did not begin before"),
         ({"time": 40, "event": "ok", "id": 2}, "a read that is ok needs the value"),
         ({"time": 40, "event": "refused", "id": 2}, "a refusal needs a reason"),
         ({**READ, "time": 40, "id": 5, "token": 7}, "an operation read has no 'token': only write, delete, claim, acq"),
