@@ -130,8 +130,8 @@ async def _warn(connection: asyncpg.Connection, name: str) -> None:
     await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
     try:
         found = await examine_tables(connection)
-    except asyncpg.LockNotAvailableError:
-        found = [Finding("warning", name, "a table is locked, so that not all was looked at: run `fencepost doctor`")]
+    except asyncpg.PostgresError as error:  # the table is protected all the same
+        found = [Finding("warning", name, f"not all was looked at ({error}): run `fencepost doctor`")]
     for each in found:
         if each.subject == name and each.level != "ok":
             click.echo(f"{each.level.upper()}  {name}: {each.text}", err=True)

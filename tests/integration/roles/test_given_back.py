@@ -126,11 +126,11 @@ async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_ans
     ended = []
     one_by_one = asyncio.Lock()  # a lane gives its role back a moment later, beside the next request
 
-    async def broken(connection: GatewayConnection) -> str | None:
+    async def broken(connection: GatewayConnection, within: float = 5) -> str | None:
         ended.append(connection.backend.pid)
         async with one_by_one:
             await race.observer.execute("SELECT pg_terminate_backend($1, 5000)", connection.backend.pid)
-        return await real(connection)
+        return await real(connection, within)
 
     monkeypatch.setattr(roles, "give_back", broken)
     for way in ("batched", "alone", "read"):
@@ -234,7 +234,7 @@ async def test_without_giving_back_the_pool_would_lend_none_of_them(
 ) -> None:
     """Two lines hold the rule: without the first one, the pool closes the connection."""
 
-    async def nothing(_connection: object) -> None:
+    async def nothing(_connection: object, _within: float = 5) -> None:
         return None
 
     await race.insert(race.a, "k", 30)
@@ -246,7 +246,7 @@ async def test_without_giving_back_the_pool_would_lend_none_of_them(
 async def test_without_both_lines_a_role_would_be_lent_to_the_next(
     stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def pretend(connection: GatewayConnection) -> None:
+    async def pretend(connection: GatewayConnection, _within: float = 5) -> None:
         connection.acting = False
 
     await race.insert(race.a, "k", 30)

@@ -111,7 +111,10 @@ class SourceLocks(Leases):
             taken = await self._take_once(wanted, claim, gone, began)
             if taken is not None:
                 return taken
-        return not_granted("held", wanted, Holder(), self._grants.ms_since(began))
+        return not_granted("held", wanted, Holder(), self._waited_ms(began))
+
+    def _waited_ms(self, began: float) -> int:
+        return int((self._grants.clock.monotonic() - began) * 1000)
 
     async def _take_once(
         self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
@@ -130,7 +133,7 @@ class SourceLocks(Leases):
                 )
             _, found = await self._look_up(wanted)  # the holder may be this very request, sent twice
             if found is None:
-                return not_granted("held", wanted, held, self._grants.ms_since(began))
+                return not_granted("held", wanted, held, self._waited_ms(began))
         source, known = found
         if (source, known.lock, known.claims, known.writes) != (
             self.name,
@@ -138,7 +141,7 @@ class SourceLocks(Leases):
             wanted.claims,
             wanted.writes,
         ):
-            return not_granted("mismatch", wanted, Holder(), self._grants.ms_since(began))
+            return not_granted("mismatch", wanted, Holder(), self._waited_ms(began))
         still = await self._renew_hold(known, wanted.secret_hash)
         if still is None:
             return None

@@ -81,7 +81,7 @@ class Database:
         """
         settings, shared = session_settings(limits), Shared(BackendRegistry(), Watch(changed))
         within = times.connections.open_within
-        hasty = settings | {"lock_timeout": str(int(times.batches.lock_wait * 1000))}
+        hasty = settings | {"lock_timeout": str(max(1, round(times.batches.lock_wait * 1000)))}
 
         def opened() -> Awaitable[GatewayConnection]:
             return open_connection(dsn, settings, limits, shared, within)
@@ -204,7 +204,7 @@ class Database:
             return
         failed: str | None = "it was interrupted"
         try:
-            failed = await roles.give_back(connection)
+            failed = await roles.give_back(connection, self._times.give_back_within)
         finally:
             pool.give_back(connection, spoilt=failed is not None)
         if failed is not None:

@@ -129,8 +129,6 @@ class Table:
     """Whether a key value may change on its way into the column: numeric(5,2), timestamp(0)."""
     key_constraint: str | None = None
     """The primary key's name, as an error names it."""
-    key_index: int | None = None
-    """The oid of the primary key's index: another key, or the same columns in another order, has another one."""
     may_suppress: bool = False
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
     shares_transactions: bool = False
