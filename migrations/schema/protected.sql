@@ -33,11 +33,12 @@ COMMENT ON COLUMN fencepost.protected.sealed IS 'Whether the gateway takes only 
 
 COMMENT ON COLUMN fencepost.protected.partitions IS 'The partitions, at any depth, whose rows have the marks of their keys. One that is attached and not here has to be looked at by `fencepost protect`.';
 
--- Raised by statements that were written for another table than the one which has the name now.
-CREATE FUNCTION fencepost.outdated(tab text) RETURNS void LANGUAGE plpgsql
+-- Raised by statements that were written for another table than the one which has the name now, or for other columns. STABLE: a
+-- condition that calls it is looked at once and before all rows, also by a statement that meets none.
+CREATE FUNCTION fencepost.outdated(tab text) RETURNS void LANGUAGE plpgsql STABLE PARALLEL SAFE
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RAISE EXCEPTION USING ERRCODE = 'FP000', MESSAGE = format('%s is not the table that was protected', tab);
+  RAISE EXCEPTION USING ERRCODE = 'FP000', MESSAGE = format('%s is not the table that was looked at, or has other columns', tab);
 END $$;
 
 -- A BEFORE trigger of the table's owner kept a write from happening that the fence had let pass. The error undoes what else the

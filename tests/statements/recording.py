@@ -70,10 +70,14 @@ class Recorder:
         monkeypatch.setattr(GatewayConnection, "fetchmany", many, raising=False)
 
     async def know_oids(self, url: str) -> None:
-        """Look up the tables' oids, which differ from run to run."""
+        """Look up the oids of tables, of their keys, and of types, which differ from run to run."""
         connection = await asyncpg.connect(url)
         try:
-            rows = await connection.fetch("SELECT relation::oid AS oid, name FROM fencepost.protected")
+            rows = await connection.fetch(
+                "SELECT relation::oid AS oid, name FROM fencepost.protected UNION ALL SELECT indexrelid, name || ' key'"
+                " FROM fencepost.protected JOIN pg_index ON indrelid = relation AND indisprimary"
+                " UNION ALL SELECT oid, typname FROM pg_type WHERE typrelid = 0"
+            )
         finally:
             await connection.close()
         self._oids = {row["oid"]: row["name"] for row in rows}
@@ -96,7 +100,7 @@ class Recorder:
                 labels.append(label)
 
     def _without_oids(self, text: str) -> str:
-        return re.sub(r"\b(\d{4,})::oid", lambda m: f"<{self._oids[int(m[1])]}>::oid", text)
+        return re.sub(r"\b(\d+)::oid", lambda m: f"<{self._oids[int(m[1])]}>::oid", text)
 
     def _shown(self, argument: object) -> str:
         if isinstance(argument, int) and argument in self._oids:
@@ -121,7 +125,7 @@ class Recorder:
             shown = [f"--   ${n} = {self._shown(each)}" for n, each in enumerate(arguments, 1)]
             above = "\n".join([textwrap.fill(" | ".join(labels), 118, **_COMMENT), *shown])
             body = _HASH.sub("<hash>", _lines(re.sub(r"\s+", " ", sql.strip())))
-            as_base = [re.sub(rf"\b{table}(?=\b|_<hash>)", "orders", text) for text in (body, above)]
+            as_base = [re.sub(rf"\b{table}(?=\b|_<hash>|_pkey)", "orders", text) for text in (body, above)]
             if as_base == [as_base[0], known.get(as_base[0])]:
                 same += 1
             else:

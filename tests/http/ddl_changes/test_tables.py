@@ -64,6 +64,39 @@ async def test_a_value_is_not_rounded_to_the_precision_that_a_column_had(scene: 
     assert str(await scene.owner.fetchval("SELECT price FROM t WHERE id = 1")) == "1.2345"
 
 
+async def test_a_value_is_read_as_the_type_that_its_column_has_now(scene: Scene) -> None:
+    """Nothing fails when the value is cut to the old type, and then stored in the new one."""
+    at = "2026-01-01T13:00:00+00:00"
+    await scene.owner.execute("ALTER TABLE t ADD COLUMN d date")
+    for method, path, body, rows in (
+        ("PATCH", "data/t/1", {"d": at}, 1), ("PUT", "data/t/1", {"d": at}, 1), ("PUT", "data/t/7", {"d": at}, 1),
+        ("POST", "data/t", {"id": 8, "d": at}, 1), ("POST", "data/t", [{"id": 9, "d": at}, {"id": 10, "d": at}], 2),
+        ("PATCH", "data/t?id=eq.1", {"d": at}, 1), ("PATCH", "data/t", [{"id": 1, "d": at}], 1),
+    ):  # fmt: skip
+        await scene.owner.execute("ALTER TABLE t ALTER COLUMN d TYPE date")
+        assert await scene.write("PATCH", "data/t/2", {"d": "2026-01-01"}) == (200, None), "the gateway has seen a date"
+        await scene.owner.execute("ALTER TABLE t ALTER COLUMN d TYPE timestamptz")
+        assert (await scene.write(method, path, body))[0] in (200, 201, 204)
+        stored = await scene.owner.fetchval("SELECT count(*) FROM t WHERE d = $1::text::timestamptz", at)
+        assert stored == rows, (method, path)
+
+
+@pytest.mark.parametrize("filter_", ["d=eq.{}", "d=in.({})", "not.or=(d.neq.{},id.eq.2)"])
+async def test_a_filter_compares_with_the_type_that_a_column_has_now(scene: Scene, filter_: str) -> None:
+    at = "2026-01-01T13:00:00Z"
+    asked = filter_.format(at)
+    for table in ("t", "plain"):
+        await scene.owner.execute(f"ALTER TABLE {table} ADD COLUMN d date")
+        assert (await scene.api.ask("GET", f"data/{table}?d=eq.2026-01-01")).json() == []
+        await scene.owner.execute(f"ALTER TABLE {table} ALTER COLUMN d TYPE timestamptz USING '{at}'")
+        assert (await scene.api.ask("GET", f"data/{table}?{asked}&id=eq.1&select=id")).json() == [{"id": 1}]
+    await scene.owner.execute("ALTER TABLE t ALTER COLUMN d TYPE date")
+    assert await scene.write("PATCH", "data/t?d=eq.2026-01-01", {"v": "x"}) == (204, None)
+    await scene.owner.execute(f"ALTER TABLE t ALTER COLUMN d TYPE timestamptz USING '{at}'")
+    assert await scene.write("PATCH", f"data/t?{asked}", {"v": "y"}) == (204, None)
+    assert await scene.owner.fetchval("SELECT v FROM t WHERE id = 1") == "y"
+
+
 async def test_a_key_of_another_type_is_fenced_or_refused(notified: Scene) -> None:
     scene = notified
     await scene.write("PATCH", "data/t/1", {})
@@ -80,6 +113,39 @@ async def test_a_key_of_another_type_is_fenced_or_refused(notified: Scene) -> No
     await scene.reload()
     assert await scene.write("PUT", "data/t/9000000000", {}) in ((200, None), (201, None))
     assert await scene.write("DELETE", "data/t/9000000000") == (204, None)
+
+
+PAIRS = """
+CREATE TABLE public.pairs (a int, b int, v text, PRIMARY KEY (a, b)); INSERT INTO pairs VALUES (1, 2, ''), (2, 1, '')"""
+SWAP = "ALTER TABLE pairs DROP CONSTRAINT pairs_pkey, ADD PRIMARY KEY ({})"
+
+
+@pytest.mark.parametrize("meanwhile", ["unprotected", "protected"])
+async def test_a_key_in_another_order_is_noticed_at_the_first_write(scene: Scene, meanwhile: str) -> None:
+    """Its types are the same: nothing but the key itself tells that a path means another row now."""
+    await scene.owner.execute(PAIRS)
+    await protect(scene.owner, "pairs")
+    columns = ["a, b", "b, a"]
+    for method, body in (("PATCH", {"v": "x"}), ("PUT", {"v": "y"}), ("DELETE", None), ("PUT", {"v": "z"})):
+        await scene.write("PATCH", "data/pairs/1,2", {})  # a gateway that has seen the key
+        columns.reverse()
+        if meanwhile == "unprotected":
+            await unprotect(scene.owner, "pairs")
+        await scene.owner.execute(SWAP.format(columns[0]))
+        await protect(scene.owner, "pairs")
+        scene.token += 1000
+        assert (await scene.write(method, "data/pairs/1,2", body))[0] in (200, 201, 204), method
+        a, b = (1, 2) if columns[0] == "a, b" else (2, 1)
+        found = await scene.owner.fetchval("SELECT v FROM pairs WHERE a = $1 AND b = $2", a, b)
+        assert found == (None if body is None else body["v"]), method
+
+
+async def test_after_a_key_in_another_order_a_delete_is_refused_until_protect_has_run(scene: Scene) -> None:
+    await scene.owner.execute(PAIRS)
+    await protect(scene.owner, "pairs")
+    await scene.write("PATCH", "data/pairs/1,2", {})
+    await scene.owner.execute(SWAP.format("b, a"))
+    assert await scene.write("DELETE", "data/pairs/1,2") == (403, "FP005")
 
 
 async def test_a_renamed_key_is_noticed_at_the_first_write(scene: Scene) -> None:

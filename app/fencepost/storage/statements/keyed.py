@@ -103,7 +103,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
 
     `careful`: see gateway/writes/rounds.py.
     """
-    mark, given = mark_of(table), record(table, change.columns)
+    mark, given = mark_of(table, change.columns), record(table, change.columns)
     sets = [f"{quote(column)} = {value}" for column, value in given.values.items()]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
@@ -131,8 +131,8 @@ def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
         return _reached(table, write, passes, lock, f" RETURNING {answer}", wait)
     key = ", ".join(key_parameter(table, n) for n, _ in enumerate(table.key))
     call = f"{table.fence.delete_function}({key}, {TOKEN}, {_shown(table, target)}) AS r"
-    held = f" WHERE {_lock_row(table, passes, lock)}" if wait == "skip" else ""
-    return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call}{held}", wait)
+    held = _lock_row(table, passes, lock) if wait == "skip" else mark.same_table
+    return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call} WHERE {held}", wait)
 
 
 def _shown(table: ProtectedTable, target: Shown) -> str:
@@ -147,7 +147,7 @@ def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     given = record(table, change.columns)
     values = {quote(c): key_parameter(table, n) for n, c in enumerate(table.key)}
     values |= {quote(c): value for c, value in given.values.items()}
-    insert = _insert(table, values, _from(given))
+    insert = _insert(table, change.columns, values, _from(given))
     answer = _answer(table, change.target, mark_of(table).shown, wait, named=change.named)
     if wait == "skip":
         return _compiled(f"{insert} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
@@ -167,7 +167,8 @@ def insert(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
         given = record(table, change.columns, f"({BODY} OPERATOR(pg_catalog.->) 0)")
         values = {quote(c): value for c, value in given.values.items()}
         answer = _answer(table, change.target, mark_of(table).shown, wait, named=True)
-        return _compiled(f"{_insert(table, values, _from(given))} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
+        insert = _insert(table, change.columns, values, _from(given))
+        return _compiled(f"{insert} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
     return _compiled(_insert_all(table, change), wait)
 
 
@@ -188,13 +189,13 @@ def _insert_all(table: ProtectedTable, change: Change) -> str:
     chosen = target.several(source, ("number", JSON, "mark", "resource"))
     return (
         f"WITH b AS MATERIALIZED (SELECT {', '.join((*listed, given.place))} FROM {given.source}),"
-        f" i AS ({_insert(table, names, ' FROM b', f' ORDER BY {order}')} RETURNING {kept})"
+        f" i AS ({_insert(table, columns, names, ' FROM b', f' ORDER BY {order}')} RETURNING {kept})"
         f" SELECT * FROM ({chosen}) AS a UNION ALL {missing}"
     )
 
 
-def _insert(table: ProtectedTable, values: dict[str, str], source: str, order: str = "") -> str:
-    mark = mark_of(table)
+def _insert(table: ProtectedTable, given: tuple[str, ...], values: dict[str, str], source: str, order: str = "") -> str:
+    mark = mark_of(table, given)
     stored = values | dict(mark.stored)
     rows = f"SELECT {', '.join(stored.values())}{source} WHERE {mark.same_table}{order}"
     return f"INSERT INTO {table.sql_name} AS r ({', '.join(stored)}) {rows}"

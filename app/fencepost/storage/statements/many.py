@@ -91,7 +91,7 @@ def by_filter(
     limit: int,
 ) -> Statement[RowWrite]:
     """Write the UPDATE or DELETE of all rows that match, at most `limit`, or of none."""
-    bound, mark = Bound(), mark_of(table)
+    bound, mark = Bound(), mark_of(table, change.columns)
     conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
     given = record(table, change.columns)
     source = f", {given.source}" if given.source else ""
@@ -154,7 +154,8 @@ def _watched(table: ProtectedTable) -> str:
 
 def by_array(table: ProtectedTable, change: Change) -> Statement[RowWrite]:
     """Write the UPDATE of the rows that the elements of a JSON array name, each with its own values, or of none."""
-    mark, given = mark_of(table), elements(table, (*table.key, *change.columns))
+    columns = (*table.key, *change.columns)
+    mark, given = mark_of(table, columns), elements(table, columns)
     values = {c: f"hit.v{n}" for n, c in enumerate(change.columns)}
     hit = [
         *_columns_of_met_rows(table, change),

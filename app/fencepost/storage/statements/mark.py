@@ -4,18 +4,20 @@ A row's mark is compared and stored by the statement itself. A scope's mark was 
 `fencepost.enter`: the statement is bound to rows of the scopes that were entered.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fencepost.storage.statements.parameters import SCOPE, SCOPES, TOKEN
-from fencepost.storage.statements.row_sql import FOUND_MARK, MARK, comparison, literal, row_scope
-from fencepost.storage.tables.catalog import ProtectedTable
+from fencepost.storage.statements.row_sql import FOUND_MARK, MARK, comparison, literal, of_types, or_outdated, row_scope
+from fencepost.storage.tables.catalog import ProtectedTable, quote
 
 
 class Mark(NamedTuple):
     """Pieces of SQL about the row `r`."""
 
     same_table: str
-    """The table's name still means the table that the catalog has seen; raises FP000 where it does not (R13)."""
+    """The table's name still means the table that the catalog has seen, its key is the one, and the columns that are
+    given have the types; raises FP000 where that is not so (R13)."""
     passes: str
     """The write of one row may go on."""
     within: tuple[str, ...]
@@ -30,9 +32,9 @@ class Mark(NamedTuple):
     table was unprotected, and we have not heard of it (R13), or it only looks like the protected one."""
 
 
-def mark_of(table: ProtectedTable) -> Mark:
-    """Give the pieces for a table."""
-    rule, scope, same = table.fence.rule, table.fence.scope, _same_table(table)
+def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
+    """Give the pieces for a table. `given`: the columns that the body gives values of."""
+    rule, scope, same = table.fence.rule, table.fence.scope, _same_table(table, given)
     if scope is not None:
         named = row_scope(table, scope)
         within = (same, f"{named} = ANY ({SCOPES})")
@@ -48,12 +50,14 @@ def mark_of(table: ProtectedTable) -> Mark:
     )
 
 
-def _same_table(table: ProtectedTable) -> str:
-    """Compare what the name means, in the statement that writes, with what was protected: nothing keeps an owner from
-    renaming a protected table and giving its name to one without triggers, and no notification reports it. PostgreSQL
-    reads both constants when it plans the statement, and plans it again when the name means another table.
+def _same_table(table: ProtectedTable, given: Iterable[str]) -> str:
+    """Compare what names mean, in the statement that writes, with what was looked at: nothing keeps an owner from
+    renaming a protected table and giving its name to one without triggers, or from making another key of the same
+    columns, and no notification reports it. PostgreSQL reads the constants when it plans the statement, and plans it
+    again when the table was changed or its name means another one.
     """
-    named = f"{literal(table.sql_name)}::pg_catalog.regclass"
-    return (
-        f"({named} OPERATOR(pg_catalog.=) {table.oid}::oid OR fencepost.outdated({literal(table.fence.name)}) IS NULL)"
-    )
+    named = [(table.sql_name, table.oid)]
+    if table.key_constraint is not None and table.key_index is not None:
+        named.append((f"{quote(table.schema)}.{quote(table.key_constraint)}", table.key_index))
+    same = [f"{literal(name)}::pg_catalog.regclass OPERATOR(pg_catalog.=) {oid}::oid" for name, oid in named]
+    return or_outdated(table.fence.name, [*same, *of_types(table, given)])

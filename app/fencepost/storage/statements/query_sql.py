@@ -5,7 +5,7 @@ serves the filter, and a value that is none of that type is PostgreSQL's own ref
 operator renders to follows PostgREST (src/PostgREST/Query/SqlFragment.hs).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, assert_never
 
 from fencepost.storage.statements.casts import cast_type
@@ -19,7 +19,7 @@ from fencepost.storage.statements.query import (
     Selected,
     UnknownColumnError,
 )
-from fencepost.storage.statements.row_sql import operator
+from fencepost.storage.statements.row_sql import of_types, operator, or_outdated
 from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
 
 # PostgreSQL's own limits: of a target list (1664, less some room), and of a name (it would cut it silently).
@@ -33,11 +33,25 @@ _IS = {"null": "NULL", "not_null": "NOT NULL", "true": "TRUE", "false": "FALSE",
 
 
 def render_filters(table: Table, filters: Sequence[Filter], bound: Bound, alias: str = "r") -> str:
-    """Render the filters, joined by AND, to stand in a WHERE beside other terms of an AND; none are `true`.
+    """Render the filters, joined by AND, to stand in a WHERE beside other terms of an AND; none are `true`. Where a
+    column has another type than its values are cast to, the statement raises FP000.
 
     Raise UnknownColumnError for a column that the table does not have.
     """
-    return " AND ".join(_filter(table, each, bound, alias) for each in filters) or "true"
+    terms = [_filter(table, each, bound, alias) for each in filters]
+    if cast := dict.fromkeys(name for each in filters for name in _cast(each)):
+        terms.append(or_outdated(table.name, of_types(table, cast)))
+    return " AND ".join(terms) or "true"
+
+
+def _cast(filter_: Filter) -> Iterator[str]:
+    """List the columns with whose types values are compared."""
+    if isinstance(filter_, Condition):
+        if not filter_.field.path and filter_.operator in {*_COMPARISONS, "in"}:
+            yield filter_.field.column
+        return
+    for member in filter_.members:
+        yield from _cast(member)
 
 
 def render_order(table: Table, order: Sequence[OrderTerm], bound: Bound, alias: str = "r") -> str:

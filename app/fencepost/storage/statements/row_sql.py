@@ -9,7 +9,7 @@ would run it. So columns are compared by `operator`, and functions are named in 
 searched first, has the exact one: bigint < bigint, text || text.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fencepost.fencing.scope import Scope
@@ -112,6 +112,23 @@ def operator(column: Column, symbol: str) -> str:
     ltree), what the search_path finds.
     """
     return f"OPERATOR(pg_catalog.{symbol})" if is_builtin(column) else symbol
+
+
+def of_types(table: Table, columns: Iterable[str]) -> list[str]:
+    """Compare the types that columns have now, which PostgreSQL learns when it plans the statement, with those that it
+    was written for: a value that was read as a date would be stored in a column of timestamps without its hour.
+    """
+    row = f"(CAST(NULL AS {table.sql_name}))"
+    return [
+        f"pg_catalog.pg_typeof({row}.{quote(c)}) OPERATOR(pg_catalog.=) {table.columns[c].type_oid}::oid"
+        for c in columns
+    ]
+
+
+def or_outdated(name: str, terms: Sequence[str]) -> str:
+    """Give a term of an AND that is true where all of these are, and raises FP000 elsewhere."""
+    same = terms[0] if len(terms) == 1 else f"({' AND '.join(terms)})"
+    return f"({same} OR fencepost.outdated({literal(name)}) IS NULL)"
 
 
 def key_order(table: Table, alias: str) -> str:

@@ -53,6 +53,9 @@ class Column:
     with_hstores: bool = False
     """Whether values are hstores, or arrays or composites that may have some."""
 
+    type_oid: int = 0
+    """The oid of its type, which is a domain's own: names of types change, and lie in schemas that a role may not use."""
+
     has_parts: bool = False
     """Whether values are arrays or composites, or become json by a cast of their type's own, as hstores do."""
 
@@ -129,6 +132,8 @@ class Table:
     """Whether a key value may change on its way into the column: numeric(5,2), timestamp(0)."""
     key_constraint: str | None = None
     """The primary key's name, as an error names it."""
+    key_index: int | None = None
+    """The oid of the primary key's index: another key, or the same columns in another order, has another one."""
     may_suppress: bool = False
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
     shares_transactions: bool = False

@@ -57,7 +57,8 @@ md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, {HAS_RULES},
   (SELECT string_agg(concat_ws(':', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attnotnull, a.attgenerated,
                                a.attidentity, a.attcollation), ',' ORDER BY a.attnum)
      FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
-  (SELECT string_agg(concat_ws(':', i.indexrelid, i.indkey, i.indisprimary), ',' ORDER BY i.indexrelid)
+  (SELECT string_agg(concat_ws(':', i.indexrelid, i.indexrelid::regclass, i.indkey, i.indisprimary), ','
+                     ORDER BY i.indexrelid)
      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
   (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
@@ -81,6 +82,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
          WHERE i.indrelid = c.oid AND i.indisunique) AS unique_columns,
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
+       (SELECT i.indexrelid::int8 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS key_index,
        {SUPPRESSES} AS may_suppress, {SHARES} AS shares, {SHOWS_CALLER} AS shows_caller,
        {REACHES} AS reaches, {CHANGES} AS changes, {REFERS} AS refers,
        {_FINGERPRINT} AS fingerprint
@@ -175,6 +177,7 @@ def _table(row: asyncpg.Record, fenced: asyncpg.Record | None, columns: dict[str
         lossy_key=not lossy.isdisjoint(key),
         unique_columns=frozenset(row["unique_columns"] or ()),
         key_constraint=row["key_constraint"],
+        key_index=row["key_index"],
         may_suppress=row["may_suppress"],
         shares_transactions=row["shares"],
         shows_caller=row["shows_caller"],
