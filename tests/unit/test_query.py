@@ -1,6 +1,7 @@
 """Query strings: what is refused, and what SQL they become: quoted identifiers, and no value in its text."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -183,9 +184,9 @@ def in_full(sql: str) -> str:
 )
 def test_a_filter_becomes_sql_with_bound_values(raw: str, sql: str, values: list[str | list[str]]) -> None:
     bound = Bound()
-    text = render_filters(TABLE, parse_query(raw.encode()).filters, bound)
-    filters = re.split(r" AND \(+pg_catalog\.pg_typeof", text)[0]  # and then whether the columns have these types
-    statement = compiled(filters, bound.parameters)
+    # Nothing is added to the filters of a foreign table: see render_filters.
+    text = render_filters(replace(TABLE, kind="foreign table"), parse_query(raw.encode()).filters, bound)
+    statement = compiled(text, bound.parameters)
     assert statement.sql == in_full(sql)
     assert statement.arguments(None) == values
 

@@ -126,7 +126,10 @@ async def test_a_key_in_another_order_is_noticed_at_the_first_write(scene: Scene
     await scene.owner.execute(PAIRS)
     await protect(scene.owner, "pairs")
     columns = ["a, b", "b, a"]
-    for method, body in (("PATCH", {"v": "x"}), ("PUT", {"v": "y"}), ("DELETE", None), ("PUT", {"v": "z"})):
+    for method, body in (
+        ("PATCH", {"v": "x"}), ("PATCH", {"v": "w", "a": 1, "b": 2}), ("PUT", {"v": "y"}), ("DELETE", None),
+        ("PUT", {"v": "z"}),
+    ):  # fmt: skip
         await scene.write("PATCH", "data/pairs/1,2", {})  # a gateway that has seen the key
         columns.reverse()
         if meanwhile == "unprotected":
@@ -146,6 +149,45 @@ async def test_after_a_key_in_another_order_a_delete_is_refused_until_protect_ha
     await scene.write("PATCH", "data/pairs/1,2", {})
     await scene.owner.execute(SWAP.format("b, a"))
     assert await scene.write("DELETE", "data/pairs/1,2") == (403, "FP005")
+
+
+@pytest.mark.parametrize(
+    ("table", "path", "member", "expected"),
+    [
+        ("pairs", "data/pairs/1,2?select=v", "v", "{}"),
+        ("plain", "data/plain/1,2?select=v", "v", "{}"),
+        ("pairs", "fences?resource=pairs/1,2", "mark", "{}"),
+        ("scoped", "fences?resource=scoped/1,2", "resource", "of/{}"),
+    ],
+)
+async def test_a_path_names_the_row_that_has_its_key_now(
+    scene: Scene, table: str, path: str, member: str, expected: str
+) -> None:
+    """For who reads the row, or what is known of it. The key of `plain` has more columns than it had, too."""
+    await scene.owner.execute("DROP TABLE plain")
+    await scene.owner.execute(PAIRS.replace("pairs", table).replace("v text", "v text NOT NULL"))
+    await scene.owner.execute(f"UPDATE {table} SET v = a")
+    if table == "pairs":
+        await protect(scene.owner, table)
+        await scene.owner.execute("UPDATE pairs SET last_fence_token = a")
+    for order, a in (("a, b", 1), ("b, a", 2), ("a, b", 1)):
+        await scene.owner.execute(SWAP.replace("pairs", table).format(order))
+        if table != "plain":
+            await protect(scene.owner, table, scope="of/{v}" if table == "scoped" else None)
+        assert (await scene.api.ask("GET", path)).json()[member] == expected.format(a)
+
+
+async def test_a_type_that_is_renamed_or_moved_is_the_same(scene: Scene) -> None:
+    await scene.owner.execute("CREATE DOMAIN public.price AS numeric(9, 2) CHECK (VALUE > 0)")
+    await scene.owner.execute("ALTER TABLE t ADD COLUMN p price")
+    for change in (
+        "CREATE SCHEMA other",
+        "ALTER DOMAIN public.price RENAME TO cost", "ALTER DOMAIN public.cost SET SCHEMA other",
+        "ALTER SCHEMA other RENAME TO hidden",
+    ):  # fmt: skip
+        await scene.owner.execute(change)
+        assert await scene.write("PATCH", "data/t/1", {"p": "1.25"}) == (200, None), change
+        assert (await scene.api.ask("GET", "data/t?p=eq.1.25&select=id")).json() == [{"id": 1}], change
 
 
 async def test_a_renamed_key_is_noticed_at_the_first_write(scene: Scene) -> None:

@@ -11,14 +11,15 @@ from tests.support.ready_made import Unmade
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}, {OTHER}; GRANT SELECT ON orders TO {READER}"""
 STAMPED = """
+CREATE SCHEMA of_the_owner; CREATE DOMAIN of_the_owner.state AS text;
 CREATE TABLE public.orders (
-  order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0,
+  order_id text PRIMARY KEY, status of_the_owner.state NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0,
   who text DEFAULT CURRENT_USER)"""
 
 
 @pytest.fixture
 async def race(connect: Connect, unmade: Unmade) -> Race:
-    """Give a table whose rows say who made them."""
+    """Give a table whose rows say who made them. One column's type lies in a schema that the roles may not use."""
     return await open_race(connect, unmade, "strict", ddl=STAMPED)
 
 

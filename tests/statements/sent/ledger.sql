@@ -20,7 +20,7 @@ SELECT 'books/' || fencepost.enc((b."book")::text COLLATE pg_catalog."C") || ','
 --   $1 = '1'
 SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")
   FROM "public"."ledger" AS r
-  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer)
+  WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid) OR fencepost.outdated('ledger') IS NULL)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"id": " 1", "n": 1}'
@@ -42,7 +42,7 @@ SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.js
 --   $3 = 67108864
 --   $4 = 0
 SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
-  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL) ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json, $3::bigint AS most FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL) ORDER BY r."id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
 -- | POST one, only values: 400 | POST many, only values: 400 | POST one, minimal: 201
@@ -62,7 +62,7 @@ SELECT b."fencepost ordinal" AS place, 'ledger/' || fencepost.enc((b."id")::text
 --   $1 = ['1', '2']
 SELECT count(*)
   FROM "public"."ledger" AS r
-  WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL)
+  WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL)
 
 -- POST one: 201 | POST one, present: 409 | POST one, stale: 409 | POST many: 201 | POST many, present and stale: 409
 -- | POST one, only values: 400 | POST many, only values: 400 | POST one, minimal: 201 | PATCH: 200 | PATCH, select:
@@ -85,12 +85,12 @@ SELECT e.scope, e.refused_by
 -- | DELETE by filter: 200
 --   $1 = ['1', '2']
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL) LIMIT 10001) AS m GROUP BY m.scope
+  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL) LIMIT 10001) AS m GROUP BY m.scope
 
 -- PATCH by filter, minimal: 204
 --   $1 = ['1', '2']
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL) LIMIT 41) AS m GROUP BY m.scope
+  FROM (SELECT 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") AS scope FROM "public"."ledger" AS r WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($1::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL) LIMIT 41) AS m GROUP BY m.scope
 
 -- GET of a mark: 200 | GET of a scope's mark: 200
 --   $1 = 'books'
@@ -111,7 +111,7 @@ SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor
 --   $1 = ['1']
 SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."ledger"'::text)) AS hides
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."book") IS NULL AND pg_catalog.pg_column_compression(r."part") IS NULL AND coalesce(pg_catalog.pg_column_size(r."book"), 0) + coalesce(pg_catalog.pg_column_size(r."part"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."ledger" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) OFFSET 0) AS p ON true
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."book") IS NULL AND pg_catalog.pg_column_compression(r."part") IS NULL AND coalesce(pg_catalog.pg_column_size(r."book"), 0) + coalesce(pg_catalog.pg_column_size(r."part"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."ledger" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid) OR fencepost.outdated('ledger') IS NULL) OFFSET 0) AS p ON true
 
 -- PATCH of an array, only keys: 204
 --   $1 = ['books/b,ok']
@@ -121,7 +121,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer)) WITH ORDINALITY AS b("id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."fencepost ordinal"
     FROM b
-    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
@@ -144,7 +144,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("id" integer, "n" integer)) WITH ORDINALITY AS b("id", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
-    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    JOIN "public"."ledger" AS r ON r."id" OPERATOR(pg_catalog.=) b."id" AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) <int4>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
@@ -169,7 +169,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("book", "part", "n")
     SELECT "book", "part", "n"
     FROM b
-    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL)
+    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL)
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
   SELECT *
@@ -185,7 +185,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b
-    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL)
+    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) <int4>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL)
     ORDER BY b."id"
     RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0)
   SELECT *
@@ -201,7 +201,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT "id", "book", "part", "n"
     FROM b
-    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL)
+    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."id") OPERATOR(pg_catalog.=) <int4>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL)
     ORDER BY b."id"
     RETURNING 0 AS number, 0::bigint AS mark, 'ledger/' || fencepost.enc((r."id")::text COLLATE pg_catalog."C") AS resource, r."id" AS k0, r."id" AS c0, r."book" AS c1, r."part" AS c2, r."n" AS c3)
   SELECT *
@@ -216,12 +216,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "book" = b."book", "part" = b."part", "n" = b."n"
     FROM json_to_record($3::json) AS b("book" character varying, "part" text, "n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -235,12 +235,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "book" = b."book", "part" = b."part", "n" = DEFAULT
     FROM json_to_record($3::json) AS b("book" character varying, "part" text)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -254,12 +254,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, ''::text AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -273,12 +273,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id" AS "id") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -292,12 +292,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."ledger" AS r
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."ledger" AS r
     SET "n" = b."n"
     FROM json_to_record($3::json) AS b("n" integer)
-    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
+    WHERE r."id" OPERATOR(pg_catalog.=) CAST($1::text AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = $2::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -342,7 +342,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -370,7 +370,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($2::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -399,7 +399,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -430,7 +430,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."id" AS k0, 0::bigint AS "fencepost mark"
     FROM "public"."ledger" AS r
-    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."n" OPERATOR(pg_catalog.=) ANY (CAST($3::text[] AS integer[])) AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid OR fencepost.outdated('ledger') IS NULL) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL) AND 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."id" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -461,7 +461,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part")
     SELECT CAST($1::text AS integer), b."book", b."part"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text)
-    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL)
+    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid) OR fencepost.outdated('ledger') IS NULL)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM i
@@ -475,7 +475,7 @@ WITH
   i AS (INSERT INTO "public"."ledger" AS r ("id", "book", "part", "n")
     SELECT CAST($1::text AS integer), b."book", b."part", b."n"
     FROM json_to_record($2::json) AS b("book" character varying, "part" text, "n" integer)
-    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) 'character varying(10)'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('ledger') IS NULL)
+    WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('ledger') IS NULL)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."id", r."book", r."part", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM i

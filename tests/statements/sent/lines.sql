@@ -36,7 +36,7 @@ INSERT INTO "public"."lines" AS r ("account_id", "line")
 INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT CAST($1::text AS bigint), CAST($2::text AS character varying), b."n"
   FROM json_to_record($3::json) AS b("n" integer)
-  WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL)
+  WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
@@ -46,7 +46,7 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
 INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT b."account_id", b."line", b."n"
   FROM json_to_record(($1::json OPERATOR(pg_catalog.->) 0)) AS b("account_id" bigint, "line" character varying, "n" integer)
-  WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) 'public.code'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL)
+  WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) <code>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $2::int AS number, ''::text AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
@@ -56,7 +56,7 @@ INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
 INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
   SELECT b."account_id", b."line", b."n"
   FROM json_to_record(($1::json OPERATOR(pg_catalog.->) 0)) AS b("account_id" bigint, "line" character varying, "n" integer)
-  WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) 'public.code'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL)
+  WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) <code>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $2::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource
 
@@ -76,7 +76,7 @@ SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catal
 --   $2 = 'l0'
 SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")
   FROM "public"."lines" AS r
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid) OR fencepost.outdated('lines') IS NULL)
 
 -- PATCH with its key, spelled otherwise: 200
 --   $1 = '{"account_id": " 43", "line": "l0", "n": 1}'
@@ -100,7 +100,7 @@ SELECT 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.js
 --   $4 = 67108864
 --   $5 = 0
 SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
-  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, $4::bigint AS most FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL) ORDER BY r."account_id" LIMIT $3::bigint OFFSET $5::bigint) AS p) AS s
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json, $4::bigint AS most FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL) ORDER BY r."account_id" LIMIT $3::bigint OFFSET $5::bigint) AS p) AS s
 
 -- POST one, present: 409 | POST many: 201 | POST many, present and stale: 409 | PATCH of an array, no row: 404
 --   $1 = '[{"account_id": 43, "line": "l0", "n": 1}]'
@@ -120,7 +120,7 @@ SELECT b."fencepost ordinal" AS place, 'lines/' || fencepost.enc((b."account_id"
 --   $2 = 'l%'
 SELECT count(*)
   FROM "public"."lines" AS r
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL)
 
 -- POST one, present: 409 | POST many: 201 | POST many, present and stale: 409 | PATCH of nothing: 200 | PATCH with
 -- its key, spelled otherwise: 200 | PATCH, no row: 404 | PATCH of an array: 204 | PATCH by filter: 204 | PATCH of an
@@ -188,13 +188,13 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $1 = '43'
 --   $2 = 'l%'
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL) LIMIT 10001) AS m GROUP BY m.scope
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL) LIMIT 10001) AS m GROUP BY m.scope
 
 -- PATCH by filter, minimal: 204
 --   $1 = '43'
 --   $2 = 'l%'
 SELECT m.scope, count(*) AS rows
-  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL) LIMIT 41) AS m GROUP BY m.scope
+  FROM (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") AS scope FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $2::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL) LIMIT 41) AS m GROUP BY m.scope
 
 -- GET of a mark: 200 | GET of a scope's mark: 200
 --   $1 = 'account'
@@ -224,7 +224,7 @@ SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor
 --   $2 = ['l0']
 SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."lines"'::text)) AS hides
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."line") IS NULL AND coalesce(pg_catalog.pg_column_size(r."line"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) OFFSET 0) AS p ON true
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."line") IS NULL AND coalesce(pg_catalog.pg_column_size(r."line"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid) OR fencepost.outdated('lines') IS NULL) OFFSET 0) AS p ON true
 
 -- PUT of nothing: 200 | PUT of a new row with defaults: 201
 --   $1 = '43'
@@ -245,7 +245,7 @@ UPDATE "public"."lines" AS r
 UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, ''::text AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH, select: 200
@@ -257,7 +257,7 @@ UPDATE "public"."lines" AS r
 UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id" AS "account_id") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH: 200 | PATCH with its key: 200 | PUT over a row: 200 | PUT of a new row: 201 | PATCH with an Idempotency-Key:
@@ -271,7 +271,7 @@ UPDATE "public"."lines" AS r
 UPDATE "public"."lines" AS r
   SET "n" = b."n"
   FROM json_to_record($4::json) AS b("n" integer)
-  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $5::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource
 
 -- PATCH of an array, only keys: 204
@@ -282,7 +282,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying)) WITH ORDINALITY AS b("account_id", "line", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", b."fencepost ordinal"
     FROM b
-    JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) 'public.code'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) <code>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
@@ -305,7 +305,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("account_id" bigint, "line" character varying, "n" integer)) WITH ORDINALITY AS b("account_id", "line", "n", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark", b."n" AS v0, b."fencepost ordinal"
     FROM b
-    JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) 'public.code'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    JOIN "public"."lines" AS r ON r."account_id" OPERATOR(pg_catalog.=) b."account_id" AND r."line" OPERATOR(pg_catalog.=) b."line" AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) <code>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0, hit.k1 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE false) AS passes),
@@ -330,7 +330,7 @@ WITH
   i AS (INSERT INTO "public"."lines" AS r ("account_id", "line", "n")
     SELECT "account_id", "line", "n"
     FROM b
-    WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) 'public.code'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL)
+    WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."line") OPERATOR(pg_catalog.=) <code>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL)
     ORDER BY b."account_id", b."line"
     RETURNING 0 AS number, 0::bigint AS mark, 'lines/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."line")::text COLLATE pg_catalog."C") AS resource, r."account_id" AS k0, r."line" AS k1, r."account_id" AS c0, r."line" AS c1, r."n" AS c2)
   SELECT *
@@ -346,12 +346,12 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text
     FOR NO KEY UPDATE OF r),
   w AS (UPDATE "public"."lines" AS r
     SET "n" = b."n"
     FROM json_to_record($4::json) AS b("n" integer)
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM hit)
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($1::text AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = $3::text AND EXISTS (SELECT FROM hit)
     RETURNING 0 AS number, (SELECT CASE WHEN octet_length(j.json) <= 67108864 THEN j.json ELSE fencepost.too_large(67108864) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."account_id", r."line", r."n") AS x OFFSET 0) AS j) AS json, 0::bigint AS mark, '' AS resource)
   SELECT *
   FROM w
@@ -365,7 +365,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $3::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $3::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -394,7 +394,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $3::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($2::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $3::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -424,7 +424,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $4::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $4::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -456,7 +456,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."account_id" AS k0, r."line" AS k1, 0::bigint AS "fencepost mark"
     FROM "public"."lines" AS r
-    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $4::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) 'bigint'::pg_catalog.regtype OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) 'integer'::pg_catalog.regtype) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
+    WHERE r."account_id" OPERATOR(pg_catalog.=) CAST($3::text AS bigint) AND r."line" OPERATOR(pg_catalog.~~) $4::text AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid OR fencepost.outdated('lines') IS NULL) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."n") OPERATOR(pg_catalog.=) <int4>::oid) OR fencepost.outdated('lines') IS NULL) AND 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") = ANY ($1::text[])
     ORDER BY r."account_id", r."line" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *

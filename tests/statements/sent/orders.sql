@@ -49,7 +49,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "last_fence_token")
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
   SELECT CAST($1::text AS text), b."status", b."at", -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
@@ -60,7 +60,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
   SELECT b."order_id", b."status", b."at", -$1::bigint
   FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("order_id" text, "status" text, "at" timestamp with time zone)
-  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, ''::text AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
@@ -72,7 +72,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
 INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
   SELECT b."order_id", b."status", b."at", -$1::bigint
   FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("order_id" text, "status" text, "at" timestamp with time zone)
-  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
@@ -83,7 +83,7 @@ INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_toke
 INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
   SELECT b."status", b."at", -$1::bigint
   FROM json_to_record(($2::json OPERATOR(pg_catalog.->) 0)) AS b("status" text, "at" timestamp with time zone)
-  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
   ON CONFLICT DO NOTHING
   RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
 
@@ -110,7 +110,7 @@ SELECT $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN
 --   $3 = 67108864
 --   $4 = 0
 SELECT CASE WHEN s.sent OPERATOR(pg_catalog.<=) s.most THEN s.json END AS json, s.sent
-  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, $3::bigint AS most FROM "public"."orders" AS r WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('orders') IS NULL) ORDER BY r."order_id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
+  FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json, $3::bigint AS most FROM "public"."orders" AS r WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL) ORDER BY r."order_id" LIMIT $2::bigint OFFSET $4::bigint) AS p) AS s
 
 -- claim of a absent row: 200
 --   $1 = 'k6'
@@ -130,7 +130,7 @@ SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" 
 --   $1 = 'x'
 SELECT count(*)
   FROM "public"."orders" AS r
-  WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('orders') IS NULL)
+  WHERE r."status" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL)
 
 -- claim of a absent row: 200
 --   $1 = 'orders'
@@ -175,7 +175,7 @@ SELECT k.state, k.status, k.headers, k.answer
 -- GET of a mark: 200 | PATCH, and the connection breaks: 503 | PUT, and the connection breaks: 503 | DELETE, and the
 -- connection breaks: 503
 --   $1 = 'k0'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'orders/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
 
@@ -204,7 +204,7 @@ SELECT x.o AS place, n.resource, (SELECT r."last_fence_token" FROM "public"."ord
 --   $1 = ['k0']
 SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."orders"'::text)) AS hides
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."order_id") IS NULL AND pg_catalog.pg_column_compression(r."status") IS NULL AND pg_catalog.pg_column_compression(r."sku") IS NULL AND coalesce(pg_catalog.pg_column_size(r."order_id"), 0) + coalesce(pg_catalog.pg_column_size(r."status"), 0) + coalesce(pg_catalog.pg_column_size(r."sku"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) OFFSET 0) AS p ON true
+  LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."order_id") IS NULL AND pg_catalog.pg_column_compression(r."status") IS NULL AND pg_catalog.pg_column_compression(r."sku") IS NULL AND coalesce(pg_catalog.pg_column_size(r."order_id"), 0) + coalesce(pg_catalog.pg_column_size(r."status"), 0) + coalesce(pg_catalog.pg_column_size(r."sku"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json OFFSET 0) AS j) END AS json, r."last_fence_token" AS mark, true AS there FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL) OFFSET 0) AS p ON true
 
 -- PATCH of nothing: 200
 --   $1 = 'k0'
@@ -240,7 +240,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, ''::text AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH, select: 200
@@ -251,7 +251,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id" AS "order_id") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH: 200 | PATCH with its key: 200 | PATCH with its key, spelled otherwise: 200 | PATCH, stale: 409 | PATCH, no
@@ -263,7 +263,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PUT over a row: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT with an Idempotency-Key: 200 | PUT with an
@@ -275,7 +275,7 @@ UPDATE "public"."orders" AS r
 UPDATE "public"."orders" AS r
   SET "status" = b."status", "at" = b."at", "sku" = DEFAULT, "last_fence_token" = -$2::bigint
   FROM json_to_record($3::json) AS b("status" text, "at" timestamp with time zone)
-  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR UPDATE OF r SKIP LOCKED)
   RETURNING $4::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, '' AS resource
 
 -- PATCH of an array, only keys: 204
@@ -286,7 +286,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text)) WITH ORDINALITY AS b("order_id", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."fencepost ordinal"
     FROM b
-    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) <text>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
@@ -312,7 +312,7 @@ WITH
     FROM ROWS FROM (json_to_recordset($2::json) AS ("order_id" text, "status" text, "at" timestamp with time zone)) WITH ORDINALITY AS b("order_id", "status", "at", "fencepost ordinal") LIMIT (SELECT 2147483647)),
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark", b."status" AS v0, b."at" AS v1, b."fencepost ordinal"
     FROM b
-    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+    JOIN "public"."orders" AS r ON r."order_id" OPERATOR(pg_catalog.=) b."order_id" AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id"
     FOR NO KEY UPDATE OF r),
   verdict AS MATERIALIZED (SELECT (SELECT count(*) FROM (SELECT DISTINCT hit.k0 FROM hit) AS rows) = (SELECT count(*) FROM b) AND NOT EXISTS (SELECT FROM hit WHERE NOT "fencepost mark" < $1::bigint) AS passes),
@@ -355,7 +355,7 @@ WITH
   i AS (INSERT INTO "public"."orders" AS r ("order_id", "status", "at", "last_fence_token")
     SELECT "order_id", "status", "at", -$1::bigint
     FROM b
-    WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+    WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."order_id") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY b."order_id"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
@@ -372,7 +372,7 @@ WITH
   i AS (INSERT INTO "public"."orders" AS r ("status", "at", "last_fence_token")
     SELECT "status", "at", -$1::bigint
     FROM b
-    WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+    WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY b."fencepost ordinal"
     RETURNING 0 AS number, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT *
@@ -386,7 +386,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -416,7 +416,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -446,7 +446,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($2::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -478,7 +478,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 10001
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *
@@ -509,7 +509,7 @@ WITH
 WITH
   hit AS MATERIALIZED (SELECT r."order_id" AS k0, r."last_fence_token" AS "fencepost mark"
     FROM "public"."orders" AS r
-    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) 'text'::pg_catalog.regtype AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) 'timestamp with time zone'::pg_catalog.regtype) OR fencepost.outdated('orders') IS NULL)
+    WHERE r."status" OPERATOR(pg_catalog.=) CAST($3::text AS text) AND r."at" IS NULL AND (pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid OR fencepost.outdated('orders') IS NULL) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."status") OPERATOR(pg_catalog.=) <text>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."orders"))."at") OPERATOR(pg_catalog.=) <timestamptz>::oid) OR fencepost.outdated('orders') IS NULL)
     ORDER BY r."order_id" LIMIT 41
     FOR NO KEY UPDATE OF r),
   bad AS MATERIALIZED (SELECT *

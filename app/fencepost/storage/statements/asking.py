@@ -12,7 +12,15 @@ import asyncpg
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.given import Given, elements, key_texts, keys
 from fencepost.storage.statements.parameters import BODY, OF_KEY, Key, Parameter, Statement, compiled
-from fencepost.storage.statements.row_sql import MARK, ceiling_of, key_match, literal, parameter_resource, row_scope
+from fencepost.storage.statements.row_sql import (
+    MARK,
+    ceiling_of,
+    key_match,
+    literal,
+    parameter_resource,
+    row_scope,
+    the_row,
+)
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
 
@@ -149,7 +157,7 @@ class ResourceState:
 async def read_resource(connection: Connection, table: ProtectedTable, key: Key) -> ResourceState:
     """Look a resource up, in one snapshot."""
     rows = await compiled(
-        f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
+        f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {the_row(table)}) AS live,"
         f" m.last_fence_token AS recorded, m.row_absent,"
         f" pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{{}}' AS changed_at"
         f" FROM (SELECT {parameter_resource(table, table.fence.name)} AS resource) AS n"

@@ -18,7 +18,7 @@ from fencepost.storage.statements.parameters import Bound, Key, Statement, compi
 from fencepost.storage.statements.query import Select, Selected
 from fencepost.storage.statements.query_sql import render_select
 from fencepost.storage.statements.reading import mark_of
-from fencepost.storage.statements.row_sql import json_row, literal
+from fencepost.storage.statements.row_sql import json_row, literal, or_outdated, same_table
 from fencepost.storage.tables.catalog import Column, ProtectedTable, Table, quote
 
 MOST_JSON: Final = 16_384
@@ -75,7 +75,7 @@ def keyed_reads(
     """Compose it. Each row is looked up by its key, as a read that goes alone does. `columns`: those that are shown.
     `most_answer_bytes`: how many bytes the answer to one may have.
     """
-    given = keys(table)
+    given, same = keys(table), or_outdated(table.name, same_table(table))
     made = f"{json_row(render_select(table, select, Bound()))}::text"
     # OFFSET: each row is looked up by itself, and made into JSON once, not for each use.
     row = (
@@ -89,7 +89,7 @@ def keyed_reads(
             f"SELECT {given.place}::int4, p.json, p.mark, p.there,"
             f" (SELECT pg_catalog.row_security_active({literal(table.sql_name)}::text)) AS hides FROM {given.source}"
             f" LEFT JOIN LATERAL (SELECT {row} AS json, {mark_of(table)} AS mark, true AS there"
-            f" FROM {table.sql_name} AS r WHERE {given.match(table)} OFFSET 0) AS p ON true",
+            f" FROM {table.sql_name} AS r WHERE {given.match(table)} AND {same} OFFSET 0) AS p ON true",
             [key_texts(n) for n, _ in enumerate(table.key)],
         )
     )

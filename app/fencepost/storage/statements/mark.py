@@ -8,8 +8,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fencepost.storage.statements.parameters import SCOPE, SCOPES, TOKEN
-from fencepost.storage.statements.row_sql import FOUND_MARK, MARK, comparison, literal, of_types, or_outdated, row_scope
-from fencepost.storage.tables.catalog import ProtectedTable, quote
+from fencepost.storage.statements.row_sql import (
+    FOUND_MARK,
+    MARK,
+    comparison,
+    of_types,
+    or_outdated,
+    row_scope,
+    same_table,
+)
+from fencepost.storage.tables.catalog import ProtectedTable
 
 
 class Mark(NamedTuple):
@@ -34,7 +42,8 @@ class Mark(NamedTuple):
 
 def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
     """Give the pieces for a table. `given`: the columns that the body gives values of."""
-    rule, scope, same = table.fence.rule, table.fence.scope, _same_table(table, given)
+    rule, scope = table.fence.rule, table.fence.scope
+    same = or_outdated(table.fence.name, [*same_table(table), *of_types(table, given)])
     if scope is not None:
         named = row_scope(table, scope)
         within = (same, f"{named} = ANY ({SCOPES})")
@@ -48,16 +57,3 @@ def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
         shown=f"r.{MARK}",
         stored=((MARK, f"-{TOKEN}"),),
     )
-
-
-def _same_table(table: ProtectedTable, given: Iterable[str]) -> str:
-    """Compare what names mean, in the statement that writes, with what was looked at: nothing keeps an owner from
-    renaming a protected table and giving its name to one without triggers, or from making another key of the same
-    columns, and no notification reports it. PostgreSQL reads the constants when it plans the statement, and plans it
-    again when the table was changed or its name means another one.
-    """
-    named = [(table.sql_name, table.oid)]
-    if table.key_constraint is not None and table.key_index is not None:
-        named.append((f"{quote(table.schema)}.{quote(table.key_constraint)}", table.key_index))
-    same = [f"{literal(name)}::pg_catalog.regclass OPERATOR(pg_catalog.=) {oid}::oid" for name, oid in named]
-    return or_outdated(table.fence.name, [*same, *of_types(table, given)])

@@ -13,7 +13,7 @@ from fencepost.storage.statements.keyed import FencedRow
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, Statement, compiled
 from fencepost.storage.statements.query import Condition, Filter, Query, QueryError, Select, Selected
 from fencepost.storage.statements.query_sql import render_filters, render_order, render_select
-from fencepost.storage.statements.row_sql import MARK, key_match, literal, row_scope
+from fencepost.storage.statements.row_sql import MARK, literal, row_scope, the_row
 from fencepost.storage.tables.catalog import MARK_COLUMN, Table
 
 _HIDDEN: Final = (
@@ -167,7 +167,7 @@ async def row(connection: Connection, table: Table, key: Key, select: Select, mo
     found = await compiled(
         f"SELECT CASE WHEN pg_catalog.octet_length(p.json) OPERATOR(pg_catalog.<=) {most} THEN p.json END AS json,"
         f" p.mark FROM (SELECT {json} AS json, {mark} AS mark FROM {table.sql_name} AS r"
-        f" WHERE {key_match(table)} OFFSET 0) AS p",  # OFFSET: the row is made into JSON once, not for each use
+        f" WHERE {the_row(table)} OFFSET 0) AS p",  # OFFSET: the row is made into JSON once, not for each use
         (*OF_KEY, *bound.parameters),
     ).fetch(connection, key)
     if not found:

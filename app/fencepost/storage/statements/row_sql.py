@@ -114,6 +114,18 @@ def operator(column: Column, symbol: str) -> str:
     return f"OPERATOR(pg_catalog.{symbol})" if is_builtin(column) else symbol
 
 
+def same_table(table: Table) -> list[str]:
+    """Compare what names mean now with what was looked at: nothing keeps an owner from renaming a table and giving its
+    name to another one, or from making another key of the same columns, and no notification reports it. PostgreSQL
+    reads the constants when it plans the statement, and plans it again when the table was changed or its name means
+    another one.
+    """
+    named = [(table.sql_name, table.oid)]
+    if table.key_constraint is not None and table.key_index is not None:
+        named.append((f"{quote(table.schema)}.{quote(table.key_constraint)}", table.key_index))
+    return [f"{literal(name)}::pg_catalog.regclass OPERATOR(pg_catalog.=) {oid}::oid" for name, oid in named]
+
+
 def of_types(table: Table, columns: Iterable[str]) -> list[str]:
     """Compare the types that columns have now, which PostgreSQL learns when it plans the statement, with those that it
     was written for: a value that was read as a date would be stored in a column of timestamps without its hour.
@@ -150,6 +162,13 @@ def key_match(table: Table) -> str:
         f"r.{quote(name)} {operator(table.columns[name], '=')} {key_parameter(table, position)}"
         for position, name in enumerate(table.key)
     )
+
+
+def the_row(table: Table) -> str:
+    """Match the row whose key the parameters give, for statements that only read it: raises FP000 where the table's
+    name or its key means another one by now.
+    """
+    return f"{key_match(table)} AND {or_outdated(table.name, same_table(table))}"
 
 
 def parameter_resource(table: Table, prefix: str) -> str:

@@ -13,7 +13,7 @@ from fencepost.storage.statements.many import TooManyRows
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.query import Filter
 from fencepost.storage.statements.query_sql import render_filters
-from fencepost.storage.statements.row_sql import key_match, operator, resource_sql, row_scope
+from fencepost.storage.statements.row_sql import operator, resource_sql, row_scope, the_row
 from fencepost.storage.tables.catalog import Column, Table, quote
 
 _WIDEST = {"int2": "pg_catalog.int8", "int4": "pg_catalog.int8", "varchar": "pg_catalog.text"}
@@ -25,7 +25,7 @@ _ALWAYS_FIT: Final = {"int2": 4, "int4": 9}
 
 async def scope_of_row(connection: Connection, table: Table, scope: Scope, key: Key) -> str | None:
     """Read a row's scope, without a lock: its columns never change. None: there is no row."""
-    text = f"SELECT {row_scope(table, scope)} FROM {table.sql_name} AS r WHERE {key_match(table)}"
+    text = f"SELECT {row_scope(table, scope)} FROM {table.sql_name} AS r WHERE {the_row(table)}"
     found: str | None = await compiled(text, OF_KEY).value(connection, key)
     return found
 

@@ -54,7 +54,7 @@ class Column:
     """Whether values are hstores, or arrays or composites that may have some."""
 
     type_oid: int = 0
-    """The oid of its type, which is a domain's own: names of types change, and lie in schemas that a role may not use."""
+    """The oid of its type; a domain has its own. Names of types change, and lie in schemas that a role may not use."""
 
     has_parts: bool = False
     """Whether values are arrays or composites, or become json by a cast of their type's own, as hstores do."""
