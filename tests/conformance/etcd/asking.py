@@ -5,7 +5,8 @@ from tests.conformance.etcd_bench import EtcdBench
 from fencepost.locks.source import Grant, Source
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-TTL = 1000
+TTL = 60_000
+"""No hold ends by itself while a test looks: a test has `etcdctl` revoke its lease."""
 
 
 async def granted(source: Source, lock: str, *, wait_s: float = PATIENCE, ttl_ms: int = TTL, tokens: int = 1) -> Grant:

@@ -27,7 +27,7 @@ async def locking(node: EtcdBench, *words: str) -> asyncio.subprocess.Process:
 async def test_etcdctl_lock_waits_for_us_and_its_revision_is_a_token(
     node: EtcdBench, source: Source, lock: str, tmp_path: Path
 ) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000)
+    grant = await granted(source, lock)
     say = tmp_path / "say"
     say.write_text("echo $ETCD_LOCK_REV\n")
     other = await locking(node, node.lock_name(lock), "sh", str(say))

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.conformance.etcd.asking import granted, leases
+from tests.conformance.etcd.asking import TTL, granted, leases
 from tests.conformance.etcd_bench import EtcdBench
 
 from fencepost.locks.etcd.api import EtcdApi
@@ -48,7 +48,7 @@ async def test_a_request_whose_answer_got_lost_is_asked_again_and_done_once(
     spied = EtcdSource(api)
     await spied.open()
     grant = await granted(spied, lock, tokens=2)
-    assert await spied.renew(lock, grant.handle, 30_000) is True
+    assert await spied.renew(lock, grant.handle, 2 * TTL) is True
     assert await source.mint(lock, grant.handle, 1) is not None
     assert len(await node.keys(lock)) == 1
     await spied.release(lock, grant.handle)
@@ -74,7 +74,7 @@ def kind(body: dict[str, Any]) -> str:
 async def test_a_cancelled_acquire_leaves_no_key_and_no_lease_wherever_it_was(
     node: EtcdBench, source: Source, lock: str, held: bool
 ) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000) if held else None
+    grant = await granted(source, lock) if held else None
     for stop_at in range(20):
         asked: list[str] = []
         there = asyncio.Event()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long("tests of etcd")
 async def test_a_waiter_goes_on_when_the_revision_that_it_watches_from_is_compacted(
     node: EtcdBench, source: Source, lock: str
 ) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000)
+    grant = await granted(source, lock)
     waiter = asyncio.create_task(granted(source, lock, ttl_ms=10_000))
     await queued(node, lock)
     more = await source.mint(lock, grant.handle, 5)
@@ -41,7 +41,7 @@ async def test_a_watch_from_before_a_compaction_is_no_error(node: EtcdBench) -> 
 
 
 async def test_a_waiter_that_lost_its_place_queues_anew(node: EtcdBench, source: Source, lock: str) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000)
+    grant = await granted(source, lock)
     waiter = asyncio.create_task(granted(source, lock, ttl_ms=10_000))
     await queued(node, lock)
     place = (await node.keys(lock))[1]
@@ -57,11 +57,11 @@ async def test_a_waiter_that_lost_its_place_queues_anew(node: EtcdBench, source:
 
 @pytest.mark.realtime
 async def test_a_waiter_outlives_its_ttl(node: EtcdBench, source: Source, lock: str) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000)
-    waiter = asyncio.create_task(granted(source, lock))
+    grant = await granted(source, lock)
+    waiter = asyncio.create_task(granted(source, lock, ttl_ms=2000))
     await queued(node, lock)
     place = (await node.keys(lock))[1]
-    await asyncio.wait([waiter], timeout=2.5 * TTL / 1000)
+    await asyncio.wait([waiter], timeout=5.0)
     assert (await node.keys(lock))[1] == place
     await source.release(lock, grant.handle)
     mine = await waiter
@@ -70,7 +70,7 @@ async def test_a_waiter_outlives_its_ttl(node: EtcdBench, source: Source, lock: 
 
 
 async def test_a_look_at_a_held_lock_writes_nothing(node: EtcdBench, source: Source, lock: str) -> None:
-    grant = await granted(source, lock, ttl_ms=60_000)
+    grant = await granted(source, lock)
     before = (await node.keys(lock)), await leases(node)
     held = await source.acquire(lock, owner="other", ttl_ms=TTL, tokens=1, wait_s=0)
     assert isinstance(held, Holder)

@@ -62,7 +62,7 @@ class PostgresQueueBench:
     """See QueueBench."""
 
     name = "postgres"
-    handed_over_within_s = TTL + 10
+    silence_s = TTL
 
     def __init__(self, server: PostgresServer, directory: Path) -> None:
         self.server, self._directory = server, directory

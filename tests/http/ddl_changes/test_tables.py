@@ -177,6 +177,59 @@ async def test_a_path_names_the_row_that_has_its_key_now(
         assert (await scene.api.ask("GET", path)).json()[member] == expected.format(a)
 
 
+async def test_a_row_is_found_that_no_partition_could_have_by_the_key_that_was(scene: Scene) -> None:
+    """PostgreSQL then reads no partition, and looks at nothing that stands beside the key."""
+    await scene.owner.execute(
+        "CREATE TABLE pairs (a int, b int, v text, PRIMARY KEY (a, b)) PARTITION BY LIST (b);"
+        "CREATE TABLE p1 PARTITION OF pairs FOR VALUES IN (1); INSERT INTO pairs VALUES (5, 1, '')"
+    )
+    await protect(scene.owner, "pairs")
+    for method, path, status in (
+        ("GET", "fences?resource=pairs/1,5", 200), ("GET", "data/pairs/1,5", 200), ("PATCH", "data/pairs/1,5", 200),
+        ("DELETE", "data/pairs/1,5", 204),
+    ):  # fmt: skip
+        await scene.owner.execute(SWAP.format("a, b"))
+        await protect(scene.owner, "pairs")
+        assert await scene.write("PATCH", "data/pairs/5,1", {}) == (200, None)
+        await scene.owner.execute(SWAP.format("b, a"))
+        await protect(scene.owner, "pairs")
+        scene.token += 1000
+        answer = await scene.api.ask(method, path, {} if method == "PATCH" else None, token=scene.token)
+        assert answer.status_code == status, method
+        assert path.startswith("data") or answer.json()["row_exists"]
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "path", "body"),
+    [
+        ("made (k numeric(5, 2) PRIMARY KEY)", "ALTER k TYPE numeric(7, 4)", "data/made/1.2345", {}),
+        (
+            "made (id int PRIMARY KEY, b int NOT NULL)", "DROP CONSTRAINT made_pkey, ADD PRIMARY KEY (id, b)",
+            "leases", {"lock": "x", "ttl_ms": 60_000, "claim": ["made/1,1"]},
+        ),
+        (
+            "made (id int PRIMARY KEY, day date NOT NULL)", "ALTER day TYPE text",
+            "claims", {"resource": "day/2020-1-2"},
+        ),
+    ],
+    ids=["a key that would have been rounded", "a lease's claim", "a scope's name"],
+)  # fmt: skip
+async def test_what_is_named_is_read_by_the_types_and_the_key_that_are_there_now(
+    scene: Scene, table: str, change: str, path: str, body: dict[str, object]
+) -> None:
+    scope = "day/{day}" if "day" in table else None
+    await scene.owner.execute(f"CREATE TABLE {table}")
+    await protect(scene.owner, "made", scope=scope)
+    assert (await scene.api.ask("GET", "data/made")).json() == []
+    await unprotect(scene.owner, "made")
+    await scene.owner.execute(f"ALTER TABLE made {change}")
+    await protect(scene.owner, "made", scope=scope)
+    token = None if path == "leases" else 1
+    answer = await scene.api.ask("PUT" if path.startswith("data") else "POST", path, body, token=token)
+    assert answer.status_code in (200, 201), answer.text
+    assert answer.json().get("resource") in (None, body.get("resource"))
+
+
 async def test_a_type_that_is_renamed_or_moved_is_the_same(scene: Scene) -> None:
     await scene.owner.execute("CREATE DOMAIN public.price AS numeric(9, 2) CHECK (VALUE > 0)")
     await scene.owner.execute("ALTER TABLE t ADD COLUMN p price")

@@ -175,9 +175,10 @@ SELECT k.state, k.status, k.headers, k.answer
 -- GET of a mark: 200 | PATCH, and the connection breaks: 503 | PUT, and the connection breaks: 503 | DELETE, and the
 -- connection breaks: 503
 --   $1 = 'k0'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'orders/' || fencepost.enc((CAST($1::text AS text))::text COLLATE pg_catalog."C") AS resource) AS n
   LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
+  WHERE (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid) OR fencepost.outdated('orders') IS NULL)
 
 -- DELETE by filter, stale: 409 | DELETE by filter: 200
 --   $1 = 'orders=1'

@@ -145,9 +145,10 @@ SELECT count(*)
 --   $2 = 'd'
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
-SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND (('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid AND '"public"."typed_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed key>::oid) OR fencepost.outdated('typed') IS NULL)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
+SELECT n.resource, (SELECT r."last_fence_token" FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone)) AS live, m.last_fence_token AS recorded, m.row_absent, pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{}' AS changed_at
   FROM (SELECT 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(CAST($1::text AS public.mood))) COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST($2::text AS character varying))::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(CAST($3::text AS numeric))) || ',' || fencepost.enc(fencepost.canon(CAST($4::text AS timestamp with time zone))) AS resource) AS n
   LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true
+  WHERE (('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid AND '"public"."typed_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed key>::oid) OR fencepost.outdated('typed') IS NULL)
 
 -- PATCH, stale: 409 | PATCH, no row: 404 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with defaults:
 -- 201 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409 | DELETE, stale:

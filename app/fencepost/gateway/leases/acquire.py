@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fencepost.fencing.problem_types import (
+    BAD_REQUEST,
     DATABASE_UNAVAILABLE,
     LOCK_HELD,
     UNKNOWN_TABLE,
@@ -153,7 +154,7 @@ async def _acquire_by_catalog(
     except RefusedClaim as refused:
         return refused.problem, False
     except QueryError as error:
-        return bad_request(f"claim: {error}"), False
+        return bad_request(f"claim: {error}"), True
     except (Overtaken, Withdrawn) as error:
         overtaken = Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER)
         return overtaken if isinstance(error, Overtaken) else withdrawn(), False
@@ -162,7 +163,8 @@ async def _acquire_by_catalog(
     except StorageError as error:
         outdated = isinstance(error, RefusedError) and error.may_be_outdated and on_tables
         return problem_of(error, wanted.source, chosen=wanted.chosen), outdated
-    return outcome, isinstance(outcome, Problem) and outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
+    doubtful = (UNKNOWN_TABLE, UNPROTECTED_TABLE, BAD_REQUEST)
+    return outcome, on_tables and isinstance(outcome, Problem) and outcome.type in doubtful
 
 
 async def _acquire_and_seal(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:

@@ -7,7 +7,7 @@ from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import checks
 from fencepost.storage.statements.parameters import Key, RowWrite
-from fencepost.storage.statements.query import OtherKeyError, QueryError
+from fencepost.storage.statements.query import QueryError
 from fencepost.storage.tables.catalog import Table
 
 
@@ -41,11 +41,11 @@ def doubtful_columns(table: Table, key: Key, body: Body) -> tuple[str, ...]:
 async def require_same_key(
     connection: Connection, table: Table, key: Key, doubtful: tuple[str, ...], body: str
 ) -> None:
-    """Refuse a body that contradicts the path's key in one of these columns (OtherKeyError)."""
+    """Refuse a body that contradicts the path's key in one of these columns."""
     with map_errors(writing=False):
         same = await checks.same_key(connection, table, key, doubtful, body)
     if not same:
-        raise OtherKeyError(
+        raise QueryError(
             f"body: {', '.join(doubtful)} contradicts the path's key {','.join(key)}; a row's key cannot change"
         )
 

@@ -17,9 +17,10 @@ from fencepost.storage.statements.row_sql import (
     ceiling_of,
     key_match,
     literal,
+    or_outdated,
     parameter_resource,
     row_scope,
-    the_row,
+    same_table,
 )
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
@@ -157,11 +158,13 @@ class ResourceState:
 async def read_resource(connection: Connection, table: ProtectedTable, key: Key) -> ResourceState:
     """Look a resource up, in one snapshot."""
     rows = await compiled(
-        f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {the_row(table)}) AS live,"
+        f"SELECT n.resource, (SELECT r.{MARK} FROM {table.sql_name} AS r WHERE {key_match(table)}) AS live,"
         f" m.last_fence_token AS recorded, m.row_absent,"
         f" pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{{}}' AS changed_at"
         f" FROM (SELECT {parameter_resource(table, table.fence.name)} AS resource) AS n"
-        f" LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true",
+        f" LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true"
+        # Not beside the key: where no partition can have the row, that is not looked at.
+        f" WHERE {or_outdated(table.name, same_table(table))}",
         OF_KEY,
     ).fetch(connection, key)
     return ResourceState(*rows[0])
