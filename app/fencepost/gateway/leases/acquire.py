@@ -104,7 +104,9 @@ async def _acquire_in_time(
         try:
             await gateway.catalog.loaded_after(arrived)
         except UnavailableError as error:
-            outcome = problem_of(error, wanted.source, chosen=wanted.chosen)
+            # A bad request is answered all the same: see "answer" in use_cases.py.
+            if not (isinstance(outcome, Problem) and outcome.type is BAD_REQUEST):
+                outcome = problem_of(error, wanted.source, chosen=wanted.chosen)
         else:
             waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
             again = replace(wanted, wait_ms=max(wanted.wait_ms - waited_ms, 0))
