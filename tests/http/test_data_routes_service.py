@@ -87,8 +87,6 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
             assert int(answer.headers["retry-after"]) >= 1, (method, path)
         assert code(await api.ask("PATCH", f"data/orders/{key}", {})) == (428, "FP003"), "needs no database"
         assert code(await api.ask("PATCH", "data/orders/a,b", {}, token=11)) == (400, "FP016"), "nor does this"
-        lease = {"lock": shop.key(), "ttl_ms": 60_000, "claim": ["orders/a,b"]}
-        assert code(await api.ask("POST", "leases", lease)) == (400, "FP016")
 
     async def back() -> bool:
         return (await api.http.get("/readyz")).status_code == 200

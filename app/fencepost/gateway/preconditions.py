@@ -13,7 +13,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.seals import Seals, no_keys, refused
 from fencepost.storage.statements.answers import Shown, nothing
 from fencepost.storage.statements.answers import shown as read_shown
-from fencepost.storage.statements.query import QueryError, Select, UnknownColumnError
+from fencepost.storage.statements.query import OtherKeyError, QueryError, Select, UnknownColumnError
 from fencepost.storage.statements.row_sql import encode_name
 from fencepost.storage.tables.catalog import MARK_COLUMN, Catalog, Fence, ProtectedTable, Table
 
@@ -121,11 +121,11 @@ def require_columns(table: Table, columns: Sequence[str]) -> None:
 
 
 def require_key(table: Table, key: Sequence[str]) -> None:
-    """Refuse a path whose key does not fit the table's."""
+    """Refuse a path whose key does not fit the table's (OtherKeyError)."""
     if not table.key:
-        raise QueryError(f"{table.name} has no primary key: name rows by filters, ?column=eq.value")
+        raise OtherKeyError(f"{table.name} has no primary key: name rows by filters, ?column=eq.value")
     if len(key) != len(table.key):
-        raise QueryError(
+        raise OtherKeyError(
             f"the key of {table.name} has {len(table.key)} value(s), {','.join(table.key)}; the path has {len(key)}"
             " (a comma inside a value is written %2C)"
         )

@@ -39,7 +39,7 @@ from fencepost.locks.source import SourceError
 from fencepost.observe.events import Accepted, Refused, Verb
 from fencepost.quota import UNKNOWN
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
-from fencepost.storage.statements.query import QueryError, UnknownColumnError
+from fencepost.storage.statements.query import OtherKeyError, QueryError, UnknownColumnError
 from fencepost.storage.tables.catalog import Catalog, Table
 
 MOST_DOUBTS: Final = 3
@@ -191,7 +191,7 @@ async def _tried(  # noqa: PLR0911 - one way out for each error of storage
     try:
         outcome = await acting(gateway, use(table))
     except QueryError as error:
-        return bad_request(f"{error}"), "catalog" if isinstance(error, UnknownColumnError) else "answer"
+        return bad_request(f"{error}"), _doubt_of_query(error)
     except RefusedError as error:
         if error.sqlstate == SUPPRESSED and table.row_security:
             return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
@@ -205,15 +205,23 @@ async def _tried(  # noqa: PLR0911 - one way out for each error of storage
 
 
 def _doubt_of_answer(outcome: Outcome, table: Table) -> Doubt:
-    """A bad request may be none by another key, or where a table has just lost its queue; what lacks a token may need
-    none where it has got one. A statement that finds no partition for a row looks at nothing, and not at the key.
+    """A table that has just got a queue takes writes without a token; one that has just lost it takes others again. A
+    statement that finds no partition for a row looks at none, and not at the key.
     """
     if not isinstance(outcome, Problem):
         return None
     if outcome.type is UNPROTECTED_TABLE:
         return "catalog"
+    queued = table.fence is not None and table.fence.queue is not None
     no_partition = outcome.type is ROW_NOT_FOUND and table.kind == "partitioned table"
-    return "answer" if no_partition or outcome.type in (TOKEN_REQUIRED, BAD_REQUEST) else None
+    in_doubt = no_partition or outcome.type is TOKEN_REQUIRED or (queued and outcome.type is BAD_REQUEST)
+    return "answer" if in_doubt else None
+
+
+def _doubt_of_query(error: QueryError) -> Doubt:
+    if isinstance(error, OtherKeyError):
+        return "answer"
+    return "catalog" if isinstance(error, UnknownColumnError) else None
 
 
 def _doubt_of(error: RefusedError) -> Doubt:

@@ -5,7 +5,6 @@
 --   $2 = ['ok']
 SELECT 'books/' || fencepost.enc((CAST(x.k0 AS pg_catalog.text))::text COLLATE pg_catalog."C") || ',' || fencepost.enc((CAST(x.k1 AS text))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
-  WHERE (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."book") OPERATOR(pg_catalog.=) <varchar>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."ledger"))."part") OPERATOR(pg_catalog.=) <text>::oid) OR fencepost.outdated('ledger') IS NULL)
   ORDER BY x.o
 
 -- PUT over a row: 200 | PUT of nothing: 200 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with
@@ -113,10 +112,6 @@ SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor
 SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."ledger"'::text)) AS hides
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
   LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."book") IS NULL AND pg_catalog.pg_column_compression(r."part") IS NULL AND coalesce(pg_catalog.pg_column_size(r."book"), 0) + coalesce(pg_catalog.pg_column_size(r."part"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."id", r."book", r."part", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('books', 'books/' || fencepost.enc((r."book")::text COLLATE pg_catalog."C") || ',' || fencepost.enc((r."part")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."ledger" AS r WHERE r."id" OPERATOR(pg_catalog.=) CAST(x.k0 AS integer) AND (('"public"."ledger"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger>::oid AND '"public"."ledger_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <ledger key>::oid) OR fencepost.outdated('ledger') IS NULL) OFFSET 0) AS p ON true
-
--- POST of nothing: 400 | POST many of nothing: 400 | claim of a row: 400 | claim of a row, stale: 400 | claim of a
--- absent row: 400 | claim of a absent row, stale: 400 | GET of a mark: 400
-SET LOCAL search_path = pg_catalog, pg_temp
 
 -- PATCH of an array, only keys: 204
 --   $1 = ['books/b,ok']

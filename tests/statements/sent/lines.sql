@@ -68,7 +68,6 @@ SELECT 'account/' || fencepost.enc((CAST($1::text AS bigint))::text COLLATE pg_c
 --   $1 = ['43']
 SELECT 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") AS scope
   FROM ROWS FROM (pg_catalog.unnest($1::text[])) WITH ORDINALITY AS x(k0, o)
-  WHERE (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid AND pg_catalog.pg_typeof((CAST(NULL AS "public"."lines"))."account_id") OPERATOR(pg_catalog.=) <int8>::oid) OR fencepost.outdated('lines') IS NULL)
   ORDER BY x.o
 
 -- PATCH of nothing: 200 | PATCH with its key, spelled otherwise: 200 | PATCH, no row: 404 | GET of a mark: 200 | GET
@@ -226,11 +225,6 @@ SELECT u.scope, m.last_fence_token AS recorded, coalesce(fencepost.gateway_floor
 SELECT x.o::int4, p.json, p.mark, p.there, (SELECT pg_catalog.row_security_active('"public"."lines"'::text)) AS hides
   FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) WITH ORDINALITY AS x(k0, k1, o)
   LEFT JOIN LATERAL (SELECT CASE WHEN pg_catalog.pg_column_compression(r."line") IS NULL AND coalesce(pg_catalog.pg_column_size(r."line"), 0) <= 8192 THEN (SELECT CASE WHEN octet_length(j.json) <= 16384 THEN j.json END FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."account_id", r."line", r."n") AS x)::text AS json OFFSET 0) AS j) END AS json, coalesce(fencepost.gateway_mark_without_row('account', 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C")), 0) AS mark, true AS there FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying) AND (('"public"."lines"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines>::oid AND '"public"."lines_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <lines key>::oid) OR fencepost.outdated('lines') IS NULL) OFFSET 0) AS p ON true
-
--- POST one, only values: 400 | POST many, only values: 400 | POST of nothing: 400 | POST many of nothing: 400 | claim
--- of a row: 400 | claim of a row, stale: 400 | claim of a absent row: 400 | claim of a absent row, stale: 400 | GET
--- of a mark: 400
-SET LOCAL search_path = pg_catalog, pg_temp
 
 -- PUT of nothing: 200 | PUT of a new row with defaults: 201
 --   $1 = '43'

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fencepost.fencing.problem_types import (
-    BAD_REQUEST,
     DATABASE_UNAVAILABLE,
     LOCK_HELD,
     UNKNOWN_TABLE,
@@ -104,9 +103,7 @@ async def _acquire_in_time(
         try:
             await gateway.catalog.loaded_after(arrived)
         except UnavailableError as error:
-            # A bad request is answered all the same: see "answer" in use_cases.py.
-            if not (isinstance(outcome, Problem) and outcome.type is BAD_REQUEST):
-                outcome = problem_of(error, wanted.source, chosen=wanted.chosen)
+            outcome = problem_of(error, wanted.source, chosen=wanted.chosen)
         else:
             waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
             again = replace(wanted, wait_ms=max(wanted.wait_ms - waited_ms, 0))
@@ -156,7 +153,7 @@ async def _acquire_by_catalog(
     except RefusedClaim as refused:
         return refused.problem, False
     except QueryError as error:
-        return bad_request(f"claim: {error}"), True
+        return bad_request(f"claim: {error}"), False
     except (Overtaken, Withdrawn) as error:
         overtaken = Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER)
         return overtaken if isinstance(error, Overtaken) else withdrawn(), False
@@ -165,8 +162,7 @@ async def _acquire_by_catalog(
     except StorageError as error:
         outdated = isinstance(error, RefusedError) and error.may_be_outdated and on_tables
         return problem_of(error, wanted.source, chosen=wanted.chosen), outdated
-    doubtful = (UNKNOWN_TABLE, UNPROTECTED_TABLE, BAD_REQUEST)
-    return outcome, on_tables and isinstance(outcome, Problem) and outcome.type in doubtful
+    return outcome, isinstance(outcome, Problem) and outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
 
 
 async def _acquire_and_seal(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:

@@ -7,7 +7,7 @@ from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import checks
 from fencepost.storage.statements.parameters import Key, RowWrite
-from fencepost.storage.statements.query import QueryError
+from fencepost.storage.statements.query import OtherKeyError
 from fencepost.storage.tables.catalog import Table
 
 
@@ -28,7 +28,7 @@ async def require_fitting(connection: Connection, table: Table, key: Key, where:
     with map_errors(writing=False):
         fits = await checks.fits(connection, table, key)
     if not fits:
-        raise QueryError(f"{where}: the key {','.join(key)} would be changed when stored in {table.name}")
+        raise OtherKeyError(f"{where}: the key {','.join(key)} would be changed when stored in {table.name}")
 
 
 def doubtful_columns(table: Table, key: Key, body: Body) -> tuple[str, ...]:
@@ -41,11 +41,11 @@ def doubtful_columns(table: Table, key: Key, body: Body) -> tuple[str, ...]:
 async def require_same_key(
     connection: Connection, table: Table, key: Key, doubtful: tuple[str, ...], body: str
 ) -> None:
-    """Refuse a body that contradicts the path's key in one of these columns."""
+    """Refuse a body that contradicts the path's key in one of these columns (OtherKeyError)."""
     with map_errors(writing=False):
         same = await checks.same_key(connection, table, key, doubtful, body)
     if not same:
-        raise QueryError(
+        raise OtherKeyError(
             f"body: {', '.join(doubtful)} contradicts the path's key {','.join(key)}; a row's key cannot change"
         )
 
@@ -62,7 +62,7 @@ class KeyCheck:
     to_fit: bool
 
     async def run(self, connection: Connection) -> None:
-        """Refuse a key that the body contradicts, or that would be another one when stored (QueryError)."""
+        """Refuse a key that the body contradicts, or that would be another one when stored (OtherKeyError)."""
         if self.doubtful:
             await require_same_key(connection, self.table, self.row.key, self.doubtful, self.row.body)
         if self.to_fit:

@@ -99,6 +99,10 @@ class QueryError(ValueError):
     """The query cannot be understood. The message names the parameter and what is wrong with it."""
 
 
+class OtherKeyError(QueryError):
+    """A key is none of the table's, or the body contradicts it; or the table has another key by now."""
+
+
 class UnknownColumnError(QueryError):
     """The table has no such column, or has not had it when the catalog was read: worth one reload."""
 

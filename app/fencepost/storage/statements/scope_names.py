@@ -13,15 +13,7 @@ from fencepost.storage.statements.many import TooManyRows
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.query import Filter
 from fencepost.storage.statements.query_sql import render_filters
-from fencepost.storage.statements.row_sql import (
-    of_types,
-    operator,
-    or_outdated,
-    resource_sql,
-    row_scope,
-    same_table,
-    the_row,
-)
+from fencepost.storage.statements.row_sql import operator, resource_sql, row_scope, the_row
 from fencepost.storage.tables.catalog import Column, Table, quote
 
 _WIDEST = {"int2": "pg_catalog.int8", "int4": "pg_catalog.int8", "varchar": "pg_catalog.text"}
@@ -98,10 +90,8 @@ async def scopes_typed(
         (column.base_name, f"CAST({text} AS {_WIDEST.get(column.base_name, column.base_type)})")
         for column, text in zip(columns, given.texts, strict=True)
     ]
-    same = or_outdated(table.name, [*same_table(table), *of_types(table, scope.columns)])
     rows = await compiled(
-        f"SELECT {resource_sql(scope.prefix, parts)} AS scope FROM {given.source} WHERE {same} ORDER BY {given.place}",
-        texts,
+        f"SELECT {resource_sql(scope.prefix, parts)} AS scope FROM {given.source} ORDER BY {given.place}", texts
     ).fetch(connection, values)
     return [row["scope"] for row in rows]
 
