@@ -205,8 +205,8 @@ async def _tried(  # noqa: PLR0911 - one way out for each error of storage
 
 
 def _doubt_of_answer(outcome: Outcome, table: Table) -> Doubt:
-    """A table that has just got a queue takes writes without a token; one that has just lost it takes others again. A
-    statement that finds no partition for a row looks at none, and not at the key.
+    """A table that has just got a queue takes writes without a token; one that has just lost it takes others again. And
+    where no partition can have a row, PostgreSQL has not compared the key: the row may be there by another one.
     """
     if not isinstance(outcome, Problem):
         return None

@@ -13,8 +13,8 @@ class QueueBench(Protocol):
     """
 
     name: str
-    silence_s: float
-    """How long a member may say nothing before its partitions are another's."""
+    handed_over_within_s: float
+    """How long the partitions of a member that died stay without another, at most."""
 
     async def new_log(self, partitions: int) -> str:
         """Make an empty log of its own for a test, and return its URL."""

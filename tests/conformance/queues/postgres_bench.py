@@ -62,7 +62,7 @@ class PostgresQueueBench:
     """See QueueBench."""
 
     name = "postgres"
-    silence_s = TTL
+    handed_over_within_s = TTL + 10
 
     def __init__(self, server: PostgresServer, directory: Path) -> None:
         self.server, self._directory = server, directory

@@ -163,7 +163,7 @@ async def read_resource(connection: Connection, table: ProtectedTable, key: Key)
         f" pg_catalog.to_json(m.changed_at) OPERATOR(pg_catalog.#>>) '{{}}' AS changed_at"
         f" FROM (SELECT {parameter_resource(table, table.fence.name)} AS resource) AS n"
         f" LEFT JOIN LATERAL fencepost.gateway_mark_record(n.resource) AS m ON true"
-        # Not beside the key: where no partition can have the row, that is not looked at.
+        # Not beside the key: where no partition can have the row, PostgreSQL drops the whole condition unread.
         f" WHERE {or_outdated(table.name, same_table(table))}",
         OF_KEY,
     ).fetch(connection, key)
