@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import asyncpg
 import httpx
@@ -11,12 +12,13 @@ from tests.http.conftest import StartGateway
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.ready_made import ReadyMade
 from tests.support.tokens import SECRET, bearer, token
+from tests.support.unhurried import UNHURRIED
 
 from fencepost.cli.main import main
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.databases import run_on
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import Times, UpkeepTimes
+from fencepost.times import UpkeepTimes
 
 ROLE = "callers_web"
 LEASE_SECRET = {"X-Lease-Secret": "0123456789abcdef0123456789abcdef"}
@@ -37,7 +39,7 @@ def caller(subject: str, **claims: object) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
     """Give a gateway on the demo, with a role for its callers."""
-    often = Times(upkeep=UpkeepTimes(record_every=0.05))
+    often = replace(UNHURRIED, upkeep=UpkeepTimes(record_every=0.05))
     with demo_gateway(databases, often, jwt_secret=SECRET, roles=ROLE) as gateway:
         asyncio.run(run_on(gateway.dsn, GRANTS))
         yield gateway
@@ -112,12 +114,22 @@ async def test_too_many_requests_of_one_caller_or_with_bad_tokens_are_429(
 
 
 @pytest.fixture
-async def builtin(shared: DemoGateway) -> AsyncIterator[None]:
-    """Let the table take tokens of leases only."""
+async def builtin(shared: DemoGateway, http: httpx.AsyncClient) -> AsyncIterator[None]:
+    """Let the table take tokens of leases only; the gateway knows it, which tells whose token is newer."""
     connection = await asyncpg.connect(shared.dsn)
-    await protect(connection, "orders", source="builtin")
+
+    async def take(source: str) -> None:
+        await protect(connection, "orders", source=source)
+
+        async def known() -> bool:
+            fence = await http.get("/v1/fences", params={"resource": "orders/order-123"}, headers=caller("ann"))
+            return bool(fence.json()["source"] == source)
+
+        await eventually(known, what=f"the gateway notified of the source {source}")
+
+    await take("builtin")
     yield
-    await protect(connection, "orders", source="external")
+    await take("external")
     await connection.close()
 
 
