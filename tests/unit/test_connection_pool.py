@@ -13,7 +13,7 @@ class Made:
     """A connection that nothing is connected to."""
 
     def __init__(self) -> None:
-        self.closed = self.in_transaction = self.acting = False
+        self.closed = self.in_transaction = self.acting = self.code_ran = False
         self.close_fails_with: Exception | None = None
 
     def is_closed(self) -> bool:

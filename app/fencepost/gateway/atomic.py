@@ -68,7 +68,7 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
 async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T | Problem:
     for last in [False] * MOST_DOUBTS + [True]:
         try:
-            answer = await acting(gateway, gateway.run_write(partial(_once, gateway, use, run)))
+            answer = await acting(gateway, gateway.run_write(partial(_once, gateway, use, run), runs_code=False))
         except RefusedError as error:  # sessions with old query plans: all are new by now
             if last or not error.of_an_old_query_plan:
                 raise

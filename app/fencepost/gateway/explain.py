@@ -46,7 +46,7 @@ async def explain(gateway: Gateway, resource: Resource, caller: str, asked: Tabl
         return await _of_scope(gateway, table, fence.scope, resource.key, caller, named=named is not None)
     require_key(table, resource.key)
     async with (
-        gateway.read_connection(caller) as connection,
+        gateway.read_connection(caller, runs_code=table.reads_run_code) as connection,
         with_column(connection, table, key=resource.key),
     ):
         with map_errors(writing=False):
@@ -64,7 +64,9 @@ async def _of_scope(
 ) -> Outcome:
     if not named:
         require_key(table, key)
-    async with gateway.read_connection(caller) as connection:
+    sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
+    runs_code = any(each.reads_run_code for each in (table, *sharing))
+    async with gateway.read_connection(caller, runs_code=runs_code) as connection:
         with map_errors(writing=False):
             if named:
                 name = (await scopes_typed(connection, table, scope, [key]))[0]
@@ -75,7 +77,6 @@ async def _of_scope(
                     f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
                     f"Ask for the scope: {scope.template}.",
                 )
-            sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
         if refused := await refuse_scope(connection, gateway.caller, scope, sharing, name, writing=False):
             return refused
         with map_errors(writing=False):

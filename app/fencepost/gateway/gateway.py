@@ -24,13 +24,14 @@ from fencepost.locks.leases import Leases
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.observe.events import CallerRefused, Emit
 from fencepost.queues.log import Log
-from fencepost.quota import UNKNOWN, Quota
+from fencepost.quota import Quota
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.tables.cache import CatalogCache
+from fencepost.storage.tables.catalog import Table
 from fencepost.times import TIMES, Times
 
 DEFAULT_QUEUE: Final = "postgres:default"
@@ -81,11 +82,12 @@ class Gateway:
         """Give the same parts to the use cases of this caller's request."""
         return self if caller is self.caller else replace(self, caller=caller)
 
-    def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection for questions about users' tables. Raises what Database.connection does."""
+    def connection(self, table: Table) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection for questions about a user's table. Raises what Database.connection does."""
         if self.together is not None:
-            return nullcontext(self.together.connection)
-        return self._of_share(self.database.connection(caller=self.caller, counted=self.share is None))
+            return self.together.part(self.caller, runs_code=table.runs_code)
+        counted = self.share is None
+        return self._of_share(self.database.connection(caller=self.caller, counted=counted, runs_code=table.runs_code))
 
     def own_connection(self) -> AbstractAsyncContextManager[Connection]:
         """Lend one for a question of the gateway's own, for whoever asks. Raises what Database.connection does."""
@@ -93,9 +95,9 @@ class Gateway:
             return nullcontext(self.together.connection)
         return self._of_share(self.database.connection(counted=self.share is None))
 
-    async def run_write(self, work: Callable[[Connection], Awaitable[T]]) -> T:
-        """Do a write to users' tables as the caller (transactions.py)."""
-        lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None)
+    async def run_write(self, work: Callable[[Connection], Awaitable[T]], *, runs_code: bool) -> T:
+        """Do a write to users' tables as the caller (transactions.py). `runs_code`: see Database.connection."""
+        lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None, runs_code=runs_code)
         return await run_write(lambda: self._of_share(lend()), work)
 
     def _of_share(self, connection: AbstractAsyncContextManager[Connection]) -> AbstractAsyncContextManager[Connection]:
@@ -115,9 +117,11 @@ class Gateway:
         share = Share(self.batches)
         return replace(self, share=share, turns=share.turns)
 
-    def read_connection(self, whose: str = UNKNOWN) -> AbstractAsyncContextManager[Connection]:
-        """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError."""
-        return self.reads.connection(self.database, self.caller, whose)
+    def read_connection(self, whose: str, *, runs_code: bool) -> AbstractAsyncContextManager[Connection]:
+        """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError. `runs_code`:
+        see Database.connection.
+        """
+        return self.reads.connection(self.database, self.caller, whose, runs_code=runs_code)
 
     def report_if_forbidden(self, refused: Problem) -> None:
         """Have a refusal counted that is for who the caller is. Where there is no authentication nobody is refused for

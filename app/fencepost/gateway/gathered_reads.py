@@ -3,7 +3,7 @@
 An idle gateway sends a read at once. While a statement is under way, reads of the same columns gather, and are the
 next one. That is sent after they came, so each sees all that was committed before it was asked. What could keep others
 waiting, or fail for all of them, goes alone: tables with partitions (a statement locks all of them), views, row
-security, casts, large rows, keys that may be none.
+security, casts, code of users', large rows, keys that may be none.
 
 A statement takes a connection as one of those whom it is for, who has one left: else a caller whose reads are slow
 would take those of all.
@@ -75,7 +75,9 @@ def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLane
     """Make the queues of such reads; None: they go alone. `most_answer_bytes`: what the answer to one may have."""
     columns = shown(table, select)
     # A protected table has a key, and takes no part in inheritance.
-    if columns is None or not isinstance(table, ProtectedTable) or table.kind != "table" or table.row_security:
+    if columns is None or not isinstance(table, ProtectedTable) or table.kind != "table":
+        return None
+    if table.row_security or table.reads_run_code:
         return None
     own_types = any("." in table.columns[name].base_type for name in columns)
     reads = keyed_reads(table, select, columns, most_answer_bytes)

@@ -41,10 +41,17 @@ class Reads:
 
     @asynccontextmanager
     async def connection(
-        self, database: Database, acting: Caller, caller: str = UNKNOWN, *, counted: bool = False
+        self,
+        database: Database,
+        acting: Caller,
+        caller: str = UNKNOWN,
+        *,
+        counted: bool = False,
+        runs_code: bool = False,
     ) -> AsyncIterator[Connection]:
         """Lend a connection for a read of rows, which acts as the role of `acting`. `caller`: whose place it takes.
-        `counted`: those it is for are counted as waiting already. Raises UnavailableError, RoleError.
+        `counted`: those it is for are counted as waiting already. `runs_code`: see Database.connection. Raises
+        UnavailableError, RoleError.
         """
         of = self._callers.get(caller)
         if of is None:
@@ -53,7 +60,7 @@ class Reads:
         try:
             await self._come_in(of.room, caller, counted=counted)
             try:
-                async with database.connection(caller=acting) as connection:
+                async with database.connection(caller=acting, runs_code=runs_code) as connection:
                     yield connection
             finally:
                 self._room.release()

@@ -144,7 +144,7 @@ async def _require_one_key(gateway: Gateway, table: ProtectedTable, write: Write
     """Refuse a body that contradicts the path's key. Only where their texts differ is PostgreSQL asked."""
     if isinstance(write.target, OneRow) and (doubtful := doubtful_columns(table, write.target.key, write.body)):
         body = write.body
-        async with gateway.connection() as connection, with_column(connection, table, body), savepoint(connection):
+        async with gateway.connection(table) as connection, with_column(connection, table, body), savepoint(connection):
             await require_same_key(connection, table, write.target.key, doubtful, body.text)
 
 

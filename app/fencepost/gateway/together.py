@@ -1,11 +1,13 @@
 """The transaction that several writes and claims are parts of (gateway/atomic.py)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from fencepost.fencing.caller import Caller
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.roles import after_code
 from fencepost.storage.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -24,11 +26,15 @@ class Together:
     doubted: "list[tuple[str, Table | None]]" = field(default_factory=list)
     """Tables, by their names, whose picture may be outdated: a part of it was refused, maybe for that."""
 
-    @contextmanager
-    def part(self) -> Iterator[None]:
-        """Decide a part of it. UnavailableError: the connection has broken, and nothing was written."""
+    @asynccontextmanager
+    async def part(self, caller: Caller, *, runs_code: bool) -> AsyncIterator[Connection]:
+        """Decide a part of it. `runs_code`: of users', which may change the session: what comes next finds it as it
+        was. UnavailableError: the connection has broken, and nothing was written.
+        """
         try:
-            yield
+            yield self.connection
+            if runs_code:
+                await after_code(self.connection, caller, local=False)
         except RefusedError as error:
             if error.sqlstate in RETRIED or error.of_an_old_query_plan:
                 self.failed = error

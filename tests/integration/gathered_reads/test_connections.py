@@ -101,7 +101,8 @@ async def test_others_get_the_connection_between_two_statements(race: Race, sent
         await sent.stopped.wait()
         tasks += reading(gateway, "k1")
         async with AsyncExitStack() as stack:
-            lent = asyncio.create_task(stack.enter_async_context(gateway.read_connection("other")))
+            other = gateway.read_connection("other", runs_code=False)
+            lent = asyncio.create_task(stack.enter_async_context(other))
 
             async def waiting() -> bool:
                 return gateway.reads.waiting.count == 3

@@ -122,6 +122,11 @@ class ClaimOfScope(Operation):
     sharing: Sequence[Table]
     caller: Caller
 
+    @property
+    def runs_code(self) -> bool:
+        """Values are stored nowhere, but all tables are asked whether one could store them."""
+        return any(table.runs_code for table in self.sharing)
+
     async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
         """Name the scope."""
         names = await scopes_typed(connection, self.table, scope, [self.values])

@@ -23,7 +23,7 @@ from fencepost.gateway.preconditions import require_protected
 from fencepost.gateway.writes.scoped import enter, refused_scope
 from fencepost.locks.leases import Overtaken
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.roles import as_caller
+from fencepost.storage.connections.roles import after_code, as_caller
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import reading
 from fencepost.storage.statements.asking import in_key_order, read_resource
@@ -133,6 +133,8 @@ async def _claim_all(
             if resource not in known_as:
                 key = claimed[numbers[position]].key
                 known_as[resource] = await one(connection, table, key, token, source, gateway.max_answer_bytes)
+                if table.runs_code:
+                    await after_code(connection, gateway.caller, local=True)
             done[numbers[position]] = known_as[resource]
             left -= sum(len(row.encode()) for row in known_as[resource].rows)
             if left < 0:
@@ -175,6 +177,8 @@ async def _claim_scopes(
         sharing = claimed[number].sharing
         if hidden := await refuse_scope(connection, caller, scope, sharing, name, writing=True):
             raise RefusedClaim(hidden)
+        if any(table.runs_code for table in sharing):
+            await after_code(connection, caller, local=True)
     return done
 
 

@@ -149,6 +149,6 @@ async def _name(gateway: Gateway, table: ProtectedTable, resource: Resource) -> 
         return scope
     if scope is None:
         return await name_of_key(gateway, table, resource.key)
-    async with gateway.connection() as connection:
+    async with gateway.connection(table) as connection:
         with map_errors(writing=False):
             return (await scopes_typed(connection, table, scope, [resource.key]))[0]

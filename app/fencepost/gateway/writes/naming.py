@@ -37,7 +37,7 @@ async def name_of_key(gateway: Gateway, table: ProtectedTable, key: Key) -> str:
     known = known_name(table, key)
     if known is not None:
         return known
-    async with gateway.connection() as connection, with_column(connection, table, key=key), savepoint(connection):
+    async with gateway.connection(table) as connection, with_column(connection, table, key=key), savepoint(connection):
         with map_errors(writing=False):
             ((_, name),) = await asking.in_key_order(connection, table, [key])
     return name
@@ -50,7 +50,7 @@ async def name_of_body(gateway: Gateway, table: ProtectedTable, body: Body) -> s
     """
     name = await _name_in_body(gateway, table, body)
     if name and needs_fitting(table, key := parse_resource(name).key):
-        async with gateway.connection() as connection:
+        async with gateway.connection(table) as connection:
             await require_fitting(connection, table, key, "body")
     return name
 
@@ -62,7 +62,7 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
     if all(is_spelled_so(value) for value in values):
         return await name_of_key(gateway, table, tuple(str(value) for value in values))
     # A number with a fraction, for example: Python would spell it otherwise.
-    async with gateway.connection() as connection, with_column(connection, table, body), savepoint(connection):
+    async with gateway.connection(table) as connection, with_column(connection, table, body), savepoint(connection):
         with map_errors(writing=False):
             found = await asking.ask_elements(connection, table, body.text)
     return found[0].standing.resource if found else ""

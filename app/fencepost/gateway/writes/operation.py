@@ -65,6 +65,11 @@ class Operation(ABC):
         """A batch may have entered a scope before."""
         self.entered = [self.row.scope] if self.row.scope else []
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether it may run code of users', which may change the session."""
+        return self.table.runs_code
+
     async def check(self, connection: Connection) -> None:
         """Refuse a key that only PostgreSQL can tell to be unfit (QueryError), before any statement writes or locks."""
         if self.key_check is not None:

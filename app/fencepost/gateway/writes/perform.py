@@ -55,8 +55,8 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
     """
     if gateway.together is None:
         return await _until_decided(gateway, operation, after)
-    with gateway.together.part():
-        return await _decide(gateway.together.connection, operation)
+    async with gateway.together.part(gateway.caller, runs_code=operation.runs_code) as connection:
+        return await _decide(connection, operation)
 
 
 async def _until_decided(gateway: Gateway, operation: Operation, after: Broken | None) -> Outcome:
@@ -80,7 +80,7 @@ async def _until_decided(gateway: Gateway, operation: Operation, after: Broken |
     while True:
         deciding = None
         try:
-            return await gateway.run_write(decide)
+            return await gateway.run_write(decide, runs_code=operation.runs_code)
         except OutcomeUnknownError as error:
             broken = deciding or broken
             pause = 0.0 if unknown is None else times.resolve_pause

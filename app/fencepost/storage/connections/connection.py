@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.storage.connections.origin import ORIGIN, Origin, Watch
-from fencepost.storage.connections.session import PINNED, BackendRegistry, settle
+from fencepost.storage.connections.session import PINNED, BackendRegistry, restoring, settle
 from fencepost.storage.errors import OutcomeUnknownError
 
 UNREADABLE_URL: Final = (
@@ -62,6 +62,10 @@ class GatewayConnection(asyncpg.Connection):
     """Whether its session was read-only then, or has refused a write as such since (read_only.py)."""
     acting = False
     """Whether its session may have a caller's role, or settings (roles.py)."""
+    code_ran = False
+    """Whether code of users' may have run in its session, and changed it, since it was settled."""
+    restoring: str
+    """What makes its session again what it was when it was opened (session.py)."""
     _log_listeners: set[object]
     _unreplicated = False
 
@@ -148,6 +152,7 @@ async def open_connection(
     )
     try:
         found = await settle(connection, settings)
+        connection.restoring = restoring(connection, settings)
         connection.opened = asyncio.get_running_loop().time()
         connection.read_only = found["transaction_read_only"] == "on"
         await connection.introduce(shared.watch)

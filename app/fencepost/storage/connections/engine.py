@@ -27,6 +27,7 @@ from fencepost.storage.errors import (
     QuarantinedError,
     ReadOnlyError,
     RefusedError,
+    SessionError,
     StandbyError,
     UnavailableError,
     map_errors,
@@ -118,22 +119,23 @@ class Database:
             pool.end()
 
     def connection(
-        self, *, caller: Caller = EVERYBODY, counted: bool = True
+        self, *, caller: Caller = EVERYBODY, counted: bool = True, runs_code: bool = False
     ) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for reading. UnavailableError when none can be had in time. Errors inside are mapped
         (errors.py). One that shows that sessions have old query plans makes all of them new.
         `caller`: whose role the session has for as long as it is lent (roles.py); RoleError when it cannot.
         `counted`: whoever waits is one of `most_waiting`, and refused where these are there already.
+        `runs_code`: what is asked runs code of users', which may change the session. It is restored afterwards.
         """
-        return self._lend(self._pool, caller, writing=False, counted=counted)
+        return self._lend(self._pool, caller, writing=False, counted=counted, runs_code=runs_code)
 
     def for_writing(
-        self, *, caller: Caller = EVERYBODY, counted: bool = True
+        self, *, caller: Caller = EVERYBODY, counted: bool = True, runs_code: bool = False
     ) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection to `run_write` (transactions.py), which maps errors: only to the database that writes were
         allowed on (StandbyError, QuarantinedError: R19), and only if PostgreSQL takes writes (ReadOnlyError).
         """
-        return self._lend(self._pool, caller, writing=True, counted=counted)
+        return self._lend(self._pool, caller, writing=True, counted=counted, runs_code=runs_code)
 
     def for_leases(self) -> AbstractAsyncContextManager[Connection]:
         """Lend `run_write` a connection for leases and their queues, for which no other request waits."""
@@ -163,7 +165,7 @@ class Database:
 
     @asynccontextmanager
     async def _lend(
-        self, pool: Pool, caller: Caller, *, writing: bool, counted: bool = True
+        self, pool: Pool, caller: Caller, *, writing: bool, counted: bool = True, runs_code: bool = False
     ) -> AsyncIterator[Connection]:
         if writing:
             self._read_only.require_writable()
@@ -176,11 +178,12 @@ class Database:
                 self._read_only.require_writable_session(connection)
                 connection.listen()
             await roles.take(connection, caller)
+            connection.code_ran = runs_code
             with nullcontext() if writing else map_errors(writing=False):
                 yield connection
         except RefusedError as error:
             if error.of_an_old_query_plan:
-                self._expire()
+                self.expire()
             raise
         except ReadOnlyError as error:
             spoilt = True  # also when the question is interrupted
@@ -190,7 +193,8 @@ class Database:
             spoilt = False
             raise
         except BaseException as error:
-            spoilt = may_be_running(error)
+            # A session that has lost its prepared statements fails each time.
+            spoilt = may_be_running(error) or isinstance(error, SessionError)
             raise
         finally:
             if writing:
@@ -198,8 +202,11 @@ class Database:
             await self._take_back(pool, connection, spoilt=spoilt)
 
     async def _take_back(self, pool: Pool, connection: GatewayConnection, *, spoilt: bool) -> None:
-        """Take a connection back. One that acts as a caller does so no longer, or is closed; that changes no answer."""
-        if spoilt or not connection.acting or connection.is_closed() or connection.is_in_transaction():
+        """Take a connection back. One that acts as a caller, or in which users' code ran, has a session like a new one
+        again, or is closed; that changes no answer.
+        """
+        changed = connection.acting or connection.code_ran
+        if spoilt or not changed or connection.is_closed() or connection.is_in_transaction():
             pool.give_back(connection, spoilt=spoilt)
             return
         failed: str | None = "it was interrupted"
@@ -208,9 +215,11 @@ class Database:
         finally:
             pool.give_back(connection, spoilt=failed is not None)
         if failed is not None:
-            self._report(f"a connection did not give a caller's role back, and is closed: {failed}")
+            self._report(
+                f"a connection did not give back a caller's role, or what users' code has set, and is closed: {failed}"
+            )
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         """Make all connections new, as they come back."""
         for pool in self._pools:
             pool.expire()
@@ -227,7 +236,7 @@ class Database:
                 await behind.introduce(watch)
         error, newer = watch.judge(behind.origin)
         if newer:
-            self._expire()
+            self.expire()
         if error is not None:
             if watch.met is not None and not behind.origin.follows(watch.met):
                 behind.terminate()  # it leads elsewhere: the next one may not
@@ -255,7 +264,7 @@ class Database:
                 self._read_only.clear()
                 return OriginStatus(True, generation, None)
             if not here:
-                self._expire()
+                self.expire()
             self._read_only.notice()
             return OriginStatus(False, generation, REASON)
 

@@ -9,9 +9,9 @@ one that comes back.
   the database). That fails no caller as long as others of this pool are open: it waits in line for one of these. For
   a while no more are asked for, and it is reported once.
 - Giving back decides nothing any more about the request: it awaits nothing and raises nothing. A connection whose last
-  statement was interrupted, whose transaction is open, which has a caller's role still, or that is to be replaced, is
-  closed in the background. asyncpg waits there until the statement is cancelled, for a few seconds at
-  most; what goes wrong is reported.
+  statement was interrupted, whose transaction is open, which has a caller's role still, or what users' code has set,
+  or that is to be replaced, is closed in the background. asyncpg waits there until the statement is cancelled, for a
+  few seconds at most; what goes wrong is reported.
 """
 
 import asyncio
@@ -209,6 +209,7 @@ class Pool:
             or connection.is_closed()
             or connection.is_in_transaction()
             or connection.acting  # as a caller: no other may get it
+            or connection.code_ran
         )
 
     def _close(self, connection: GatewayConnection) -> None:

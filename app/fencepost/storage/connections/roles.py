@@ -5,6 +5,10 @@ statement, which also looks whether the login acts in its own name again. `Datab
 block that is lent a connection for a caller with a role. A connection that cannot give its role back is closed: its
 statement was interrupted, its transaction is open, it is broken. The pool takes none back that has one (pool.py).
 
+Code of users' that a statement runs (a trigger, a policy) may set what it likes for the whole session, a role too.
+Whoever lends a connection for a table with such code says so (`code_ran`): then giving back is to run what makes the
+session what it was.
+
 Inside of a transaction that has begun in the gateway's own name (a grant, which makes the lease's claims) the role is
 set with SET LOCAL: PostgreSQL takes it back when the transaction ends, however it ends. All the same the connection is
 looked at when the block ends: a trigger may have set a role for the session.
@@ -51,9 +55,16 @@ async def take(connection: Connection, caller: Caller, *, local: bool = False) -
 
 
 async def give_back(connection: Connection, within: float = TIMES.connections.give_back_within) -> str | None:
-    """Give the role back in so many seconds; else say why that failed. The connection is useless then."""
+    """Give the role back in so many seconds, and undo what users' code has done to the session; else say why that
+    failed. The connection is useless then.
+    """
+    behind = gateway_connection(connection)
     try:
         async with asyncio.timeout(within):
+            if behind.code_ran:
+                await connection.execute(behind.restoring)
+                behind.acting = behind.code_ran = False
+                return None
             row = await connection.fetchrow(_GIVE_BACK)
     except TimeoutError:
         return f"no answer within {within:g} s"
@@ -63,8 +74,19 @@ async def give_back(connection: Connection, within: float = TIMES.connections.gi
         return str(error) or type(error).__name__
     if row is None or tuple(row) != _GIVEN_BACK:
         return "its session has another role, or keeps what was set"
-    gateway_connection(connection).acting = False
+    behind.acting = False
     return None
+
+
+async def after_code(connection: Connection, caller: Caller, *, local: bool) -> None:
+    """Undo what users' code has done to the session, in the middle of a transaction that goes on as a caller: what
+    comes next in it is not to be judged by a setting of another table's trigger. `local`: see `take`.
+    """
+    behind = gateway_connection(connection)
+    behind.code_ran = True  # what is undone is so until the transaction is rolled back
+    with map_errors(writing=True):
+        await connection.execute(behind.restoring)
+    await take(connection, caller, local=local)
 
 
 @asynccontextmanager
@@ -82,7 +104,10 @@ async def as_caller(connection: Connection, caller: Caller) -> AsyncIterator[Non
     with map_errors(writing=True):
         # What a deferred constraint trigger does, it does as the caller too, and not at COMMIT as the gateway.
         await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        await connection.fetchrow(_SET, "none", "", "", True)
+        if gateway_connection(connection).code_ran:
+            await connection.execute(gateway_connection(connection).restoring)
+        else:
+            await connection.fetchrow(_SET, "none", "", "", True)
 
 
 @asynccontextmanager

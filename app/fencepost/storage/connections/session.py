@@ -18,6 +18,10 @@ setting, a prepared statement or a LISTEN meets the next client. `require_own` f
   which the first one had, or the first one has another session afterwards, sessions are shared out. Up to HOLDERS
   connections do so one after the other, since a pooler with several idle sessions may give them out in turn.
 
+What code of users' (a trigger, a policy, a function in a default) does to a session outlives its statement: settings, a
+role, locks, temporary tables. `restoring` has the statements after which the session is again what `settle` made it.
+The connection runs them before anybody else gets it (connection.py, transactions.py).
+
 The pools go on comparing: no two open connections have one backend (`BackendRegistry`). A pooler that is reloaded with
 another mode under a running gateway shows by that, or by a prepared statement that it does not know (errors.py).
 """
@@ -77,7 +81,13 @@ SELECT wanted.name, pg_catalog.set_config(wanted.name,
          CASE WHEN wanted.name OPERATOR(pg_catalog.=) 'synchronous_commit'
                AND pg_catalog.current_setting(wanted.name) OPERATOR(pg_catalog.=) 'remote_apply'
               THEN 'remote_apply' ELSE wanted.value END, false) AS value
-  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) AS wanted(name, value)"""
+  FROM ROWS FROM (pg_catalog.unnest({names}::text[]), pg_catalog.unnest({values}::text[])) AS wanted(name, value)"""
+_SET_GIVEN: Final = _SET.format(names="$1", values="$2")
+# RESET ALL leaves the two roles alone, and knows settings of any name. The first line gives up locks that outlive
+# transactions.
+_RESET: Final = """
+SELECT pg_catalog.pg_advisory_unlock_all();
+RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP;"""
 _READ: Final = """
 SELECT wanted.name, pg_catalog.current_setting(wanted.name, true) AS value
   FROM pg_catalog.unnest($1::text[]) AS wanted(name)"""
@@ -116,12 +126,10 @@ async def settle(connection: "asyncpg.Connection[asyncpg.Record]", settings: Map
     SessionError: something else is. asyncpg's errors and the socket's.
     """
     know_arrays(connection)
-    wanted = dict(settings)
-    if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE and "statement_timeout" in wanted:
-        # It would end the connection in the middle of a write, and the limits of statements do what it is for.
-        wanted["transaction_timeout"] = "0"
+    wanted = _wanted(connection, settings)
     try:
-        chosen = {row["name"]: row["value"] for row in await connection.fetch(_SET, list(wanted), [*wanted.values()])}
+        set_ = await connection.fetch(_SET_GIVEN, list(wanted), [*wanted.values()])
+        chosen = {row["name"]: row["value"] for row in set_}
         found = {row["name"]: row["value"] for row in await connection.fetch(_READ, [*wanted, *_ALSO_READ])}
     except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError) as error:
         raise SessionError(POOLED) from error
@@ -134,6 +142,24 @@ async def settle(connection: "asyncpg.Connection[asyncpg.Record]", settings: Map
                 " mode"
             )
     return found
+
+
+def restoring(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> str:
+    """Write the statements that make a session of `settle` what it was, whatever ran in it; inside of a transaction,
+    too. They are sent in one round trip.
+    """
+    wanted = _wanted(connection, settings)
+    names, values = ("ARRAY['" + "', '".join(texts) + "']" for texts in (wanted, wanted.values()))
+    return _RESET + _SET.format(names=names, values=values)
+
+
+def _wanted(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> dict[str, str]:
+    """Add what depends on the server's version."""
+    wanted = dict(settings)
+    if connection.get_server_version().major >= TRANSACTION_TIMEOUT_SINCE and "statement_timeout" in wanted:
+        # It would end the connection in the middle of a write, and the limits of statements do what it is for.
+        wanted["transaction_timeout"] = "0"
+    return wanted
 
 
 async def require_own(dsn: str) -> None:

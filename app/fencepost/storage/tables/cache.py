@@ -68,8 +68,13 @@ class CatalogCache:
         return asyncio.shield(self._loading)
 
     async def _read(self) -> Catalog:
+        """Load. Where a table has got code of users' that may change sessions, connections are made anew: it may have run
+        in them since, unseen.
+        """
         async with self._database.connection(counted=False) as connection:  # one load at a time
             catalog = await load(connection, self._served, self._current.version + 1)
+        if catalog.runs_new_code(self._current):
+            self._database.expire()
         self._current = catalog
         self._on_load(catalog)
         return catalog

@@ -144,6 +144,10 @@ class Table:
     """Whether a write may run something that sees the settings of its session, and so who calls: writes of several
     callers with one role share no transaction then.
     """
+    runs_code: bool = False
+    """Whether a write may run code of users' (triggers, functions in defaults), which may change its session."""
+    reads_run_code: bool = False
+    """Whether a read may: a view, a policy or a cast calls a function of theirs."""
     deletes_reach_further: bool = False
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
     updates_reach_further: frozenset[str] = frozenset()
@@ -216,6 +220,14 @@ class Catalog:
     begun: float = 0.0
     unprotected: bool = True
     """Whether tables that are not protected are read."""
+
+    def runs_new_code(self, before: "Catalog") -> bool:
+        """Whether users' code runs at a table of an earlier picture where it did not."""
+        return any(
+            (table.runs_code, table.reads_run_code) > (old.runs_code, old.reads_run_code)
+            for name, table in self.tables.items()
+            if (old := before.tables.get(name)) is not None
+        )
 
     def reads(self, table: Table) -> bool:
         """Whether a table is read, and shown in lists."""

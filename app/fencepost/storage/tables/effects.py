@@ -16,57 +16,85 @@ SUPPRESSES: Final = f"""
      AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
 """
 
-# Row security runs policies; it also hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING
-# takes no deferrable constraint, and keeps what a function in a DEFAULT has written; those in C write nothing.
-SHARES: Final = f"""
-NOT c.relrowsecurity AND NOT {HAS_RULES} AND c.relkind IN ('r', 'p')
-  AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
-  AND NOT EXISTS (
-  SELECT FROM pg_depend d JOIN pg_proc f ON f.oid = d.refobjid JOIN pg_language l ON l.oid = f.prolang
-   WHERE d.refclassid = 'pg_proc'::regclass AND f.provolatile = 'v' AND l.lanname NOT IN ('c', 'internal')
-     AND f.oid >= 16384 AND (
-       d.classid = 'pg_attrdef'::regclass AND d.objid IN (SELECT e.oid FROM pg_attrdef e WHERE e.adrelid = c.oid)
-       OR d.classid = 'pg_constraint'::regclass
-          AND d.objid IN (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid)))
-  AND NOT EXISTS (
+# The functions that expressions call are read from their trees: pg_depend does not name functions of PostgreSQL's own.
+# What depends on the role alone (current_user) needs no look: a batch has one role. Keys and indexes take IMMUTABLE
+# functions only.
+#   made_of    the types of a table's columns, and those that these are made of
+#   relation   the table, its partitions, and what views read
+#   tree       expressions; `reading`: a read runs them, too. A write runs all
+CALLS: Final = r"""
+(WITH RECURSIVE part(oid) AS (
+   SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid),
+ made_of(oid) AS (
+   SELECT a.atttypid FROM part JOIN pg_attribute a ON a.attrelid = part.oid WHERE a.attnum > 0 AND NOT a.attisdropped
+   UNION
+   SELECT x.oid FROM made_of JOIN pg_type t ON t.oid = made_of.oid CROSS JOIN LATERAL (
+     VALUES (t.typbasetype), (t.typelem)
+     UNION ALL SELECT a.atttypid FROM pg_attribute a
+                WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+     UNION ALL SELECT g.rngsubtype FROM pg_range g WHERE t.oid IN (g.rngtypid, g.rngmultitypid)) AS x(oid)
+    WHERE x.oid <> 0),
+ relation(oid) AS (
+   SELECT part.oid FROM part
+   UNION
+   SELECT d.refobjid FROM relation JOIN pg_class v ON v.oid = relation.oid AND v.relkind = 'v'
+     JOIN pg_rewrite w ON w.ev_class = v.oid
+     JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid
+      AND d.refclassid = 'pg_class'::regclass),
+ tree(text, reading) AS (
+   SELECT d.adbin::text, false FROM part JOIN pg_attrdef d ON d.adrelid = part.oid
+   UNION ALL SELECT k.conbin::text, false FROM part JOIN pg_constraint k ON k.conrelid = part.oid
+   UNION ALL SELECT k.conbin::text, false FROM made_of JOIN pg_constraint k ON k.contypid = made_of.oid
+   UNION ALL SELECT t.typdefaultbin::text, false FROM made_of JOIN pg_type t ON t.oid = made_of.oid
+   UNION ALL SELECT w.ev_action::text, true FROM relation JOIN pg_class v ON v.oid = relation.oid AND v.relkind = 'v'
+               JOIN pg_rewrite w ON w.ev_class = v.oid
+   UNION ALL SELECT x.text, true FROM relation JOIN pg_class r ON r.oid = relation.oid AND r.relrowsecurity
+               JOIN pg_policy y ON y.polrelid = r.oid
+              CROSS JOIN LATERAL (VALUES (y.polqual::text), (y.polwithcheck::text)) AS x(text)),
+ called(oid, reading) AS (
+   SELECT found[1]::oid, tree.reading
+     FROM tree
+    CROSS JOIN LATERAL regexp_matches(tree.text, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
+   UNION ALL
+   SELECT k.castfunc, true FROM made_of
+     JOIN pg_cast k ON made_of.oid IN (k.castsource, k.casttarget) AND k.castfunc <> 0)
+ SELECT coalesce(bool_or(f.provolatile <> 'i' AND CASE WHEN f.oid < 16384
+          THEN f.proname IN ('current_setting', 'set_config', 'ts_rewrite') OR f.proname LIKE '%to\_xml%'
+          ELSE NOT EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+                            WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.deptype = 'e'
+                              AND d.refclassid = 'pg_extension'::regclass
+                              AND e.extname IN ('uuid-ossp', 'pgcrypto')) END), false) AS shows_caller,
+        coalesce(bool_or(x.is_code), false) AS runs_functions,
+        coalesce(bool_or(x.is_code AND called.reading), false) AS reads_run_functions
+   FROM called JOIN pg_proc f ON f.oid = called.oid JOIN pg_language l ON l.oid = f.prolang
+  CROSS JOIN LATERAL (SELECT CASE WHEN f.oid < 16384
+     THEN f.proname IN ('set_config', 'ts_rewrite') OR f.proname LIKE '%to\_xml%'
+     ELSE f.prokind = 'a' OR f.provolatile <> 'i' AND l.lanname NOT IN ('c', 'internal') END AS is_code) AS x)
+"""
+"""Asks what the functions may do that a table's expressions call.
+
+shows_caller         one reads settings of the session. Of PostgreSQL's own few do, or run SQL. Of others only IMMUTABLE
+                     ones cannot, and those of two extensions that make values by chance
+runs_functions       one may change the session: code that somebody wrote in SQL or another language, and that is not
+                     IMMUTABLE; set_config, and what runs SQL
+reads_run_functions  the same of those that a read calls
+"""
+
+# A partition may have triggers of its own.
+RUNS_CODE: Final = f"""
+(calls.runs_functions OR c.relkind NOT IN ('r', 'p') OR {HAS_RULES} OR EXISTS (
   WITH RECURSIVE part(oid) AS (
     SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
+   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_')))
 """
+"""Whether a write to the table c runs code of its owner's, which may change the session. `calls` are its CALLS."""
 
-# Whether a default, a check or a domain of a table or its partitions reads settings of the session. What they call is
-# read from their trees: pg_depend does not name functions of PostgreSQL's own. Of those few read settings, or run SQL.
-# Of others only IMMUTABLE ones cannot, and those of two extensions that make values by chance. What depends on the role
-# alone (current_user) needs no look: a batch has one role. Keys and indexes take IMMUTABLE functions only.
-SHOWS_CALLER: Final = r"""
-EXISTS (
-  WITH RECURSIVE part(oid) AS (
-    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid),
-  made_of(oid) AS (
-    SELECT a.atttypid FROM part JOIN pg_attribute a ON a.attrelid = part.oid WHERE a.attnum > 0 AND NOT a.attisdropped
-    UNION
-    SELECT x.oid FROM made_of JOIN pg_type t ON t.oid = made_of.oid CROSS JOIN LATERAL (
-      VALUES (t.typbasetype), (t.typelem)
-      UNION ALL SELECT a.atttypid FROM pg_attribute a
-                 WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
-      UNION ALL SELECT g.rngsubtype FROM pg_range g WHERE t.oid IN (g.rngtypid, g.rngmultitypid)) AS x(oid)
-     WHERE x.oid <> 0)
-  SELECT FROM (
-           SELECT d.adbin::text FROM part JOIN pg_attrdef d ON d.adrelid = part.oid
-           UNION ALL SELECT k.conbin::text FROM part JOIN pg_constraint k ON k.conrelid = part.oid
-           UNION ALL SELECT k.conbin::text FROM made_of JOIN pg_constraint k ON k.contypid = made_of.oid
-           UNION ALL SELECT t.typdefaultbin::text FROM made_of JOIN pg_type t ON t.oid = made_of.oid
-         ) AS tree(text)
-   CROSS JOIN LATERAL regexp_matches(tree.text, ':(?:op)?funcid (\d+)', 'g') AS called
-    JOIN pg_proc f ON f.oid = called[1]::oid
-   WHERE f.provolatile <> 'i'
-     AND CASE WHEN f.oid < 16384
-         THEN f.proname IN ('current_setting', 'set_config', 'ts_rewrite') OR f.proname LIKE '%to\_xml%'
-         ELSE NOT EXISTS (SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
-                           WHERE d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.deptype = 'e'
-                             AND d.refclassid = 'pg_extension'::regclass
-                             AND e.extname IN ('uuid-ossp', 'pgcrypto')) END)
+# Row security hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING takes no deferrable
+# constraint, and keeps what a function in a DEFAULT has written.
+SHARES: Final = f"""
+NOT c.relrowsecurity AND NOT {RUNS_CODE}
+  AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
 """
 
 # A foreign key may lead to a partition, or from one.

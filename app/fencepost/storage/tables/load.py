@@ -25,13 +25,14 @@ from fencepost.storage.tables.catalog import (
 )
 from fencepost.storage.tables.columns import COLUMNS, DEFAULTS, column_of
 from fencepost.storage.tables.effects import (
+    CALLS,
     CHANGES,
     HAS_RULES,
     REACHES,
     REACHES_ITSELF,
     REFERS,
+    RUNS_CODE,
     SHARES,
-    SHOWS_CALLER,
     SUPPRESSES,
 )
 
@@ -83,10 +84,11 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
        (SELECT i.indexrelid::int8 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS key_index,
-       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, {SHOWS_CALLER} AS shows_caller,
+       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, calls.shows_caller, {RUNS_CODE} AS runs_code,
+       calls.reads_run_functions AS reads_run_code,
        {REACHES} AS reaches, {CHANGES} AS changes, {REFERS} AS refers,
        {_FINGERPRINT} AS fingerprint
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN LATERAL {CALLS} AS calls
  WHERE {_SERVED}
  ORDER BY n.nspname, c.relname"""
 
@@ -181,6 +183,8 @@ def _table(row: asyncpg.Record, fenced: asyncpg.Record | None, columns: dict[str
         may_suppress=row["may_suppress"],
         shares_transactions=row["shares"],
         shows_caller=row["shows_caller"],
+        runs_code=row["runs_code"] or row["reaches"] or bool(row["changes"]),
+        reads_run_code=row["reads_run_code"],
         deletes_reach_further=row["reaches"],
         updates_reach_further=frozenset(row["changes"] or ()),
         refers=frozenset(row["refers"] or ()),
