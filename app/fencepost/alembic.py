@@ -36,10 +36,9 @@ from fencepost.storage.protecting.protect import (
     plan_unprotect,
 )
 from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
-from fencepost.storage.protecting.target import CONSTRAINT
 from fencepost.storage.schema import versions
 from fencepost.storage.schema.owner import SCHEMA
-from fencepost.storage.tables.catalog import MARK_COLUMN
+from fencepost.storage.tables.catalog import MARK_CHECK, MARK_COLUMN
 from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
 
 T = TypeVar("T")
@@ -50,7 +49,7 @@ _NO_TRANSACTION: Final = "25P01"
 _FORBIDDEN: Final = "42501"
 _KEPT: Final = ("search_path", "lock_timeout", "row_security")
 """Settings that the plan changes, and that the rest of the migration finds as they were."""
-_ADDED: Final = (("column", MARK_COLUMN), ("check_constraint", CONSTRAINT))
+_ADDED: Final = (("column", MARK_COLUMN), ("check_constraint", MARK_CHECK))
 
 
 class Operations(Protocol):

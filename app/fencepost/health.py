@@ -129,6 +129,11 @@ class Health:
             "schema": schema,
             "origin": "unknown" if origin is None else origin.describe(),
             "catalog": f"version {loaded.version}, {len(loaded.tables)} tables",
+            "fences": {
+                table.name: f"refused: {table.fence.broken}"
+                for table in loaded.tables.values()
+                if table.fence is not None and not table.fence.intact
+            },
             "sources": sources,
             "queues": queues,
         }

@@ -246,5 +246,7 @@ class Readiness(TypedDict):
     schema: str
     origin: str
     catalog: str
+    fences: dict[str, str]
+    """Of the tables whose fence does not hold, by their names: why."""
     sources: dict[str, str]
     queues: dict[str, str]

@@ -41,6 +41,31 @@ BEGIN
   RAISE EXCEPTION USING ERRCODE = 'FP000', MESSAGE = format('%s is not the table that was looked at, or has other columns', tab);
 END $$;
 
+-- Raised by statements of the gateway's that met, or made, a row in a table, a partition or a child where the fence's trigger is missing
+-- or disabled, or that run where no trigger fires: the row would leave no mark. STABLE: as `outdated` is.
+CREATE FUNCTION fencepost.unfenced(tab text) RETURNS bigint LANGUAGE plpgsql STABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RAISE EXCEPTION USING ERRCODE = 'FP005',
+    MESSAGE = format('the fence of %s does not fire: a trigger of it is missing or disabled, on the table or on one that takes its rows,'
+                     ' or session_replication_role is replica', tab),
+    HINT = format('`fencepost doctor` shows what is wrong; `fencepost protect %s` mends it.', tab);
+END $$;
+
+-- Whether columns of a table are called so still: names may have been exchanged. IMMUTABLE, though it is not: PostgreSQL calls it when it
+-- plans a statement about the table, and plans again once that was altered. What it calls reads the catalog as it is at that moment,
+-- not as the statement's snapshot has it, and takes no lock.
+CREATE FUNCTION fencepost.are_called(p_table oid, p_numbers integer[], p_columns text[]) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  FOR n IN 1 .. cardinality(p_columns) LOOP
+    IF (pg_identify_object_as_address('pg_class'::regclass, p_table, p_numbers[n])).object_names[3] IS DISTINCT FROM p_columns[n] THEN
+      RETURN false;
+    END IF;
+  END LOOP;
+  RETURN true;
+END $$;
+
 -- A BEFORE trigger of the table's owner kept a write from happening that the fence had let pass. The error undoes what else the
 -- statement did: an answer that is no success must have no effect.
 CREATE FUNCTION fencepost.suppressed(tab text) RETURNS text LANGUAGE plpgsql

@@ -41,8 +41,8 @@ MENDED = [
      " CHECK (last_fence_token >= 0) NOT VALID", "WARNING", "was not validated"),
     ("ALTER EVENT TRIGGER fencepost_partitions DISABLE; CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (10)"
      " TO (20); ALTER EVENT TRIGGER fencepost_partitions ENABLE", "WARNING", "part_2"),
-    ("DO $$ BEGIN EXECUTE (SELECT format('DROP FUNCTION fencepost.%I', functions || '_name') FROM fencepost.protected"
-     " WHERE name = 't'); END $$; ALTER TABLE t ALTER COLUMN id TYPE bigint", "ERROR",
+    ("DO $$ BEGIN EXECUTE (SELECT format('DROP FUNCTION fencepost.%1$I_name, fencepost.%1$I_key', functions)"
+     " FROM fencepost.protected WHERE name = 't'); END $$; ALTER TABLE t ALTER COLUMN id TYPE bigint", "ERROR",
      "a column of the primary key has another type now"),
     ("ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int PRIMARY KEY", "ERROR", "are missing"),
     ("ALTER TABLE t RENAME COLUMN id TO key", "ERROR", "the primary key has changed"),
@@ -58,7 +58,9 @@ AMISS = [
     ("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; CREATE TRIGGER zzzz BEFORE"
      " UPDATE ON t FOR EACH ROW EXECUTE FUNCTION f()", "WARNING", "could change what it judged: zzzz"),
     ("CREATE RULE r AS ON DELETE TO t DO INSTEAD NOTHING", "WARNING", "rewrite rules"),
-    ("ALTER TABLE t SET UNLOGGED", "WARNING", "the table is unlogged"),
+    ("ALTER TABLE t SET UNLOGGED", "ERROR", "the table is unlogged"),
+    ("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database());"
+     " END $$", "ERROR", "fires no triggers"),
     ("CREATE TABLE fencepost.mine (a int)", "WARNING", "the schema fencepost holds tables that are not its own (mine)"),
     ("ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int GENERATED ALWAYS AS (1) STORED PRIMARY KEY",
      "ERROR", "a column of the primary key is generated (id)"),
@@ -88,6 +90,20 @@ async def test_doctor_finds_what_protect_does_not_mend(
 ) -> None:
     await owner.execute(harm)
     await is_reported(database, level, said)
+
+
+async def test_a_label_of_a_key_that_was_renamed(owner: Connection, database: str) -> None:
+    await owner.execute(
+        "CREATE TYPE kind AS ENUM ('a,b', 'c'); CREATE TABLE kinds (n int, kind kind NOT NULL, PRIMARY KEY (n, kind))"
+    )
+    await protect(owner, "kinds")
+    rows = "INSERT INTO kinds VALUES (1, 'a,b'), (2, 'c'); DELETE FROM kinds"
+    await owner.execute(f"BEGIN; SET LOCAL fencepost.token = '50'; {rows}; COMMIT")
+    assert await complaints(database) == []
+    await owner.execute("ALTER TYPE kind RENAME VALUE 'c' TO 'd'")
+    await is_reported(database, "ERROR", "kinds: 1 marks are kept under 'c', which is no label of the enum")
+    await owner.execute("ALTER TYPE kind RENAME VALUE 'd' TO 'c'")
+    assert await complaints(database) == []
 
 
 async def test_names_that_were_swapped_are_mended_as_it_says(owner: Connection, database: str) -> None:

@@ -32,7 +32,8 @@ _NOT_OF_REQUESTS = (
     "pg_stat_activity",
     "LISTEN",
     "pg_attribute",
-    "current_setting",
+    "current_setting(wanted",
+    "transaction_read_only",
 )
 """What connections are settled with, and the catalog is read by: not what a request sends."""
 

@@ -39,7 +39,9 @@ def table(
     kind: TableKind = "table",
     comment: str | None = None,
 ) -> Table:
-    fence = Fence(name, rule, "external", "fencepost.f_delete", intact) if rule else None
+    fence = (
+        Fence(name, rule, "external", "fencepost.f_delete", "" if intact else "its triggers are gone") if rule else None
+    )
     everything = [*columns, *([column("last_fence_token", "int8", nullable=False)] if rule else [])]
     schema, _, relation = name.rpartition(".")
     by_name = {one.name: one for one in everything}

@@ -22,14 +22,14 @@ NASTY = "<script>alert('x')</script>&\""
 
 
 def nasty_table() -> Table:
-    fence = Fence(NASTY, "strict", "external", "f", intact=True)
+    fence = Fence(NASTY, "strict", "external", "f", broken="")
     return Table(1, "public", NASTY, NASTY, "table", f"A comment {NASTY}", False, {}, (), fence)
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     nasty = nasty_table()
-    harmed = replace(nasty, name="harmed", fence=Fence("harmed", "strict", "external", "f", intact=False))
+    harmed = replace(nasty, name="harmed", fence=Fence("harmed", "strict", "external", "f", broken="a trigger is gone"))
     catalog = Catalog(1, {NASTY: nasty, "free": replace(nasty, name="free", fence=None), "harmed": harmed})
     app = FastAPI(docs_url=None)
     app.include_router(problem_routes())

@@ -42,7 +42,7 @@ def require_protected(table: Table) -> ProtectedTable | Problem:
         )
     return Problem(
         UNPROTECTED_TABLE,
-        f"{table.name} is registered as protected, but its name, triggers, column or key have changed.",
+        f"{table.name} is registered as protected, and its fence does not hold: {table.fence.broken}.",
         hint=f"`fencepost doctor` shows what is missing; `fencepost protect {table.name}` mends it.",
     )
 

@@ -23,6 +23,7 @@ from fencepost.fencing.problem_types import (
     SOURCE_UNAVAILABLE,
     SPENT_TOKEN,
     STALE_TOKEN,
+    UNPROTECTED_TABLE,
 )
 from fencepost.fencing.problems import Problem, bad_request, problem_of
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule, Token, shown_mark
@@ -31,7 +32,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.locks.source import SourceError, SourceNameError, SourceQuarantinedError, SourceUnavailableError
 from fencepost.storage.errors import QuarantinedError, RefusedError, UnavailableError
 from fencepost.storage.statements.row_sql import encode_name
-from fencepost.storage.tables.catalog import Table
+from fencepost.storage.tables.catalog import MARK_CHECK, Table
 
 RETRY_AFTER: Final = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""
@@ -65,6 +66,7 @@ _UNKNOWN_RULE: Final[Rule] = "epoch"
 
 SUPPRESSED: Final = "FP403"
 UNISSUED: Final = "FP018"
+UNFENCED: Final = "FP005"
 
 _DETAIL_MEMBERS: Final[dict[str, frozenset[str]]] = {
     "FP400": frozenset(),
@@ -87,6 +89,8 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
         if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, members.get("resource")):
             return _moved_problem(error, table, members["resource"])
         return _of_trigger(error, members, _rule_of(table, members.get("resource")))
+    if error.sqlstate == UNFENCED or (error.constraint == MARK_CHECK and error.sqlstate == "23514"):
+        return _unfenced(error, table)
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
     named = {
         name: value
@@ -107,6 +111,20 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
         retry_after=1 if status == 503 else None,  # noqa: PLR2004 - an HTTP status
         extra=dict(named),
     )
+
+
+def _unfenced(error: RefusedError, table: Table | None) -> Problem:
+    """Refuse what a fence does not watch, though the catalog has it whole: a trigger of the table's own has switched it
+    off, or one of another table's; or the session fires none.
+    """
+    hint = "`fencepost doctor` shows what is wrong."
+    if error.sqlstate == UNFENCED:
+        return Problem(UNPROTECTED_TABLE, f"{error}.", hint=error.hint or hint)
+    name = error.table or (table.name if table is not None else "the table")
+    detail = (
+        f"The fence of {name} did not fire: its triggers are missing, disabled, or fire in no session of this login."
+    )
+    return Problem(UNPROTECTED_TABLE, detail, hint=hint)
 
 
 def as_for(caller: Caller, problem: Problem) -> Problem:

@@ -27,7 +27,7 @@ _SYNTAX_ERROR: Final = "42601"
 _INVALID_TEXT: Final = "22P02"
 _LOOKUP_FAILED: Final = "cache lookup failed for "
 
-_OUTDATED_STATES: Final = frozenset({"23514", "FP000", "FP428", _INTERNAL})
+_OUTDATED_STATES: Final = frozenset({"23514", "FP000", "FP005", "FP428", _INTERNAL})
 _OUTDATED_CLASSES: Final = ("0A", "22", "3F", "42")
 
 # Routines that report that a value has another type than when the session planned an expression of a PL/pgSQL function.

@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.storage.connections.origin import ORIGIN, Origin, Watch
-from fencepost.storage.connections.session import PINNED, BackendRegistry, restoring, settle
+from fencepost.storage.connections.session import PINNED, BackendRegistry, restoring, settle, why_unwritable
 from fencepost.storage.errors import OutcomeUnknownError
 
 UNREADABLE_URL: Final = (
@@ -58,8 +58,10 @@ class GatewayConnection(asyncpg.Connection):
     origin: Origin
     opened: float
     """When it was opened (loop time)."""
-    read_only = False
-    """Whether its session was read-only then, or has refused a write as such since (read_only.py)."""
+    unwritable = ""
+    """Why nothing may be written in its session, as it was then, or since it refused a write for it (read_only.py);
+    empty: it may.
+    """
     acting = False
     """Whether its session may have a caller's role, or settings (roles.py)."""
     code_ran = False
@@ -154,7 +156,7 @@ async def open_connection(
         found = await settle(connection, settings)
         connection.restoring = restoring(connection, settings)
         connection.opened = asyncio.get_running_loop().time()
-        connection.read_only = found["transaction_read_only"] == "on"
+        connection.unwritable = why_unwritable(found)
         await connection.introduce(shared.watch)
         shared.distinct.add(connection)
     except BaseException:

@@ -21,8 +21,8 @@ from fencepost.storage.connections.connection import (
 from fencepost.storage.connections.grant_slots import GrantSlots
 from fencepost.storage.connections.origin import OriginStatus, Watch
 from fencepost.storage.connections.pool import ClosedError, Pool
-from fencepost.storage.connections.read_only import REASON, ReadOnly, look
-from fencepost.storage.connections.session import BackendRegistry
+from fencepost.storage.connections.read_only import ReadOnly, look
+from fencepost.storage.connections.session import READ_ONLY, BackendRegistry
 from fencepost.storage.errors import (
     QuarantinedError,
     ReadOnlyError,
@@ -187,9 +187,10 @@ class Database:
             raise
         except ReadOnlyError as error:
             spoilt = True  # also when the question is interrupted
-            if connection.read_only or await self._read_only.explains(connection):
-                connection.read_only = True
-                raise ReadOnlyError(REASON) from error
+            if not connection.unwritable and await self._read_only.explains(connection):
+                connection.unwritable = READ_ONLY
+            if connection.unwritable:
+                raise ReadOnlyError(connection.unwritable) from error
             spoilt = False
             raise
         except BaseException as error:
@@ -265,12 +266,12 @@ class Database:
                 return OriginStatus(True, generation, None)
             if not here:
                 self.expire()
-            self._read_only.notice()
-            return OriginStatus(False, generation, REASON)
+            self._read_only.notice(here or new)
+            return OriginStatus(False, generation, here or new)
 
     async def _acquire(self, pool: Pool, *, writing: bool, counted: bool) -> GatewayConnection:
         """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
-        session is read-only, but one that has just been opened.
+        session takes none, but one that has just been opened.
         """
         if counted and self._waiting[pool] >= self._limits.most_waiting:
             raise UnavailableError(
@@ -283,7 +284,7 @@ class Database:
                 while True:
                     connection = await pool.lend()
                     ended = connection.is_closed()  # while the caller was woken; nothing was sent on it
-                    if not ended and not (writing and connection.read_only and connection.opened < begun):
+                    if not ended and not (writing and connection.unwritable and connection.opened < begun):
                         return connection
                     pool.give_back(connection, spoilt=True)
         except TimeoutError as error:

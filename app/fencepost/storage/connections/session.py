@@ -75,6 +75,15 @@ POOLED: Final = (
     " (pool_mode = session for this database in pgbouncer.ini), or the address of PostgreSQL itself"
 )
 
+READ_ONLY: Final = (
+    "PostgreSQL takes no writes: default_transaction_read_only is on (set by an operator, or by the provider when the"
+    " disk is full). Nothing was written; reads go on"
+)
+NO_TRIGGERS: Final = (
+    "PostgreSQL fires no triggers in this gateway's sessions, so that a fence would not hold: session_replication_role"
+    " is replica (ALTER ROLE, ALTER DATABASE, or the server's configuration). Nothing was written; reads go on"
+)
+
 # Others may have put operators and functions on the role's search_path: all are named in full (row_sql.py).
 _SET: Final = """
 SELECT wanted.name, pg_catalog.set_config(wanted.name,
@@ -91,7 +100,7 @@ RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCA
 _READ: Final = """
 SELECT wanted.name, pg_catalog.current_setting(wanted.name, true) AS value
   FROM pg_catalog.unnest($1::text[]) AS wanted(name)"""
-_ALSO_READ: Final = ("transaction_isolation", "transaction_read_only")
+_ALSO_READ: Final = ("transaction_isolation", "transaction_read_only", "session_replication_role")
 _NO_TRANSACTIONS: Final = "statement pooling mode"
 """What PgBouncer says to BEGIN in this mode, before it hangs up; in any locale."""
 _BACKEND: Final = "SELECT pg_backend_pid()"
@@ -142,6 +151,15 @@ async def settle(connection: "asyncpg.Connection[asyncpg.Record]", settings: Map
                 " mode"
             )
     return found
+
+
+def why_unwritable(found: Mapping[str, object]) -> str:
+    """Say why nothing may be written in a session with these settings in force, as `settle` returns them; empty: it
+    may.
+    """
+    if found["transaction_read_only"] == "on":
+        return READ_ONLY
+    return NO_TRIGGERS if found["session_replication_role"] == "replica" else ""
 
 
 def restoring(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.storage.connections.connection import Connection, Limits, session_settings
-from fencepost.storage.connections.session import OPEN_WITHIN, settle
+from fencepost.storage.connections.session import NO_TRIGGERS, OPEN_WITHIN, settle
 from fencepost.storage.errors import SessionError
 from fencepost.storage.inspecting.overview import Finding
 
@@ -24,6 +24,8 @@ async def examine_session(dsn: str) -> Finding:
         return Finding("error", "session", str(error))
     finally:
         connection.terminate()
+    if found["session_replication_role"] == "replica":
+        return Finding("error", "session", NO_TRIGGERS)
     shown = ", ".join(f"{name} = {found[name]}" for name in _SHOWN)
     way = "" if direct else ", through a connection pooler in session mode"
     return Finding("ok", "session", f"a session of the gateway has {found['transaction_isolation']}, {shown}{way}")

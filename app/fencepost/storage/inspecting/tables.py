@@ -12,15 +12,9 @@ from fencepost.storage.inspecting.overview import Finding
 from fencepost.storage.protecting.check import renamed_column_reason
 from fencepost.storage.protecting.lost_marks import ABOVE
 from fencepost.storage.protecting.table import PREFIX
-from fencepost.storage.protecting.target import CONSTRAINT
-from fencepost.storage.tables.catalog import MARK_COLUMN
+from fencepost.storage.tables.catalog import MARK_CHECK, MARK_COLUMN
 from fencepost.storage.tables.effects import HAS_RULES
-from fencepost.storage.tables.load import BOUND, api_name
-
-ROW_TRIGGERS: Final = frozenset(PREFIX + part for part in ("upd", "ins", "insmark", "del"))
-SCOPE_TRIGGERS: Final = frozenset(PREFIX + part for part in ("scope", "scope_ins", "scope_upd"))
-TRUNCATE_TRIGGER: Final = PREFIX + "trunc"
-
+from fencepost.storage.tables.load import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER, api_name
 
 _TABLES: Final = f"""
 SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functions, p.key_columns, p.scope,
@@ -56,7 +50,7 @@ SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown
        (SELECT array_agg(i.inhrelid::regclass::text) FROM pg_inherits i
          WHERE i.inhparent = c.oid AND c.relkind = 'r') AS heirs,
        (SELECT count(*) FROM unnest(CASE WHEN p.scope IS NULL
-            THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name'] ELSE ARRAY['scope', 'of'] END) part
+            THEN ARRAY['upd', 'ins', 'insmark', 'del', 'delete', 'name', 'key'] ELSE ARRAY['scope', 'of'] END) part
          WHERE NOT EXISTS (SELECT FROM pg_proc f JOIN pg_namespace fn ON fn.oid = f.pronamespace
                             WHERE fn.nspname = 'fencepost' AND f.proname = p.functions || '_' || part))
          AS functions_gone,
@@ -76,7 +70,7 @@ SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown
 async def examine_tables(connection: Connection) -> list[Finding]:
     """Look at every protected table: whether all that `protect` made is there, and still fits."""
     findings: list[Finding] = []
-    rows = await connection.fetch(_TABLES, MARK_COLUMN, CONSTRAINT, PREFIX, TRUNCATE_TRIGGER)
+    rows = await connection.fetch(_TABLES, MARK_COLUMN, MARK_CHECK, PREFIX, TRUNCATE_TRIGGER)
     there = {row["name"]: row for row in rows if row["exists"]}
     for row in rows:
         name = row["name"]
@@ -89,7 +83,7 @@ async def examine_tables(connection: Connection) -> list[Finding]:
             continue
         mend = _mend(row, there)
         faults = [Finding("error", name, f"{text}: {mend}") for text in _broken(row)]
-        faults += [Finding("error", name, text) for text in _unwritable(row)]
+        faults += [Finding("error", name, text) for text in _unfit(row)]
         faults += [Finding("warning", name, text) for text in _find_gaps(row, mend)]
         findings += faults or [Finding("ok", name, "column, check, triggers and functions are in place")]
     return findings
@@ -135,7 +129,7 @@ def _broken(row: asyncpg.Record) -> list[str]:
             f"the default of {MARK_COLUMN} is not 0 in {', '.join(others)}, so that an INSERT passes without a token"
         )
     if row["validated"] is None and scope is None:
-        broken.append(f"the check {CONSTRAINT} is gone")
+        broken.append(f"the check {MARK_CHECK} is gone")
     if _names(row["key"]) != _names(row["key_columns"]):
         broken.append("the primary key has changed")
     elif row["key_retyped"]:
@@ -156,15 +150,25 @@ def _column_of_marks(row: asyncpg.Record) -> list[str]:
     return []
 
 
-def _unwritable(row: asyncpg.Record) -> list[str]:
-    """Return what keeps rows from being written, whatever the token. `protect` refuses such a table."""
-    generated = _names(row["generated_key"]) if row["scope"] is None else []
-    if not generated:
-        return []
-    return [
-        f"a column of the primary key is generated ({', '.join(generated)}), so that rows can be inserted and deleted,"
-        " and never changed or claimed: `fencepost unprotect` it, or protect it with --scope"
-    ]
+def _unfit(row: asyncpg.Record) -> list[str]:
+    """Return what the table has become that `protect` refuses, and does not mend."""
+    unfit = []
+    if generated := _names(row["generated_key"]) if row["scope"] is None else []:
+        unfit.append(
+            f"a column of the primary key is generated ({', '.join(generated)}), so that rows can be inserted and"
+            " deleted, and never changed or claimed: `fencepost unprotect` it, or protect it with --scope"
+        )
+    if heirs := _names(row["heirs"]):
+        unfit.append(
+            f"tables inherit from it ({', '.join(heirs)}), and their rows, which are its rows, have no fence: nothing"
+            f" is written through the gateway until ALTER TABLE … NO INHERIT {row['shown']}"
+        )
+    if row["persistence"] != "p":
+        unfit.append(
+            "the table is unlogged: a crash empties it, and rows that were there can be created again with an old"
+            f" token: ALTER TABLE {row['shown']} SET LOGGED"
+        )
+    return unfit
 
 
 def _columns_of(scope: Scope, row: asyncpg.Record) -> list[str]:
@@ -180,21 +184,14 @@ def _find_gaps(row: asyncpg.Record, mend: str) -> list[str]:
     """Return what leaves a gap without breaking the fence."""
     doubtful = []
     if row["validated"] is False:
-        doubtful.append(f"the check {CONSTRAINT} was not validated on old rows: {mend}")
+        doubtful.append(f"the check {MARK_CHECK} was not validated on old rows: {mend}")
     if partitions := [part for part in _names(row["can_truncate"]) if part != row["shown"]]:
         doubtful.append(
             f"partitions that TRUNCATE could empty ({', '.join(partitions)}), and whose rows have not taken up the"
             f" marks of deleted keys: {mend}"
         )
-    if heirs := _names(row["heirs"]):
-        doubtful.append(
-            f"tables inherit from it ({', '.join(heirs)}), and their rows, which are seen here, have no fence:"
-            f" ALTER TABLE … NO INHERIT {row['shown']}"
-        )
     if row["scope"] is None and (later := _names(row["later"])):  # rows of a scope are looked at once more afterwards
         doubtful.append(f"BEFORE triggers run after the fence's and could change what it judged: {', '.join(later)}")
-    if row["persistence"] != "p":
-        doubtful.append("the table is unlogged: a crash empties it and leaves its marks behind")
     if row["ruled"]:
         doubtful.append(
             f"row security rules {row['me']}, so that the marks of rows which a policy hides were not looked at: run"

@@ -4,7 +4,7 @@ from typing import Final
 
 from fencepost.fencing.token import Rule
 from fencepost.storage.protecting.target import Target
-from fencepost.storage.statements.row_sql import comparison, literal
+from fencepost.storage.statements.row_sql import comparison, literal, or_unfenced
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
 
 _EQ: Final = "OPERATOR(pg_catalog.=)"
@@ -20,7 +20,7 @@ def delete_body(target: Target, table: str, rule: Rule) -> str:
     given = [f"k{n}" for n, _ in enumerate(target.key, 1)]
     of_key = f"{table} AS r WHERE {_match(target, given)}"
     may_go = f"{of_key} AND r.{MARK_COLUMN} {op} token"
-    delete = f"DELETE FROM {may_go}"
+    delete = f"DELETE FROM {may_go} AND {or_unfenced(target.name, 'del')}"
     return f"""
 #variable_conflict use_variable
 DECLARE
@@ -48,7 +48,6 @@ BEGIN
     END IF;
     IF round {_EQ} 10 THEN PERFORM fencepost.suppressed({name}); END IF;
   END LOOP;
-{_require_protected(table, name)}
   PERFORM pg_catalog.set_config('fencepost.token', coalesce(before, ''), true);
 END"""
 
@@ -58,21 +57,13 @@ def _match(target: Target, values: list[str]) -> str:
     return " AND ".join(f"r.{quote(k.name)} {_EQ} {value}" for k, value in zip(target.key, values, strict=True))
 
 
-def _require_protected(table: str, name: str) -> str:
-    return f"""\
-  -- Now that the table is locked: without its triggers the row would go, and leave no mark (R13).
-  IF NOT EXISTS (SELECT FROM fencepost.protected p
-                  WHERE p.relation {_EQ} {literal(table)}::pg_catalog.regclass) THEN
-    PERFORM fencepost.outdated({name});
-  END IF;"""
-
-
 def _showing_some(target: Target, table: str, op: str) -> str:
     """Write the DELETE as a text that PL/pgSQL makes of the columns that are shown; its parameters are the key's values
     and the token.
     """
     *given, token = (f"${n}" for n in range(1, len(target.key) + 2))
-    delete = f"DELETE FROM {table} AS r WHERE {_match(target, given)} AND r.{MARK_COLUMN} {op} {token}"
+    row = f"{table} AS r WHERE {_match(target, given)} AND r.{MARK_COLUMN} {op} {token}"
+    delete = f"DELETE FROM {row} AND {or_unfenced(target.name, 'del')}"
     return f"""pg_catalog.concat({literal(f"{delete} RETURNING ")}, (
         SELECT pg_catalog.string_agg(pg_catalog.format('%s.%I', CASE
                  WHEN a.attname::pg_catalog.text {_EQ} ANY (shown) THEN 'r' ELSE {literal(f"(NULL::{table})")} END,

@@ -16,7 +16,7 @@ from fencepost.storage.protecting.target import Target
 from fencepost.storage.statements.row_sql import dollar, issued_by, literal, oldest_of, resource_sql
 from fencepost.storage.tables.catalog import MARK_COLUMN, quote
 
-PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name")
+PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name", "key")
 JUDGING: Final = ("upd", "insmark", "del")
 """The functions that judge a token, and so the ones in which source and ceiling make a difference."""
 
@@ -79,6 +79,7 @@ class Functions:
         arguments = ", ".join(f"k{n} {k.type}" for n, k in enumerate(self.target.key, 1))
         return [
             self.bind("name", resource_sql(self.target.name, self.key_of("r"))),
+            self._bind_key(),
             trigger_function("upd", ""),
             trigger_function("ins", _PINNED),
             trigger_function("insmark", f"SECURITY DEFINER {_PINNED}"),
@@ -91,8 +92,9 @@ class Functions:
             "REVOKE EXECUTE ON FUNCTION "
             + ", ".join(f"{self.function_name(part)}()" for part in ("upd", "ins", "insmark", "del"))
             + " FROM PUBLIC",
-            f"GRANT EXECUTE ON FUNCTION {self.function_name('name')}, {self.function_name('delete')} TO PUBLIC",
-            give_functions([self.function_name(part) for part in ("name", *bodies)]),
+            f"GRANT EXECUTE ON FUNCTION {self.function_name('name')}, {self.function_name('key')},"
+            f" {self.function_name('delete')} TO PUBLIC",
+            give_functions([self.function_name(part) for part in ("name", "key", *bodies)]),
         ]
 
     def bind(self, part: str, expression: str) -> str:
@@ -104,6 +106,16 @@ class Functions:
         return (
             f"CREATE OR REPLACE FUNCTION {self.function_name(part)}(r {self.table}) RETURNS text LANGUAGE sql IMMUTABLE"
             f" RETURN {expression}"
+        )
+
+    def _bind_key(self) -> str:
+        """Make the function that compares the keys of two rows: as it means the columns themselves, names that are
+        exchanged do not let a key change. PostgreSQL puts its expression in place of the call.
+        """
+        same = " AND ".join(f"(n).{quote(k.name)} {_EQ} (o).{quote(k.name)}" for k in self.target.key)
+        return (
+            f"CREATE OR REPLACE FUNCTION {self.function_name('key')}(n {self.table}, o {self.table}) RETURNS boolean"
+            f" LANGUAGE sql IMMUTABLE RETURN {same}"
         )
 
     def _drop_other_deletes(self) -> str:
@@ -127,7 +139,7 @@ class Functions:
 
     def _update(self) -> str:
         new, old = f"NEW.{MARK_COLUMN}", f"OLD.{MARK_COLUMN}"
-        same_key = " AND ".join(f"NEW.{quote(k.name)} {_EQ} OLD.{quote(k.name)}" for k in self.target.key)
+        same_key = f"{self.function_name('key')}(NEW, OLD)"
         plain = f"given {_GT} {old} AND {same_key} AND {SETTING_GIVEN} IS NOT TRUE"
         # The column's new value is a token too, even where a setting's is the one that counts.
         if self.ceiling is not None:

@@ -14,9 +14,8 @@ from fencepost.storage.protecting.table import (
     mend_reset,
     refuse_above_sql,
 )
-from fencepost.storage.protecting.target import CONSTRAINT
 from fencepost.storage.statements.row_sql import encode_name, literal
-from fencepost.storage.tables.catalog import MARK_COLUMN
+from fencepost.storage.tables.catalog import MARK_CHECK, MARK_COLUMN
 
 
 class RowDdl(TableDdl):
@@ -48,7 +47,7 @@ class RowDdl(TableDdl):
 
     def validate(self) -> str:
         """Check old rows too, under a lock that lets writers pass. Runs after the rest has committed."""
-        return f"ALTER TABLE {self.table} VALIDATE CONSTRAINT {CONSTRAINT}"
+        return f"ALTER TABLE {self.table} VALIDATE CONSTRAINT {MARK_CHECK}"
 
     def _column_comment(self) -> str:
         text = literal(

@@ -8,10 +8,8 @@ import asyncpg
 from fencepost.fencing.ceiling import Ceiling
 from fencepost.fencing.token import Rule
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.tables.catalog import MARK_COLUMN
+from fencepost.storage.tables.catalog import MARK_CHECK, MARK_COLUMN
 from fencepost.storage.tables.load import api_name
-
-CONSTRAINT: Final = "fencepost_mark"
 
 KEY_TYPES: Final = (
     "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "bool", "date", "timestamp", "timestamptz",
@@ -126,7 +124,7 @@ async def read_rows(connection: Connection, oid: int) -> tuple[asyncpg.Record | 
     """Read what the catalog has of a table, None if it was dropped, and of of its key's columns. In a transaction whose
     search_path is pg_catalog, types are spelled with their schema: they mean the same where the DDL runs.
     """
-    return await connection.fetchrow(_RELATION, oid, MARK_COLUMN, CONSTRAINT), await connection.fetch(_KEY, oid)
+    return await connection.fetchrow(_RELATION, oid, MARK_COLUMN, MARK_CHECK), await connection.fetch(_KEY, oid)
 
 
 async def read_target(connection: Connection, oid: int) -> Target | None:

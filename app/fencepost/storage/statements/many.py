@@ -29,6 +29,7 @@ from fencepost.storage.statements.row_sql import (
     literal,
     lock_clause,
     operator,
+    or_unfenced,
     resource_sql,
 )
 from fencepost.storage.tables.catalog import ProtectedTable, quote
@@ -104,9 +105,7 @@ def by_filter(
         f"WITH hit AS MATERIALIZED ({hit}), bad AS MATERIALIZED (SELECT * FROM hit WHERE {mark.refuses}),"
         f" verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= {limit} AS passes"
         f" FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),"
-        f" w AS ({_write(table, change, given.values, source, kept)})"
-        + _answer_by_filter(table, change, limit)
-        + (_watched(table) if change.deletes and table.fence.scope is None else ""),
+        f" w AS ({_write(table, change, given.values, source, kept)})" + _answer_by_filter(table, change, limit),
         (*OF_WRITES, *bound.parameters),
     )
 
@@ -136,19 +135,6 @@ def _answer_by_filter(table: ProtectedTable, change: Change, limit: int) -> str:
         f" UNION ALL SELECT 'too many', NULL, hits FROM verdict WHERE hits > {limit}"
         f" UNION ALL SELECT 'suppressed', fencepost.suppressed({literal(name)}), NULL FROM verdict"
         f" WHERE passes AND hits > (SELECT count(*) FROM w)" + names
-    )
-
-
-def _watched(table: ProtectedTable) -> str:
-    """Raise FP000 if no trigger watches the table, which would be emptied without leaving marks (R13). The statement's
-    snapshot is from after it got the table's lock: who unprotects the table either has done it, and is seen here, or
-    waits for us.
-    """
-    name = literal(table.fence.name)
-    return (
-        f" UNION ALL SELECT 'outdated', fencepost.outdated({name})::text, NULL WHERE NOT EXISTS"
-        f" (SELECT FROM fencepost.protected AS p WHERE p.relation OPERATOR(pg_catalog.=)"
-        f" pg_catalog.to_regclass({literal(table.sql_name)}))"
     )
 
 
@@ -217,7 +203,8 @@ def _write(table: ProtectedTable, change: Change, values: Mapping[str, str], sou
     same = " AND ".join(f"r.{quote(c)} {operator(table.columns[c], '=')} hit.k{n}" for n, c in enumerate(table.key))
     returning = f"RETURNING {', '.join((*kept, *target.kept()))}"
     if change.deletes:
-        return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES} {returning}"
+        fenced = "" if table.fence.scope is not None else f" AND {or_unfenced(table.fence.name, 'del')}"
+        return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES}{fenced} {returning}"
     sets = [f"{quote(c)} = {value}" for c, value in values.items()]
     sets += [f"{column} = {value}" for column, value in mark_of(table).stored]
     return f"UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source} WHERE {same} AND {_PASSES} {returning}"

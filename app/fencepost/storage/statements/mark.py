@@ -16,6 +16,7 @@ from fencepost.storage.statements.row_sql import (
     or_outdated,
     row_scope,
     same_table,
+    where_fenced,
 )
 from fencepost.storage.tables.catalog import ProtectedTable
 
@@ -33,7 +34,10 @@ class Mark(NamedTuple):
     refuses: str
     """Of a row that was met and locked, with its mark as FOUND_MARK: the write must not go on."""
     shown: str
-    """The mark as the write has left it; 0 where it is the scope's."""
+    """The mark as the write has left it; 0 where it is the scope's. Raises FP005 where the fence's trigger does not
+    fire for the row, and nothing else would show it."""
+    inserted: str
+    """The same of an INSERT."""
     stored: tuple[tuple[str, str], ...]
     """What an UPDATE or INSERT stores beside the row's other columns, as (column, value): -t, which is a token and no
     echo of the column (R14). The triggers judge it and store t. Where there are none, the table's check refuses -t: the
@@ -47,7 +51,8 @@ def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
     if scope is not None:
         named = row_scope(table, scope)
         within = (same, f"{named} = ANY ({SCOPES})")
-        return Mark(same, f"{same} AND {named} = {SCOPE}", within, "false", "0::bigint", ())
+        shown = where_fenced(table.fence.name, "scope", "0::bigint")
+        return Mark(same, f"{same} AND {named} = {SCOPE}", within, "false", shown, shown, ())
     lets_pass = f"{comparison(rule)} {TOKEN}"
     return Mark(
         same_table=same,
@@ -55,5 +60,6 @@ def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
         within=(same,),
         refuses=f"NOT {FOUND_MARK} {lets_pass}",
         shown=f"r.{MARK}",
+        inserted=where_fenced(table.fence.name, "insmark", f"r.{MARK}"),
         stored=((MARK, f"-{TOKEN}"),),
     )

@@ -123,7 +123,38 @@ def same_table(table: Table) -> list[str]:
     named = [(table.sql_name, table.oid)]
     if table.key_constraint is not None and table.key_index is not None:
         named.append((f"{quote(table.schema)}.{quote(table.key_constraint)}", table.key_index))
-    return [f"{literal(name)}::pg_catalog.regclass OPERATOR(pg_catalog.=) {oid}::oid" for name, oid in named]
+    same = [f"{literal(name)}::pg_catalog.regclass OPERATOR(pg_catalog.=) {oid}::oid" for name, oid in named]
+    if table.fence is not None:
+        columns = table.key + ((MARK_COLUMN,) if table.fence.scope is None else table.fence.scope.columns)
+        known = [name for name in columns if name in table.columns]
+        numbers = ", ".join(str(table.columns[name].number) for name in known)
+        names = ", ".join(literal(name) for name in known)
+        same.append(f"fencepost.are_called({table.oid}::oid, ARRAY[{numbers}], ARRAY[{names}])")
+    return same
+
+
+def _fires(trigger: str) -> str:
+    """Ask whether the fence's trigger fires for the row `r`, in this session: in the table, partition or child that the
+    row is in.
+    """
+    return (
+        "EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) r.tableoid"
+        f" AND t.tgname OPERATOR(pg_catalog.=) 'zzz_fencepost_{trigger}' AND t.tgenabled OPERATOR(pg_catalog.=) ANY"
+        " (CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN ARRAY['R', 'A']"
+        """ ELSE ARRAY['O', 'A'] END::pg_catalog."char"[]))"""
+    )
+
+
+def or_unfenced(name: str, trigger: str) -> str:
+    """Give a term of an AND that is true where the trigger fires for the row `r`, and raises FP005 elsewhere. `name`:
+    the table's, as it was protected.
+    """
+    return f"({_fires(trigger)} OR fencepost.unfenced({literal(name)}) IS NULL)"
+
+
+def where_fenced(name: str, trigger: str, value: str) -> str:
+    """Give a bigint of the row `r` where the trigger fires for it; raises FP005 elsewhere."""
+    return f"CASE WHEN {_fires(trigger)} THEN {value} ELSE fencepost.unfenced({literal(name)}) END"
 
 
 def of_types(table: Table, columns: Iterable[str]) -> list[str]:

@@ -68,8 +68,8 @@ class CatalogCache:
         return asyncio.shield(self._loading)
 
     async def _read(self) -> Catalog:
-        """Load. Where a table has got code of users' that may change sessions, connections are made anew: it may have run
-        in them since, unseen.
+        """Load. Where a table has got code of users' that may change sessions, connections are made anew: it may have
+        run in them since, unseen.
         """
         async with self._database.connection(counted=False) as connection:  # one load at a time
             catalog = await load(connection, self._served, self._current.version + 1)

@@ -14,6 +14,8 @@ from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import EXTERNAL, Rule
 
 MARK_COLUMN = "last_fence_token"
+MARK_CHECK: Final = "fencepost_mark"
+"""The name of the check on that column: it refuses what the triggers have not judged."""
 MOST_PLANS: Final = 256
 """How many plans are kept for a table."""
 
@@ -56,6 +58,9 @@ class Column:
     type_oid: int = 0
     """The oid of its type; a domain has its own. Names of types change, and lie in schemas that a role may not use."""
 
+    number: int = 0
+    """Its number in the table, which it has for good. Names may be exchanged."""
+
     has_parts: bool = False
     """Whether values are arrays or composites, or become json by a cast of their type's own, as hstores do."""
 
@@ -72,13 +77,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """How a table is protected. `intact` is false when its triggers or its column are gone: writes are refused then."""
+    """How a table is protected. `broken` says in a phrase why the fence does not hold any more, because its triggers or
+    its column are gone for example; empty: it holds. Where it does not, writes are refused.
+    """
 
     name: str
     rule: Rule
     source: str
     delete_function: str
-    intact: bool
+    broken: str = ""
     requires_key: bool = False
     """Whether the gateway wants an Idempotency-Key with every write (R16)."""
     scope: Scope | None = None
@@ -97,6 +104,11 @@ class Fence:
 
     key: str = ""
     """What the names of resources are rendered from, as fencepost.key_of has it."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether it holds."""
+        return not self.broken
 
     @property
     def pinned(self) -> bool:

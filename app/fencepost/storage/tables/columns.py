@@ -22,7 +22,7 @@ WITH RECURSIVE base(oid, below, typmod, not_null) AS (
       ON t.typlen = -1 AND t.typelem = h.oid OR t.typbasetype = h.oid
       OR t.typrelid IN (SELECT a.attrelid FROM pg_attribute a WHERE a.atttypid = h.oid AND a.attnum > 0)
 )
-SELECT a.attrelid::int8 AS oid, a.attname::text AS name, a.atttypid::int8 AS type_oid,
+SELECT a.attrelid::int8 AS oid, a.attname::text AS name, a.attnum AS number, a.atttypid::int8 AS type_oid,
        format_type(a.atttypid, a.atttypmod) AS type, format_type(bt.oid, -1) AS base_type,
        bt.typname::text AS base_name, a.attnotnull OR base.not_null AS not_null,
        d.oid IS NOT NULL AS has_default, a.attgenerated <> '' AS generated, a.attidentity::text AS identity,
@@ -79,5 +79,6 @@ def column_of(row: asyncpg.Record, expression: str | None) -> Column:
         collation=row["collation"],
         with_hstores=row["with_hstores"],
         type_oid=row["type_oid"],
+        number=row["number"],
         has_parts=row["has_parts"],
     )

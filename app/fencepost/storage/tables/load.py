@@ -9,7 +9,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.fencing.ceiling import Ceiling
-from fencepost.fencing.scope import parse_scope
+from fencepost.fencing.scope import Scope, parse_scope
 from fencepost.fencing.token import Rule
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.tables.catalog import (
@@ -51,6 +51,19 @@ PROTECTED: Final = (
 )
 """What counts of a row of fencepost.protected p: it is read, and a change of it is noticed."""
 
+_SILENT_PARTS: Final = """
+ARRAY(WITH RECURSIVE part(oid) AS (
+         SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = p.relation
+         UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+       SELECT DISTINCT part.oid::regclass::text
+         FROM part JOIN pg_trigger t ON t.tgrelid = part.oid AND starts_with(t.tgname, 'zzz_fencepost_')
+        WHERE t.tgname <> 'zzz_fencepost_trunc' AND t.tgenabled NOT IN ('O', 'A') ORDER BY 1)"""
+"""The partitions of fencepost.protected p on which a trigger of the fence is disabled."""
+_HEIRS: Final = """
+ARRAY(SELECT h.oid::regclass::text FROM pg_inherits i JOIN pg_class h ON h.oid = i.inhrelid AND NOT h.relispartition
+       WHERE i.inhparent = p.relation ORDER BY 1)"""
+"""The tables that inherit from it. Their rows are its rows, and have no fence."""
+
 # Everything that statements depend on: columns, key, triggers, how it is protected. No function here takes the table's
 # lock: one locked table must not stop requests to the others.
 _FINGERPRINT: Final = f"""
@@ -63,6 +76,7 @@ md5(concat_ws('|', c.oid, c.relkind, c.relrowsecurity, {HAS_RULES},
      FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique),
   (SELECT string_agg(concat_ws(':', t.tgname, t.tgtype, t.tgenabled), ',' ORDER BY t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal),
+  (SELECT concat_ws(':', {_SILENT_PARTS}, {_HEIRS}) FROM (SELECT c.oid AS relation) AS p),
   (SELECT concat_ws(':', {PROTECTED})
      FROM fencepost.protected p WHERE p.relation = c.oid)))"""
 
@@ -108,23 +122,18 @@ SELECT p.relation::oid::int8 AS oid, {PROTECTED},
        ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = p.relation AND a.attnotnull
                 AND a.attnum > 0 AND NOT a.attisdropped) AS not_null,
        {BOUND} AS bound, fencepost.key_of(p.relation)::text AS key_is, {REACHES_ITSELF} AS reaches_itself,
-       (SELECT count(*) FROM pg_trigger t WHERE t.tgrelid = p.relation AND starts_with(t.tgname, 'zzz_fencepost_')
-           AND t.tgenabled IN ('O', 'A')) AS triggers,
-       NOT EXISTS (
-         WITH RECURSIVE part(oid) AS (
-           SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = p.relation
-           UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
-         SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid AND starts_with(t.tgname, 'zzz_fencepost_')
-          WHERE t.tgname <> 'zzz_fencepost_trunc' AND t.tgenabled NOT IN ('O', 'A')) AS partitions_too,
+       ARRAY(SELECT t.tgname::text FROM pg_trigger t WHERE t.tgrelid = p.relation
+                AND starts_with(t.tgname, 'zzz_fencepost_') AND t.tgenabled IN ('O', 'A')) AS triggers,
+       {_SILENT_PARTS} AS silent_parts, {_HEIRS} AS heirs,
        EXISTS (SELECT FROM pg_attribute a JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'c'
                   AND k.conname = 'fencepost_mark' AND k.conkey = ARRAY[a.attnum]
-                WHERE a.attrelid = p.relation AND a.attname = '{MARK_COLUMN}' AND NOT a.attisdropped) AS column
+                WHERE a.attrelid = p.relation AND a.attname = '{MARK_COLUMN}' AND NOT a.attisdropped) AS marked
   FROM fencepost.protected p"""
 
-TRIGGERS = 5
-"""How many triggers a protected table has: UPDATE, INSERT before and after, DELETE, TRUNCATE."""
-SCOPE_TRIGGERS = 4
-"""How many one with a scope has: before every write of a row, after INSERT and UPDATE, and TRUNCATE."""
+ROW_TRIGGERS: Final = frozenset(f"zzz_fencepost_{part}" for part in ("upd", "ins", "insmark", "del"))
+SCOPE_TRIGGERS: Final = frozenset(f"zzz_fencepost_{part}" for part in ("scope", "scope_ins", "scope_upd"))
+TRUNCATE_TRIGGER: Final = "zzz_fencepost_trunc"
+"""The triggers of a protected table: those of its rows' marks, or of their scope; and the one against TRUNCATE."""
 
 
 def api_name(schema: str, relation: str) -> str:
@@ -134,22 +143,13 @@ def api_name(schema: str, relation: str) -> str:
 
 def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
     scope = parse_scope(row["scope"]) if row["scope"] is not None else None
-    if scope is None:
-        whole = row["triggers"] == TRIGGERS and row["column"] and set(row["bound"]) == set(key)
-    else:
-        whole = (
-            row["triggers"] == SCOPE_TRIGGERS
-            and set(scope.columns) <= set(row["not_null"])
-            and set(scope.columns) == set(row["bound"])
-        )
-    whole = whole and row["partitions_too"]
     # Under another name than it was protected under, its DELETE function would reach for whatever has that name now.
     return Fence(
         name=row["name"],
         rule=_RULES[row["rule"]],
         source=row["source"],
         delete_function=f"fencepost.{quote(row['functions'] + '_delete')}",
-        intact=row["name"] == name and whole and tuple(row["key_columns"]) == key,
+        broken=_why_broken(row, name, key, scope),
         requires_key=row["requires_key"],
         verify=row["verify"],
         scope=scope,
@@ -158,6 +158,25 @@ def _fence(row: asyncpg.Record, name: str, key: tuple[str, ...]) -> Fence:
         deletes_own_rows=row["reaches_itself"],
         ceiling=None if row["max_token"] is None else Ceiling(row["max_token"], row["max_jump"]),
     )
+
+
+def _why_broken(row: asyncpg.Record, name: str, key: tuple[str, ...], scope: Scope | None) -> str:
+    """Say why a fence does not hold any more, in a phrase; empty: it does."""
+    wanted = (ROW_TRIGGERS if scope is None else SCOPE_TRIGGERS) | {TRUNCATE_TRIGGER}
+    missing = sorted(wanted - set(row["triggers"]))
+    silent, heirs = ", ".join(row["silent_parts"]), ", ".join(row["heirs"])
+    bound, nullable = (key, ()) if scope is None else (scope.columns, set(scope.columns) - set(row["not_null"]))
+    reasons = (
+        (missing, f"triggers are missing or disabled ({', '.join(missing)})"),
+        (silent, f"triggers are disabled on its partitions ({silent})"),
+        (heirs, f"tables inherit from it ({heirs}), and their rows have no fence"),
+        (row["name"] != name, f"it was protected as {row['name']}"),
+        (scope is None and not row["marked"], f"the column {MARK_COLUMN} or its check is gone, or another one"),
+        (nullable, f"columns of its scope are gone, or can be null ({', '.join(sorted(nullable))})"),
+        (tuple(row["key_columns"]) != key, "its primary key is another one"),
+        (set(row["bound"]) != set(bound), "columns of its key, or of its scope, have other names"),
+    )
+    return next((text for wrong, text in reasons if wrong), "")
 
 
 def _table(row: asyncpg.Record, fenced: asyncpg.Record | None, columns: dict[str, Column], lossy: set[str]) -> Table:
