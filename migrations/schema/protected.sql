@@ -66,6 +66,19 @@ BEGIN
   RETURN true;
 END $$;
 
+-- Whether a trigger of the fence fires for rows of a table, in this session. `fires_as_planned` is asked when a statement is planned, as
+-- `are_called` is, and again once a trigger of the table, or session_replication_role, was changed. `fires` is VOLATILE, and so looks at
+-- what is committed at that moment: the statement's snapshot may be from before it got the table's lock.
+CREATE FUNCTION fencepost.fires(p_table oid, p_trigger text) RETURNS boolean LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  RETURN EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = p_table AND t.tgname = p_trigger
+                    AND t.tgenabled IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END));
+END $$;
+
+CREATE FUNCTION fencepost.fires_as_planned(p_table oid, p_trigger text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp AS $$ BEGIN RETURN fencepost.fires(p_table, p_trigger); END $$;
+
 -- A BEFORE trigger of the table's owner kept a write from happening that the fence had let pass. The error undoes what else the
 -- statement did: an answer that is no success must have no effect.
 CREATE FUNCTION fencepost.suppressed(tab text) RETURNS text LANGUAGE plpgsql

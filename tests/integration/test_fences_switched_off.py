@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
-from tests.support.racing import NEW, ORDERS, open_race
+from tests.support.mutants import assert_seen
+from tests.support.racing import NEW, ORDERS, Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
@@ -113,6 +114,35 @@ async def test_a_row_of_a_table_that_inherits_is_not_deleted(connect: Connect, u
         await race.observer.execute("CREATE TABLE heir () INHERITS (orders); INSERT INTO heir VALUES ('k')")
         assert result_of(await DELETES[name](gateway)) == "FP005"
     assert await race.row("k") is not None
+
+
+async def a_write_waits_for_the_triggers_end(race: Race) -> None:
+    """The statement's snapshot is from before it got the table's lock: by that, the trigger is there."""
+    await race.insert(race.a, "gone", 30)
+    await race.insert(race.a, "k", 30)
+    await race.delete(race.a, "gone", 50)
+    for trigger, late in (
+        ("insmark", lambda: race.insert(race.a, "gone", 40)),
+        ("del", lambda: race.delete(race.a, "k", 60)),
+    ):
+        owner = await race.begin(race.b)
+        await race.b.execute(f"ALTER TABLE orders DISABLE TRIGGER zzz_fencepost_{trigger}")
+        writing = await race.waits(race.a, outcome(late()))
+        await owner.commit()
+        assert await writing == "FP005"
+    assert await race.row("gone") is None
+    assert await race.row("k") is not None
+
+
+@pytest.mark.versions
+async def test_a_trigger_that_goes_meanwhile_is_missed(connect: Connect, unmade: Unmade) -> None:
+    await a_write_waits_for_the_triggers_end(await open_race(connect, unmade))
+
+
+async def test_a_look_at_the_statements_snapshot_would_not_see_it(connect: Connect, unmade: Unmade) -> None:
+    race = await open_race(connect, unmade)
+    await race.observer.execute("ALTER FUNCTION fencepost.fires(oid, text) STABLE")
+    await assert_seen(a_write_waits_for_the_triggers_end, race)
 
 
 RENAMED = {

@@ -197,7 +197,7 @@ def _insert_all(table: ProtectedTable, change: Change) -> str:
 def _insert(table: ProtectedTable, given: tuple[str, ...], values: dict[str, str], source: str, order: str = "") -> str:
     mark = mark_of(table, given)
     stored = values | dict(mark.stored)
-    rows = f"SELECT {', '.join(stored.values())}{source} WHERE {mark.same_table}{order}"
+    rows = f"SELECT {', '.join(stored.values())}{source} WHERE {mark.may_insert}{order}"
     return f"INSERT INTO {table.sql_name} AS r ({', '.join(stored)}) {rows}"
 
 

@@ -12,11 +12,11 @@ from fencepost.storage.statements.row_sql import (
     FOUND_MARK,
     MARK,
     comparison,
+    if_fenced,
     of_types,
     or_outdated,
     row_scope,
     same_table,
-    where_fenced,
 )
 from fencepost.storage.tables.catalog import ProtectedTable
 
@@ -34,10 +34,12 @@ class Mark(NamedTuple):
     refuses: str
     """Of a row that was met and locked, with its mark as FOUND_MARK: the write must not go on."""
     shown: str
-    """The mark as the write has left it; 0 where it is the scope's. Raises FP005 where the fence's trigger does not
-    fire for the row, and nothing else would show it."""
+    """The mark as the write has left it; 0 where it is the scope's."""
+    may_insert: str
+    """The same as `same_table`, of an INSERT. It, or `inserted`, raises FP005 where the fence's trigger does not fire.
+    """
     inserted: str
-    """The same of an INSERT."""
+    """The mark of a row that was inserted."""
     stored: tuple[tuple[str, str], ...]
     """What an UPDATE or INSERT stores beside the row's other columns, as (column, value): -t, which is a token and no
     echo of the column (R14). The triggers judge it and store t. Where there are none, the table's check refuses -t: the
@@ -49,17 +51,25 @@ def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
     rule, scope = table.fence.rule, table.fence.scope
     same = or_outdated(table.fence.name, [*same_table(table), *of_types(table, given)])
     if scope is not None:
+        # Its trigger keeps a row from changing its scope, which no check would refuse.
+        term, shown = if_fenced(table, "scope", "0::bigint")
+        same = _all(same, term)
         named = row_scope(table, scope)
         within = (same, f"{named} = ANY ({SCOPES})")
-        shown = where_fenced(table.fence.name, "scope", "0::bigint")
-        return Mark(same, f"{same} AND {named} = {SCOPE}", within, "false", shown, shown, ())
+        return Mark(same, f"{same} AND {named} = {SCOPE}", within, "false", shown, same, shown, ())
     lets_pass = f"{comparison(rule)} {TOKEN}"
+    term, inserted = if_fenced(table, "insmark", f"r.{MARK}")
     return Mark(
         same_table=same,
         passes=f"{same} AND r.{MARK} {lets_pass}",
         within=(same,),
         refuses=f"NOT {FOUND_MARK} {lets_pass}",
         shown=f"r.{MARK}",
-        inserted=where_fenced(table.fence.name, "insmark", f"r.{MARK}"),
+        may_insert=_all(same, term),
+        inserted=inserted,
         stored=((MARK, f"-{TOKEN}"),),
     )
+
+
+def _all(*terms: str) -> str:
+    return " AND ".join(filter(None, terms))

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
 from fencepost.storage.statements.parameters import key_part
-from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Fence, Table, quote
+from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Fence, ProtectedTable, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 
@@ -152,9 +152,15 @@ def or_unfenced(name: str, trigger: str) -> str:
     return f"({_fires(trigger)} OR fencepost.unfenced({literal(name)}) IS NULL)"
 
 
-def where_fenced(name: str, trigger: str, value: str) -> str:
-    """Give a bigint of the row `r` where the trigger fires for it; raises FP005 elsewhere."""
-    return f"CASE WHEN {_fires(trigger)} THEN {value} ELSE fencepost.unfenced({literal(name)}) END"
+def if_fenced(table: ProtectedTable, trigger: str, value: str) -> tuple[str, str]:
+    """Give a term of an AND, empty if there is none to add, and a bigint of the row `r`: one of them raises FP005 where
+    the trigger does not fire. PostgreSQL looks when it plans the statement, which costs nothing when it runs; but it
+    does not plan again when a trigger of a partition was changed.
+    """
+    unfenced = f"fencepost.unfenced({literal(table.fence.name)})"
+    if table.kind == "table":
+        return f"(fencepost.fires_as_planned({table.oid}::oid, 'zzz_fencepost_{trigger}') OR {unfenced} IS NULL)", value
+    return "", f"CASE WHEN {_fires(trigger)} THEN {value} ELSE {unfenced} END"
 
 
 def of_types(table: Table, columns: Iterable[str]) -> list[str]:
