@@ -9,5 +9,5 @@ from joserfc.jwk import OctKey
 
 secret_file, subject, *more = sys.argv[1:]
 claims = {"sub": subject, "exp": int(time.time()) + 3600} | dict(each.split("=", 1) for each in more)  # noqa: TID251
-secret = OctKey.import_key(Path(secret_file).read_text("utf-8").strip())
+secret = OctKey.import_key(Path(secret_file).read_text("utf-8-sig").strip())
 print(jwt.encode({"alg": "HS256"}, claims, secret))

@@ -10,7 +10,7 @@ from fencepost.fencing.caller import ANONYMOUS, Access, Caller
 from fencepost.identity.api_keys import ApiKeys
 from fencepost.identity.authenticator import Authenticator
 from fencepost.identity.claims import LONGEST_ROLE, Expected, read_role_path
-from fencepost.identity.jwks import ChangingKeys, FromFile, read_place
+from fencepost.identity.jwks import ChangingKeys, FromFile, read_jwks, read_place
 from fencepost.identity.jwt import FixedKeys, JwtVerifier
 from fencepost.identity.keys import KeysError, read_secret
 from fencepost.observe.events import Emit
@@ -113,6 +113,10 @@ def _anonymous(role: str | None) -> Caller | None:
 
 def _changing(where: str, emit: Emit, times: Times) -> ChangingKeys:
     load = read_place(where, times.identity.jwks_within)
-    if isinstance(load, FromFile):  # a URL may be away for a while; a file that is not there is a mistake
-        load.read()
+    if isinstance(load, FromFile):  # a URL may be away for a while; a file without keys is a mistake
+        raw = load.read()
+        try:
+            read_jwks(raw, secrets=True)
+        except KeysError as error:
+            raise KeysError(f"JWT JWKS: {where!r}: {error}") from error
     return ChangingKeys(load, emit, secrets=isinstance(load, FromFile), times=times)

@@ -6,7 +6,9 @@ from typing import Final
 
 from fencepost.fencing.seal import SealKeys, SealKeysError, parse_keys
 from fencepost.gateway.seals import Seals
+from fencepost.identity.known_texts import looks_like
 from fencepost.observe.events import Emit, SealKeysRead, SealKeysUnreadable
+from fencepost.setting_files import SettingFileError, read_setting_file
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
 
@@ -23,7 +25,7 @@ def read_seal_keys(settings: Settings) -> SealKeys | None:
         return None
     try:
         return _read(settings.seal_keys_file)[0]
-    except (OSError, SealKeysError) as error:
+    except (OSError, SealKeysError, SettingFileError) as error:
         raise StartupError(f"FENCEPOST_SEAL_KEYS_FILE: {settings.seal_keys_file}: {_reason(error)}") from error
 
 
@@ -49,7 +51,7 @@ class SealKeysFile:
         """Read the file."""
         try:
             keys, self._known = _read(self._path)
-        except (OSError, SealKeysError) as error:
+        except (OSError, SealKeysError, SettingFileError) as error:
             self._fail(error)
             return
         self._failed = ""
@@ -57,7 +59,7 @@ class SealKeysFile:
             self._seals.keys = keys
             self._emit(SealKeysRead(tuple(keys.keys)))
 
-    def _fail(self, error: OSError | SealKeysError) -> None:
+    def _fail(self, error: OSError | ValueError) -> None:
         """Report it, once."""
         self._known = None
         reason = f"{self._path}: {_reason(error)}"
@@ -67,20 +69,17 @@ class SealKeysFile:
 
 
 def _read(path: Path) -> tuple[SealKeys, _Signature]:
-    with path.open("rb") as file:
-        signature = _signature(os.fstat(file.fileno()))
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise SealKeysError(f"it has more than {LARGEST} bytes")
-    try:
-        return parse_keys(content.decode("utf-8")), signature
-    except UnicodeDecodeError as error:
-        raise SealKeysError("it is no text") from error
+    signature = _signature(os.stat(path))  # noqa: PTH116 - before: a file that is replaced meanwhile is read again
+    keys = parse_keys(read_setting_file(path, LARGEST))
+    for name, key in keys.keys.items():
+        if found := looks_like(key):
+            raise SealKeysError(f"the key {name} looks like {found}: others may know it")
+    return keys, signature
 
 
 def _signature(of: os.stat_result) -> _Signature:
     return of.st_dev, of.st_ino, of.st_mtime_ns, of.st_size
 
 
-def _reason(error: OSError | SealKeysError) -> str:
+def _reason(error: OSError | ValueError) -> str:
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)

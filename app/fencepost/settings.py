@@ -5,13 +5,26 @@ The descriptions here are the options' help and the table of docs/settings.md (a
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from fencepost.setting_files import SettingFileError, read_setting_file
 
 HOME_DATA = Path("~/.local/share/fencepost")
 ROOT_DATA = Path("/var/lib/fencepost/data")
+
+FILES: Final = ("database_url_file", "jwt_secret_file", "sources_file", "queues_file", "seal_keys_file")
+"""Settings that name a file, which must have content."""
+DECIDING: Final = (
+    *("database_url", "data_dir", "jwt_secret", "jwt_jwks", "jwt_aud", "jwt_issuer"),
+    *("schemas", "tables", "roles", "sources", "queues", *FILES),
+)
+"""Settings that decide who may call, what is served, and where data lies. An empty variable counts as not set, and
+whoever starts a process says so (cli/options.py).
+"""
 
 Positive = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -217,6 +230,11 @@ class Settings(BaseSettings):
         """How many connections to PostgreSQL a worker may open, for each of its pools."""
         return self.pool_size, self.batch_pool_size, self.lease_pool_size
 
+    @field_validator("data_dir", mode="before")
+    @classmethod
+    def _default_if_empty(cls, value: object) -> object:
+        return HOME_DATA if value == "" else value
+
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
@@ -225,42 +243,51 @@ class Settings(BaseSettings):
             return ROOT_DATA
         return value.expanduser().absolute()
 
-    @field_validator(
-        "database_url_file", "sources_file", "queues_file", "jwt_secret_file", "seal_keys_file", mode="before"
-    )
-    @classmethod
-    def _readable(cls, value: object) -> object:
-        if value in (None, ""):
-            return None
-        try:
-            Path(str(value)).read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"it cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
-        return value
-
-    @field_validator("admin_port", mode="before")
+    @field_validator("admin_port", *FILES, mode="before")
     @classmethod
     def _none_if_empty(cls, value: object) -> object:
         return None if value == "" else value
 
-    @field_validator("jwt_secret", mode="before")
+    @field_validator("seal_keys_file")
     @classmethod
-    def _at_file(cls, value: object) -> object:
-        """Read @FILE, as PostgREST does."""
-        given = value.get_secret_value() if isinstance(value, SecretStr) else value
-        if not isinstance(given, str) or not given.startswith("@"):
-            return value
-        return Path(str(cls._readable(given[1:]))).read_text("utf-8").strip()
+    def _readable(cls, value: Path | None) -> Path | None:
+        """Refuse a file that cannot be read. It is read again whenever it changes (seal_wiring.py)."""
+        if value is not None:
+            _content(value, "seal_keys_file")
+        return value
 
     @field_validator("database_url", "sources", "queues", "jwt_secret", mode="before")
     @classmethod
     def _from_its_file(cls, value: object, info: ValidationInfo) -> object:
-        """Take what the file has, whose setting stands before this one. Processes of ours get both."""
-        file = info.data.get(f"{info.field_name}_file")
-        if file is None:
-            return None if value == "" else value
-        content = file.read_text("utf-8").strip()
+        """Take what the file has, whose setting stands before this one; of the JWT secret also @FILE, as PostgREST
+        does. Processes of ours get both.
+        """
         given = value.get_secret_value() if isinstance(value, SecretStr) else value
-        if given not in (None, "", content):
-            raise ValueError("it is given, and in a file too: give one of them")
-        return content or None
+        name = f"{info.field_name}_file"
+        if (file := info.data.get(name)) is not None:
+            content = _content(file, name)
+            if given not in (None, "", content):
+                raise ValueError("it is given, and in a file too: give one of them")
+            return content
+        if info.field_name == "jwt_secret" and isinstance(given, str) and given.startswith("@"):
+            try:
+                return read_setting_file(Path(given[1:]))
+            except SettingFileError as error:
+                raise ValueError(f"{given}: {error}") from None
+        return None if given == "" else value
+
+    @field_validator(*DECIDING, mode="before")
+    @classmethod
+    def _not_blank(cls, value: object) -> object:
+        if isinstance(value, str) and value and not value.strip():
+            raise ValueError("it has nothing but blanks")
+        return value
+
+
+def _content(file: Path, name: str) -> str:
+    """Read the file that the setting `name` has. Raises an error of pydantic's that names both."""
+    try:
+        return read_setting_file(file)
+    except SettingFileError as error:
+        said = {"file": repr(str(file)), "reason": str(error), "of": name}
+        raise PydanticCustomError("file", "{file}: {reason}", said) from None

@@ -64,6 +64,12 @@ async def test_the_first_token_fetches_the_set() -> None:
         assert there.events == [KeysFetched(1, ())]
 
 
+async def test_a_byte_order_mark_before_a_set_is_left_out() -> None:
+    async with seen() as (server, there):
+        server.says = answer(b"\xef\xbb\xbf" + json.dumps(public(RSA)).encode())
+        assert await there.verify(TOKEN) == "accepted"
+
+
 async def test_an_unknown_kid_asks_once_in_thirty_seconds() -> None:
     async with seen() as (server, there):
         await there.verify(TOKEN)

@@ -1,13 +1,18 @@
 """What an operator gives as the key: text, JWK, JWKS, PEM. What is no key is refused at start, without showing it."""
 
 import json
+import random
+import string
+from base64 import b32encode, b64encode, b85encode, encodebytes
+from urllib.parse import quote
 
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
-from tests.support.tokens import EC, ED, OCT, RSA, SECRET, public
+from tests.support.tokens import EC, ED, OCT, RSA, SECRET, encode, public, token
 
 from fencepost.identity.claims import RolePathError, Search, Step, read_role_path
-from fencepost.identity.keys import KeysError, read_secret
+from fencepost.identity.keys import KeysError, read_secret, same
+from fencepost.identity.known_texts import looks_like
 
 
 def kinds(text: str) -> list[tuple[str | None, str]]:
@@ -30,7 +35,37 @@ def test_each_form_is_read() -> None:
 
 
 SHORT = OctKey.generate_key(248)
-REFUSED = {
+JWKS = json.dumps(public(RSA, EC))
+KNOWN = {
+    "a JWKS in quotes": (f"'{JWKS}'", "a JWK"),
+    "a JWKS in JSON's quotes": (json.dumps(JWKS), "a JWK"),
+    "a JWKS after a comment": (f"# ours\n{JWKS}", "a JWK"),
+    "a JWKS as a bare array": (json.dumps(public(RSA)["keys"]), "a JWK"),
+    "a JWKS as YAML": (f"keys:\n- kty: EC\n  x: {'A' * 43}", "a JWK"),
+    "a JWKS in percents": (quote(JWKS), "a JWK"),
+    "a JWKS in a JWK": (json.dumps(OctKey.import_key(f"'{JWKS}'").as_dict()), "a JWK"),
+    "base64 of a JWKS": (b64encode(JWKS.encode()).decode(), "JSON as base64"),
+    "base64 of a PEM": (b64encode(pem(RSA).encode()).decode(), "a key"),
+    "base64 of a PEM, for URLs": (encode(pem(EC).encode()), "a key"),
+    "base64 of base64 of a PEM, in lines": (encodebytes(encodebytes(pem(ED).encode())).decode(), "a key"),
+    "a PEM after something": (f"subject=CN\n{pem(RSA)}", "a key"),
+    "a public key as hex": (RSA.as_der(private=False).hex(), "a key"),
+    "a private key without its lines": (b64encode(RSA.as_der(private=True)).decode(), "a private key"),
+    "a private key with a password": (encode(EC.as_der(private=True, password="p")), "a private key"),
+    "an ssh key without its name": (encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + b"k" * 32), "a key"),
+    "a URL": ("https://id.example/.well-known/jwks.json", "a URL"),
+    "a URL in quotes": ('"https://id.example/.well-known/jwks.json"', "a URL"),
+    "a URL after a comment": ("# ours\nhttps://id.example/jwks", "a URL"),
+    "a source": ("r=redis://:password@redis.example:6379/0", "a URL"),
+    "a JWT": (token(), "a token"),
+    "a header": (f"Bearer {token()}", "a token"),
+    "an API key": (f"fp_k1_{'a' * 43}", "a token"),
+    "a page": ("<!DOCTYPE html><html><body>Bad Gateway</body></html>", "a page"),
+    "XML": (f"<md:Entity id='1'>{'a' * 40}</md:Entity>", "a page"),
+    "a list": (json.dumps(["a" * 40]), "a JSON document"),
+    "a path": (__file__, "for --jwt-secret-file"),
+}
+REFUSED = KNOWN | {
     "empty": ("", "at least 32 bytes, not 0"),
     "blank": (" \n", "at least 32 bytes, not 0"),
     "short": ("x" * 31, "at least 32 bytes, not 31"),
@@ -43,13 +78,36 @@ REFUSED = {
     "a private key in a set": (json.dumps({"keys": [EC.as_dict(private=True)]}), "private key"),
     "a public key without its lines": (
         "".join(RSA.as_pem(private=False).decode().strip().splitlines()[1:-1]),
-        "a public key without its line",
+        "a key or certificate",
     ),
     "a member that is none": (json.dumps({"keys": [*public(RSA)["keys"], {"kty": "x"}]}), "verifies no JWTs"),
     "PEM of another curve": (pem(ECKey.generate_key("P-384")), "neither P-256"),
     "PEM that is broken": ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----", "no public key"),
-    "an ssh key": (f"ssh-rsa {'A' * 80}", "cannot be read|not safe"),
+    "an ssh key": (f"ssh-rsa {'A' * 80}", "a key or certificate"),
 }
+
+
+def test_a_byte_order_mark_is_left_out() -> None:
+    for text in (SECRET, JWKS, pem(RSA)):
+        assert same(read_secret(f"\ufeff{text}\r\n").keys, read_secret(text).keys)
+
+
+def test_what_is_random_or_a_phrase_is_a_secret() -> None:
+    chance = random.Random(46)
+    signs = string.digits + string.ascii_letters + string.punctuation
+    for _ in range(500):
+        raw = chance.randbytes(chance.choice((32, 33, 48, 64)))
+        given = [b64encode(raw), encodebytes(raw), b32encode(raw), raw.hex().encode(), b85encode(raw), raw]
+        given.append("".join(chance.choices(signs, k=64)).encode())
+        assert [looks_like(each) for each in given] == [None] * len(given), given
+    for text in (
+        "correct horse battery staple, twice",
+        f'"{SECRET}"',
+        f"# {SECRET}",
+        "9" * 40,
+        "see https://a.example/ or do not see it",
+    ):
+        assert kinds(text) == [(None, "HS256")], text
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -25,14 +25,14 @@ def read_api_token(file: str | None) -> Token | None:
         raise click.UsageError(str(error)) from error
     if not callable(token):
         return token
+    named = file if file is not None else os.environ.get(FILE_VARIABLE)
     try:
         found = token()  # a file that is not there is better known now than after a wait for the lock
     except (OSError, ValueError) as error:
-        named = file if file is not None else os.environ.get(FILE_VARIABLE)
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise click.UsageError(f"the token's file {named} cannot be read: {why}") from error
     if not found:
-        raise click.UsageError("the token's file is empty")
+        raise click.UsageError(f"the token's file {named} is empty")
     return token
 
 

@@ -1,6 +1,7 @@
 """Every setting as a command line option. Precedence: option, then FENCEPOST_* variable, then default."""
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -9,7 +10,7 @@ import click
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from fencepost.settings import Settings
+from fencepost.settings import DECIDING, FILES, Settings
 
 _PREFIX = Settings.model_config["env_prefix"]
 
@@ -44,11 +45,35 @@ def settings_options(*names: str) -> Callable[[Callable[..., Any]], Callable[...
 
 
 def read_settings(given: dict[str, Any]) -> Settings:
-    """Build the settings from options (None: not given) and environment. Raises BadSettingError."""
+    """Build the settings from options (None: not given) and environment, and warn of variables that are empty and
+    decide something. Raises BadSettingError.
+    """
+    for name in DECIDING:
+        if given.get(name) == "":  # of a shell's variable that has nothing, as in --jwt-secret "$SECRET"
+            raise BadSettingError(
+                f"bad value for {flag(name)} ({variable(name)}): it is empty; or leave the option out"
+            )
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise BadSettingError("; ".join(_explain(detail) for detail in error.errors())) from None
+    if empty := _empty_variables(settings, given):
+        click.echo(f"WARNING  set, but empty, and so as if not set: {', '.join(empty)}", err=True)
+    return settings
+
+
+def _empty_variables(settings: Settings, given: dict[str, Any]) -> list[str]:
+    """Name the variables that are empty and would decide something for a command that has the options `given`, where
+    neither an option nor a file says it instead.
+    """
+    empty = {name.upper() for name, value in os.environ.items() if value == ""}
+    said = {name for name in DECIDING if f"{name}_file" in FILES and getattr(settings, name) is not None}
+    return [
+        variable(name)
+        for name in DECIDING
+        if name in given and given[name] is None and variable(name) in empty
+        if name.removesuffix("_file") not in said
+    ]
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
@@ -61,6 +86,8 @@ def to_environment(settings: Settings) -> dict[str, str]:
             value = None
         if isinstance(value, SecretStr):
             value = value.get_secret_value()
+            # A secret that begins so is no @FILE for the process that reads it again. Blanks around it do not count.
+            value = f" {value}" if name == "jwt_secret" and value.startswith("@") else value
         variables[variable(name)] = "" if value is None else str(value)
     return variables
 
@@ -100,7 +127,10 @@ def _display(default: object) -> str:
 
 
 def _explain(detail: Any) -> str:
-    name = str(detail["loc"][0])
+    # What is wrong with a file is found by the setting that takes its content, and the message has the file's name.
+    of = detail.get("ctx", {}).get("of")
+    name = of or str(detail["loc"][0])
     # A database URL holds a password.
-    shown = "" if SecretStr in get_args(Settings.model_fields[name].annotation) else f", not {str(detail['input'])!r}"
-    return f"bad value for {flag(name)} ({variable(name)}): {detail['msg']}{shown}"
+    hidden = of or SecretStr in get_args(Settings.model_fields[name].annotation)
+    shown = "" if hidden else f", not {str(detail['input'])!r}"
+    return f"bad value for {flag(name)} ({variable(name)}): {detail['msg'].removeprefix('Value error, ')}{shown}"

@@ -6,6 +6,7 @@ withdrawn must not stay good for as long as its thief can keep the gateway from 
 """
 
 import asyncio
+import codecs
 import functools
 import ipaddress
 import ssl
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 from fencepost.identity.keys import KeysError, KeySet, read_key_set, same
 from fencepost.identity.strict_json import read_object
 from fencepost.observe.events import Emit, KeysFetched, KeysNotFetched
+from fencepost.setting_files import SettingFileError, read_setting_file
 from fencepost.times import TIMES, Times
 
 LARGEST: Final = 262_144
@@ -89,11 +91,7 @@ class ChangingKeys:
         try:
             async with asyncio.timeout(self._times.jwks_within):
                 raw = await self._load()
-            try:
-                document = read_object(raw)
-            except ValueError as error:
-                raise KeysError(f"the JWKS cannot be read: {error}") from error
-            keys = read_key_set(document, secrets=self._secrets)
+            keys = read_jwks(raw, secrets=self._secrets)
         except KeysError as error:
             self._emit(KeysNotFetched(str(error)))
         except TimeoutError:
@@ -123,12 +121,9 @@ class FromFile:
     def read(self) -> bytes:
         """Read it. Raises KeysError."""
         try:
-            with self.path.open("rb") as file:
-                raw = file.read(LARGEST + 1)
-        except OSError as error:
-            raise KeysError(f"the JWKS in {self.path} cannot be read: {error.strerror}") from error
-        _check_size(raw)
-        return raw
+            return read_setting_file(self.path, LARGEST).encode()
+        except SettingFileError as error:
+            raise KeysError(f"JWT JWKS: {str(self.path)!r}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +154,15 @@ class FromUrl:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise KeysError(f"{self.url} cannot be fetched: {str(error) or type(error).__name__}") from error
         return bytes(raw)
+
+
+def read_jwks(raw: bytes, *, secrets: bool) -> KeySet:
+    """Read the bytes of a JWKS, as `read_key_set` does. A byte order mark before it is left out. Raises KeysError."""
+    try:
+        document = read_object(raw.removeprefix(codecs.BOM_UTF8))
+    except ValueError as error:
+        raise KeysError(f"the JWKS cannot be read: {error}") from error
+    return read_key_set(document, secrets=secrets)
 
 
 def read_place(text: str, within: float = TIMES.identity.jwks_within) -> FromUrl | FromFile:

@@ -3,6 +3,7 @@
 HS256, RS256, ES256, Ed25519. Text of a setting or a file, or a JWKS that was fetched, becomes VerifyingKeys here.
 """
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from joserfc.errors import JoseError, SecurityWarning
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey, import_key
 from joserfc.jws import JWSRegistry, deserialize_compact
 
+from fencepost.identity.known_texts import looks_like
 from fencepost.identity.strict_json import read_object
+from fencepost.setting_files import plain
 from fencepost.startup import StartupError
 
 SECRET_BYTES: Final = 32
@@ -77,7 +80,7 @@ class KeySet:
 
 def read_secret(text: str) -> KeySet:
     """Read what a setting has: a text that is a secret, a JWK, a JWKS, or a public key as PEM. Raises KeysError."""
-    text = text.strip()
+    text = plain(text)
     if text.startswith(_PEM):
         return KeySet((_of_pem(text),))
     if text.startswith("{"):
@@ -86,6 +89,8 @@ def read_secret(text: str) -> KeySet:
         except ValueError as error:
             raise KeysError(f"the JWK or JWKS cannot be read: {error}") from None
         return _whole(found)
+    if os.path.isfile(text):  # noqa: PTH113 - a secret that is too long for a path is none
+        raise KeysError("it is the path of a file, which is for --jwt-secret-file")
     return KeySet((_of_secret(text.encode()),))
 
 
@@ -123,20 +128,14 @@ def _whole(found: Mapping[str, Any]) -> KeySet:
     return read
 
 
-def _is_public_key(text: bytes) -> bool:
-    """Whether a text is what stands between the lines of a PEM, as some identity providers show it."""
-    try:
-        _of_pem(f"{_PEM} PUBLIC KEY-----\n{text.decode()}\n-----END PUBLIC KEY-----")
-    except (KeysError, UnicodeDecodeError):
-        return False
-    return True
+def _require_unknown(secret: bytes) -> None:
+    """Refuse a secret that others may know: whoever does can sign JWTs."""
+    if found := looks_like(secret):
+        raise KeysError(f"it looks like {found}: others may know it, and so it is no secret")
 
 
 def _of_secret(secret: bytes) -> VerifyingKey:
-    if _is_public_key(secret):
-        raise KeysError(
-            "it is a public key without its line -----BEGIN PUBLIC KEY-----, and no secret: the world has it"
-        )
+    _require_unknown(secret)
     if len(secret) < SECRET_BYTES:
         raise KeysError(f"a secret has at least {SECRET_BYTES} bytes, not {len(secret)}: openssl rand -base64 32")
     return VerifyingKey(None, "HS256", _checked(_imported(secret, OctKey)))
@@ -173,6 +172,8 @@ def _of_jwk(member: object, *, secrets: bool) -> VerifyingKey:
     if "d" in member:
         raise KeysError("it is a private key, and the gateway needs the public one only")
     key = _checked(_imported(used, None))
+    if isinstance(key, OctKey):
+        _require_unknown(key.raw_value)
     algorithm = _algorithm(key)
     said = member.get("alg", algorithm)
     if said not in _NAMES[algorithm]:

@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_leaves_the_last_good_keys(keys: Path) -> Non
 
 def test_a_gateway_does_not_start_with_keys_that_it_cannot_read(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    for text, said in ((b"", "there is no key in it"), (b"a:b\n", "the key a"), (b"#" * 70_000, "65536 bytes")):
+    for text, said in ((b"#", "there is no key in it"), (b"a:b\n", "the key a"), (b"#" * 70_000, "65536 bytes")):
         file.write_bytes(text)
         with pytest.raises(StartupError) as raised:
             read_seal_keys(Settings(seal_keys_file=file))

@@ -21,6 +21,7 @@ from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
 from kubernetes_asyncio.config.kube_config import load_kube_config
 
 from fencepost.locks.source import REQUEST_TIMEOUT, SourceConfigError
+from fencepost.setting_files import SettingFileError, read_setting_file
 
 SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds its token, its namespace and the CA."""
@@ -127,7 +128,7 @@ async def _read(access: Access) -> tuple[Configuration, str]:
     match access:
         case InCluster(directory):
             InClusterConfigLoader(str(directory / "token"), str(directory / "ca.crt")).load_and_set(configuration)
-            return configuration, (directory / "namespace").read_text().strip()
+            return configuration, read_setting_file(directory / "namespace")
         case Kubeconfig(_, context):
             loader = await load_kube_config(access.files, context, configuration, persist_config=False)
             return configuration, _context_namespace(loader.current_context)
@@ -149,6 +150,8 @@ def _unreadable(access: Access, error: Exception) -> SourceConfigError:
     match error:
         case OSError(strerror=str(why), filename=name):
             shown = f"{why}: {name}" if name else why
+        case SettingFileError():
+            shown = f"namespace: {error}"
         case ConfigException():
             shown = str(error).partition(" in ")[0]
         case _:
