@@ -50,6 +50,7 @@ FILES = (
     "event_triggers",  # what sees them come and go
     "protecting",  # what `protect` does to one table
     "marks_of_rows",  # and which marks its rows then have
+    "sessions",  # what makes a session of the gateway what it was
     "as_gateway",  # what the gateway asks while a caller's role is on
     "versions",  # which versions can work on this
     "grants",  # who may do what

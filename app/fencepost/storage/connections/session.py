@@ -19,8 +19,8 @@ setting, a prepared statement or a LISTEN meets the next client. `require_own` f
   connections do so one after the other, since a pooler with several idle sessions may give them out in turn.
 
 What code of users' (a trigger, a policy, a function in a default) does to a session outlives its statement: settings, a
-role, locks, temporary tables. `restoring` has the statements after which the session is again what `settle` made it.
-The connection runs them before anybody else gets it (connection.py, transactions.py).
+role, locks, temporary tables. `restoring` has the statement after which the session is again what `settle` made it.
+The connection runs it before anybody else gets it (connection.py, transactions.py).
 
 The pools go on comparing: no two open connections have one backend (`BackendRegistry`). A pooler that is reloaded with
 another mode under a running gateway shows by that, or by a prepared statement that it does not know (errors.py).
@@ -90,13 +90,7 @@ SELECT wanted.name, pg_catalog.set_config(wanted.name,
          CASE WHEN wanted.name OPERATOR(pg_catalog.=) 'synchronous_commit'
                AND pg_catalog.current_setting(wanted.name) OPERATOR(pg_catalog.=) 'remote_apply'
               THEN 'remote_apply' ELSE wanted.value END, false) AS value
-  FROM ROWS FROM (pg_catalog.unnest({names}::text[]), pg_catalog.unnest({values}::text[])) AS wanted(name, value)"""
-_SET_GIVEN: Final = _SET.format(names="$1", values="$2")
-# RESET ALL leaves the two roles alone, and knows settings of any name. The first line gives up locks that outlive
-# transactions.
-_RESET: Final = """
-SELECT pg_catalog.pg_advisory_unlock_all();
-RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; CLOSE ALL; UNLISTEN *; DISCARD TEMP;"""
+  FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) AS wanted(name, value)"""
 _READ: Final = """
 SELECT wanted.name, pg_catalog.current_setting(wanted.name, true) AS value
   FROM pg_catalog.unnest($1::text[]) AS wanted(name)"""
@@ -137,7 +131,7 @@ async def settle(connection: "asyncpg.Connection[asyncpg.Record]", settings: Map
     know_arrays(connection)
     wanted = _wanted(connection, settings)
     try:
-        set_ = await connection.fetch(_SET_GIVEN, list(wanted), [*wanted.values()])
+        set_ = await connection.fetch(_SET, list(wanted), [*wanted.values()])
         chosen = {row["name"]: row["value"] for row in set_}
         found = {row["name"]: row["value"] for row in await connection.fetch(_READ, [*wanted, *_ALSO_READ])}
     except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError) as error:
@@ -163,12 +157,12 @@ def why_unwritable(found: Mapping[str, object]) -> str:
 
 
 def restoring(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> str:
-    """Write the statements that make a session of `settle` what it was, whatever ran in it; inside of a transaction,
-    too. They are sent in one round trip.
+    """Write the statement that makes a session of `settle` what it was, whatever ran in it; inside of a transaction,
+    too (migrations/schema/sessions.sql).
     """
     wanted = _wanted(connection, settings)
     names, values = ("ARRAY['" + "', '".join(texts) + "']" for texts in (wanted, wanted.values()))
-    return _RESET + _SET.format(names=names, values=values)
+    return f"SELECT fencepost.restore_session({names}, {values})"
 
 
 def _wanted(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> dict[str, str]:

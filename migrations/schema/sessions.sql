@@ -1,0 +1,19 @@
+-- What makes a session of the gateway again what it was when it was opened (storage/connections/session.py), after code of users' ran in it:
+-- a trigger, a policy, a function in a default. Whoever may run such code may run this. No SET clause, which would bring back what it
+-- resets; so names are full, against any search_path. RESET ALL leaves the two roles alone, and knows settings of any name.
+CREATE FUNCTION fencepost.restore_session(p_names text[], p_values text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_catalog.pg_advisory_unlock_all();
+  RESET SESSION AUTHORIZATION;
+  RESET ROLE;
+  RESET ALL;
+  EXECUTE 'CLOSE ALL';  -- CLOSE by itself is PL/pgSQL's own
+  UNLISTEN *;
+  DISCARD TEMP;
+  FOR n IN 1 .. pg_catalog.cardinality(p_names) LOOP
+    IF p_names[n] OPERATOR(pg_catalog.<>) 'synchronous_commit'
+       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.<>) 'remote_apply' THEN
+      PERFORM pg_catalog.set_config(p_names[n], p_values[n], false);
+    END IF;
+  END LOOP;
+END $$;
