@@ -9,7 +9,7 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
-from tests.support.racing import NEW, Race, open_race
+from tests.support.racing import NEW, Race, open_race, protected_table
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
@@ -172,3 +172,37 @@ async def test_the_next_request_finds_the_session_as_it_was_made(race: Race, cas
         assert "set_config" in ddl or await race.observer.fetchval("SELECT is_called FROM met"), "the code did not run"
         assert await states(gateway.database) == before
         assert result_of(await post(gateway, listed(34, {"order_id": "gone"}, table="plain"))) == "FP001"
+
+
+BODIES = {
+    False: (
+        "BEGIN NEW.status := now(); RETURN NEW; END",
+        "begin -- keep it\n new.status = clock_timestamp();\n return new;\nend;",
+        "BEGIN IF NEW.n IS DISTINCT FROM OLD.n THEN NEW.\"status\" := 'it''s'; END IF; RETURN NEW; END",
+    ),
+    True: (
+        "BEGIN SET app.x = '1'; RETURN NEW; END",
+        "BEGIN PERFORM set_config('a.b', 'c', false); RETURN NEW; END",
+        "BEGIN NEW.status := calm(NEW.status); RETURN NEW; END",
+        'BEGIN NEW.status := "calm"(1); RETURN NEW; END',
+        "BEGIN NEW.status := public.now(); RETURN NEW; END",
+        "BEGIN NEW.n := NEW.n OPERATOR(public.+) 1; RETURN NEW; END",
+        "BEGIN -- it's\n SET a.b = 1; -- it's\n RETURN NEW; END",
+        "BEGIN /* ' */ SET a.b = 1; /* ' */ RETURN NEW; END",
+        "BEGIN NEW.status := '--'; SET a.b = 1; RETURN NEW; END",
+        "BEGIN NEW.status := E'\\''; SET a.b = ' '; RETURN NEW; END",
+        "BEGIN NEW.status := $x$ ' $x$; RESET ALL; NEW.status := $x$ ' $x$; RETURN NEW; END",
+        "BEGIN UPDATE plain SET order_id = 1; RETURN NEW; END",
+    ),
+}
+
+
+async def test_a_trigger_that_only_sets_columns_costs_nothing(race: Race) -> None:
+    for runs_code, bodies in BODIES.items():
+        for body in bodies:
+            await race.observer.execute(
+                f"CREATE OR REPLACE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS $fn${body}$fn$;"
+                " CREATE OR REPLACE TRIGGER stamp BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION stamp()"
+            )
+            table = await protected_table(race.observer, "orders")
+            assert (table.runs_code, table.shares_transactions) == (runs_code, False), body

@@ -46,6 +46,7 @@ CALLS: Final = r"""
    UNION ALL SELECT k.conbin::text, false FROM part JOIN pg_constraint k ON k.conrelid = part.oid
    UNION ALL SELECT k.conbin::text, false FROM made_of JOIN pg_constraint k ON k.contypid = made_of.oid
    UNION ALL SELECT t.typdefaultbin::text, false FROM made_of JOIN pg_type t ON t.oid = made_of.oid
+   UNION ALL SELECT t.tgqual::text, false FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
    UNION ALL SELECT w.ev_action::text, true FROM relation JOIN pg_class v ON v.oid = relation.oid AND v.relkind = 'v'
                JOIN pg_rewrite w ON w.ev_class = v.oid
    UNION ALL SELECT x.text, true FROM relation JOIN pg_class r ON r.oid = relation.oid AND r.relrowsecurity
@@ -80,20 +81,42 @@ runs_functions       one may change the session: code that somebody wrote in SQL
 reads_run_functions  the same of those that a read calls
 """
 
+# Read word by word: comments, texts, and the columns of NEW and OLD are taken out, and of what is left each word must
+# be known. No statement but an assignment, IF and RETURN can be made of these words, and no call of a function that
+# somebody could put in another's place.
+_HARMLESS_WORDS: Final = (
+    "begin|end|if|then|elsif|else|return|new|old|null|true|false|and|or|not|is|distinct|from|row|coalesce|nullif"
+    "|greatest|least|now|clock_timestamp|statement_timestamp|transaction_timestamp|current_timestamp|localtimestamp"
+    "|current_date|current_user|session_user|gen_random_uuid"
+)
+_HARMLESS: Final = rf"""
+(l.lanname = 'plpgsql' AND f.proconfig IS NULL AND NOT f.prosecdef AND (
+  SELECT rest.words !~ '--|/\*|[$"\\]' AND rest.words !~* '\y(?!(?:{_HARMLESS_WORDS})\y)[[:alpha:]_]'
+    FROM regexp_replace(f.prosrc, '--[^''\n]*(\n|$)', ' ', 'g') AS code(words),
+         regexp_replace(code.words, '''[^'']*''', ' 0 ', 'g') AS plain(words),
+         regexp_replace(plain.words, '\y(new|old)\.("[^"]*"|\w+)(?!\s*[.(])', ' 0 ', 'gi') AS rest(words)))
+"""
+"""Whether the trigger function f does no more than set columns of the row, as one that keeps `updated_at` does."""
+
 # A partition may have triggers of its own.
-RUNS_CODE: Final = f"""
-(calls.runs_functions OR c.relkind NOT IN ('r', 'p') OR {HAS_RULES} OR EXISTS (
+_TRIGGERS: Final = """
+EXISTS (
   WITH RECURSIVE part(oid) AS (
     SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
   SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_')))
+    JOIN pg_proc f ON f.oid = t.tgfoid JOIN pg_language l ON l.oid = f.prolang
+   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_') AND {})
+"""
+RUNS_CODE: Final = f"""
+(calls.runs_functions OR c.relkind NOT IN ('r', 'p') OR {HAS_RULES}
+ OR {_TRIGGERS.format(f"l.lanname NOT IN ('c', 'internal') AND NOT {_HARMLESS}")})
 """
 """Whether a write to the table c runs code of its owner's, which may change the session. `calls` are its CALLS."""
 
 # Row security hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING takes no deferrable
 # constraint, and keeps what a function in a DEFAULT has written.
 SHARES: Final = f"""
-NOT c.relrowsecurity AND NOT {RUNS_CODE}
+NOT c.relrowsecurity AND NOT {RUNS_CODE} AND NOT {_TRIGGERS.format(True)}
   AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
 """
 
