@@ -66,14 +66,19 @@ BEGIN
   RETURN true;
 END $$;
 
--- Whether a trigger of the fence fires for rows of a table, in this session. `fires_as_planned` is asked when a statement is planned, as
--- `are_called` is, and again once a trigger of the table, or session_replication_role, was changed. `fires` is VOLATILE, and so looks at
--- what is committed at that moment: the statement's snapshot may be from before it got the table's lock.
+-- Whether a trigger of the fence fires in this session on a table, and on all that take its rows: its partitions, and tables that inherit
+-- from it, which have none. `fires_as_planned` is asked when a statement is planned, as `are_called` is, and again once the table or
+-- session_replication_role was changed. `fires` is VOLATILE, and so looks at what is committed at that moment: the statement's
+-- snapshot may be from before it got the table's lock.
 CREATE FUNCTION fencepost.fires(p_table oid, p_trigger text) RETURNS boolean LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  RETURN EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = p_table AND t.tgname = p_trigger
-                    AND t.tgenabled IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END));
+  RETURN NOT EXISTS (
+    WITH RECURSIVE part(oid) AS (
+      SELECT p_table UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+    SELECT FROM part WHERE NOT EXISTS (
+      SELECT FROM pg_trigger t WHERE t.tgrelid = part.oid AND t.tgname = p_trigger
+         AND t.tgenabled IN ('A', CASE current_setting('session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END)));
 END $$;
 
 CREATE FUNCTION fencepost.fires_as_planned(p_table oid, p_trigger text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE

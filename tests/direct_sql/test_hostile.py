@@ -174,7 +174,7 @@ async def test_a_token_of_an_earlier_generation_is_refused_wherever_operators_co
 
 async def test_every_function_has_its_own_search_path(race: Race) -> None:
     """But these, whose parts are named in full: in a table's own two a SET clause would cost more than what they do,
-    and the event trigger's hands the session's search_path on.
+    the event trigger's hands the session's search_path on, and one resets the session.
     """
     await protect(race.observer, "orders", rule="epoch")
     await race.observer.execute("CREATE TABLE items (id int PRIMARY KEY, account int NOT NULL)")
@@ -184,7 +184,12 @@ async def test_every_function_has_its_own_search_path(race: Race) -> None:
          WHERE p.pronamespace = 'fencepost'::regnamespace AND l.lanname IN ('plpgsql', 'sql') AND p.prosqlbody IS NULL
            AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false) ORDER BY 1""")
     stem = race.fence.delete_function.removeprefix('fencepost."').removesuffix('_delete"')
-    assert [row[0] for row in open_] == ["on_partitions", f"{stem}_delete", f"{stem}_upd"]
+    assert [row[0] for row in open_] == [
+        "on_partitions",
+        f"{stem}_delete",
+        f"{stem}_upd",
+        "restore_session",
+    ]
 
 
 async def name_of(race: Race) -> str:

@@ -266,7 +266,7 @@ async def test_a_delete_by_filter_that_does_not_look_would_leave_no_mark(
     connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     race = await a_race(connect, unmade)
-    monkeypatch.setattr(many, "or_unfenced", lambda _name, _trigger: "true")
+    monkeypatch.setattr(many, "or_unfenced", lambda *_, **_options: "true")
     with pytest.raises(AssertionError):
         await is_refused(race, waiting, REQUESTS["DELETE by a filter"], "DELETE by a filter")
 

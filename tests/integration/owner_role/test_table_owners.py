@@ -65,7 +65,7 @@ async def test_a_tables_owner_cannot_change_its_trigger_functions(fenced: tuple[
         "SELECT f.oid::regprocedure::text AS called, f.prorettype = 'trigger'::regtype AS of_trigger, f.proname"
         "  FROM pg_proc f, fencepost.protected p WHERE starts_with(f.proname, p.functions)"
     )
-    assert len(functions) == 6
+    assert len(functions) == 7
     for function in functions:
         called = function["called"]
         for statement in (

@@ -426,7 +426,7 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."orders" AS r USING hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict) AND (EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) r.tableoid AND t.tgname OPERATOR(pg_catalog.=) 'zzz_fencepost_del' AND t.tgenabled OPERATOR(pg_catalog.=) ANY (CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN ARRAY['R', 'A'] ELSE ARRAY['O', 'A'] END::pg_catalog."char"[])) OR fencepost.unfenced('orders') IS NULL)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (fencepost.fires_as_planned(<orders>::oid, 'zzz_fencepost_del') OR fencepost.unfenced('orders') IS NULL) AND (SELECT passes FROM verdict)
     RETURNING hit.k0)
   SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
   FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w) AS a
@@ -454,7 +454,7 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."orders" AS r USING hit
-    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (SELECT passes FROM verdict) AND (EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) r.tableoid AND t.tgname OPERATOR(pg_catalog.=) 'zzz_fencepost_del' AND t.tgenabled OPERATOR(pg_catalog.=) ANY (CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN ARRAY['R', 'A'] ELSE ARRAY['O', 'A'] END::pg_catalog."char"[])) OR fencepost.unfenced('orders') IS NULL)
+    WHERE r."order_id" OPERATOR(pg_catalog.=) hit.k0 AND (fencepost.fires_as_planned(<orders>::oid, 'zzz_fencepost_del') OR fencepost.unfenced('orders') IS NULL) AND (SELECT passes FROM verdict)
     RETURNING hit.k0, r."order_id" AS c0, r."status" AS c1, r."sku" AS c2, r."at" AS c3)
   SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
   FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "order_id", w.c1 AS "status", w.c2 AS "sku", w.c3 AS "at") AS r OFFSET 0) AS p) AS s) AS a

@@ -402,7 +402,7 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."typed" AS r USING hit
-    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict) AND (EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) r.tableoid AND t.tgname OPERATOR(pg_catalog.=) 'zzz_fencepost_del' AND t.tgenabled OPERATOR(pg_catalog.=) ANY (CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN ARRAY['R', 'A'] ELSE ARRAY['O', 'A'] END::pg_catalog."char"[])) OR fencepost.unfenced('typed') IS NULL)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (fencepost.fires_as_planned(<typed>::oid, 'zzz_fencepost_del') OR fencepost.unfenced('typed') IS NULL) AND (SELECT passes FROM verdict)
     RETURNING hit.k0, hit.k1, hit.k2, hit.k3)
   SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
   FROM (SELECT ''::text AS json FROM (SELECT * FROM w ORDER BY k0, k1, k2, k3) AS w) AS a
@@ -432,7 +432,7 @@ WITH
   verdict AS MATERIALIZED (SELECT hits, bads = 0 AND hits <= 10000 AS passes
     FROM (SELECT (SELECT count(*) FROM hit) AS hits, (SELECT count(*) FROM bad) AS bads) AS counted),
   w AS (DELETE FROM "public"."typed" AS r USING hit
-    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (SELECT passes FROM verdict) AND (EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) r.tableoid AND t.tgname OPERATOR(pg_catalog.=) 'zzz_fencepost_del' AND t.tgenabled OPERATOR(pg_catalog.=) ANY (CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN ARRAY['R', 'A'] ELSE ARRAY['O', 'A'] END::pg_catalog."char"[])) OR fencepost.unfenced('typed') IS NULL)
+    WHERE r."m" OPERATOR(pg_catalog.=) hit.k0 AND r."d" OPERATOR(pg_catalog.=) hit.k1 AND r."n" OPERATOR(pg_catalog.=) hit.k2 AND r."t" OPERATOR(pg_catalog.=) hit.k3 AND (fencepost.fires_as_planned(<typed>::oid, 'zzz_fencepost_del') OR fencepost.unfenced('typed') IS NULL) AND (SELECT passes FROM verdict)
     RETURNING hit.k0, hit.k1, hit.k2, hit.k3, r."m" AS c0, r."d" AS c1, r."n" AS c2, r."t" AS c3, r."j" AS c4, r."tags" AS c5, r."feelings" AS c6, r."s" AS c7, r."doubled" AS c8, r."number" AS c9)
   SELECT 'row' AS what, a.json AS value, NULL::bigint AS mark
   FROM (SELECT CASE WHEN s.sent <= 67108864 THEN s.json ELSE fencepost.too_large(67108864) END AS json FROM (SELECT p.*, CAST(pg_catalog.sum(pg_catalog.octet_length(p.json)::bigint) OVER (ROWS UNBOUNDED PRECEDING) AS bigint) AS sent FROM (SELECT (SELECT pg_catalog.row_to_json(x.*) FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x)::text AS json FROM (SELECT * FROM w ORDER BY k0, k1, k2, k3) AS w CROSS JOIN LATERAL (SELECT w.c0 AS "m", w.c1 AS "d", w.c2 AS "n", w.c3 AS "t", w.c4 AS "j", w.c5 AS "tags", w.c6 AS "feelings", w.c7 AS "s", w.c8 AS "doubled", w.c9 AS "number") AS r OFFSET 0) AS p) AS s) AS a

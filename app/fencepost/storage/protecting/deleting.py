@@ -20,7 +20,7 @@ def delete_body(target: Target, table: str, rule: Rule) -> str:
     given = [f"k{n}" for n, _ in enumerate(target.key, 1)]
     of_key = f"{table} AS r WHERE {_match(target, given)}"
     may_go = f"{of_key} AND r.{MARK_COLUMN} {op} token"
-    delete = f"DELETE FROM {may_go} AND {or_unfenced(target.name, 'del')}"
+    delete = f"DELETE FROM {may_go} AND {_fenced(target, table)}"
     return f"""
 #variable_conflict use_variable
 DECLARE
@@ -57,13 +57,19 @@ def _match(target: Target, values: list[str]) -> str:
     return " AND ".join(f"r.{quote(k.name)} {_EQ} {value}" for k, value in zip(target.key, values, strict=True))
 
 
+def _fenced(target: Target, table: str) -> str:
+    """Write the condition that the row leaves its mark: the trigger fires (R13)."""
+    oid = f"{literal(table)}::pg_catalog.regclass"
+    return or_unfenced(target.name, oid, "del", partitioned=bool(target.partitions))
+
+
 def _showing_some(target: Target, table: str, op: str) -> str:
     """Write the DELETE as a text that PL/pgSQL makes of the columns that are shown; its parameters are the key's values
     and the token.
     """
     *given, token = (f"${n}" for n in range(1, len(target.key) + 2))
     row = f"{table} AS r WHERE {_match(target, given)} AND r.{MARK_COLUMN} {op} {token}"
-    delete = f"DELETE FROM {row} AND {or_unfenced(target.name, 'del')}"
+    delete = f"DELETE FROM {row} AND {_fenced(target, table)}"
     return f"""pg_catalog.concat({literal(f"{delete} RETURNING ")}, (
         SELECT pg_catalog.string_agg(pg_catalog.format('%s.%I', CASE
                  WHEN a.attname::pg_catalog.text {_EQ} ANY (shown) THEN 'r' ELSE {literal(f"(NULL::{table})")} END,

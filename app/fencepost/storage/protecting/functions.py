@@ -172,6 +172,9 @@ END"""
         # Before: find the token and touch no mark, for ON CONFLICT DO NOTHING comes through here as well.
         noted = f"PERFORM fencepost.note_explicit({self.resource('NEW')}, token);"
         note_explicit = f"\n    {noted}" if self.rule == "epoch" else ""
+        # The gateway's statement has looked at this, but for the partition that PostgreSQL chooses for the row (R13).
+        judged = f"NOT fencepost.fires(TG_RELID, 'zzz_fencepost_insmark') THEN PERFORM fencepost.unfenced({self.name});"
+        note_explicit += f"\n    IF {judged} END IF;" if self.target.partitions else ""
         return f"""
 DECLARE
   token bigint;

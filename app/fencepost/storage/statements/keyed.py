@@ -148,7 +148,7 @@ def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     values = {quote(c): key_parameter(table, n) for n, c in enumerate(table.key)}
     values |= {quote(c): value for c, value in given.values.items()}
     insert = _insert(table, change.columns, values, _from(given))
-    answer = _answer(table, change.target, mark_of(table).inserted, wait, named=change.named)
+    answer = _answer(table, change.target, mark_of(table).shown, wait, named=change.named)
     if wait == "skip":
         return _compiled(f"{insert} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
     return _compiled(
@@ -166,7 +166,7 @@ def insert(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     if wait == "skip":
         given = record(table, change.columns, f"({BODY} OPERATOR(pg_catalog.->) 0)")
         values = {quote(c): value for c, value in given.values.items()}
-        answer = _answer(table, change.target, mark_of(table).inserted, wait, named=True)
+        answer = _answer(table, change.target, mark_of(table).shown, wait, named=True)
         insert = _insert(table, change.columns, values, _from(given))
         return _compiled(f"{insert} ON CONFLICT DO NOTHING RETURNING {answer}", wait)
     return _compiled(_insert_all(table, change), wait)
@@ -185,7 +185,7 @@ def _insert_all(table: ProtectedTable, change: Change) -> str:
         source = f"SELECT i.* FROM i LEFT JOIN b ON {match} ORDER BY b.{ORDINAL}"
     else:  # the database makes the keys: they collide with no other
         order, keys, source = f"b.{ORDINAL}", [], "SELECT * FROM i"
-    kept = ", ".join((*_numbered(table, mark_of(table).inserted, "block", named=True), *keys, *target.kept()))
+    kept = ", ".join((*_numbered(table, mark_of(table).shown, "block", named=True), *keys, *target.kept()))
     chosen = target.several(source, ("number", JSON, "mark", "resource"))
     return (
         f"WITH b AS MATERIALIZED (SELECT {', '.join((*listed, given.place))} FROM {given.source}),"

@@ -203,8 +203,9 @@ def _write(table: ProtectedTable, change: Change, values: Mapping[str, str], sou
     same = " AND ".join(f"r.{quote(c)} {operator(table.columns[c], '=')} hit.k{n}" for n, c in enumerate(table.key))
     returning = f"RETURNING {', '.join((*kept, *target.kept()))}"
     if change.deletes:
-        fenced = "" if table.fence.scope is not None else f" AND {or_unfenced(table.fence.name, 'del')}"
-        return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES}{fenced} {returning}"
+        if table.fence.scope is None:
+            same += f" AND {or_unfenced(table.fence.name, table.oid, 'del', partitioned=table.kind != 'table')}"
+        return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES} {returning}"
     sets = [f"{quote(c)} = {value}" for c, value in values.items()]
     sets += [f"{column} = {value}" for column, value in mark_of(table).stored]
     return f"UPDATE {table.sql_name} AS r SET {', '.join(sets)} FROM hit{source} WHERE {same} AND {_PASSES} {returning}"

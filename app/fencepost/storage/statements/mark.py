@@ -12,9 +12,9 @@ from fencepost.storage.statements.row_sql import (
     FOUND_MARK,
     MARK,
     comparison,
-    if_fenced,
     of_types,
     or_outdated,
+    or_unfenced,
     row_scope,
     same_table,
 )
@@ -36,10 +36,8 @@ class Mark(NamedTuple):
     shown: str
     """The mark as the write has left it; 0 where it is the scope's."""
     may_insert: str
-    """The same as `same_table`, of an INSERT. It, or `inserted`, raises FP005 where the fence's trigger does not fire.
-    """
-    inserted: str
-    """The mark of a row that was inserted."""
+    """The same as `same_table`, of an INSERT, which only a trigger judges: raises FP005 where that does not fire. A
+    partition's is looked at by the trigger that gives the row its token (functions.py)."""
     stored: tuple[tuple[str, str], ...]
     """What an UPDATE or INSERT stores beside the row's other columns, as (column, value): -t, which is a token and no
     echo of the column (R14). The triggers judge it and store t. Where there are none, the table's check refuses -t: the
@@ -50,26 +48,21 @@ def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
     """Give the pieces for a table. `given`: the columns that the body gives values of."""
     rule, scope = table.fence.rule, table.fence.scope
     same = or_outdated(table.fence.name, [*same_table(table), *of_types(table, given)])
+    name, oid = table.fence.name, table.oid
     if scope is not None:
         # Its trigger keeps a row from changing its scope, which no check would refuse.
-        term, shown = if_fenced(table, "scope", "0::bigint")
-        same = _all(same, term)
+        same = f"{same} AND {or_unfenced(name, oid, 'scope')}"
         named = row_scope(table, scope)
         within = (same, f"{named} = ANY ({SCOPES})")
-        return Mark(same, f"{same} AND {named} = {SCOPE}", within, "false", shown, same, shown, ())
+        return Mark(same, f"{same} AND {named} = {SCOPE}", within, "false", "0::bigint", same, ())
     lets_pass = f"{comparison(rule)} {TOKEN}"
-    term, inserted = if_fenced(table, "insmark", f"r.{MARK}")
+    judged = f" AND {or_unfenced(name, oid, 'insmark')}" if table.kind == "table" else ""
     return Mark(
         same_table=same,
         passes=f"{same} AND r.{MARK} {lets_pass}",
         within=(same,),
         refuses=f"NOT {FOUND_MARK} {lets_pass}",
         shown=f"r.{MARK}",
-        may_insert=_all(same, term),
-        inserted=inserted,
+        may_insert=f"{same}{judged}",
         stored=((MARK, f"-{TOKEN}"),),
     )
-
-
-def _all(*terms: str) -> str:
-    return " AND ".join(filter(None, terms))

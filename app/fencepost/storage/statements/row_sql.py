@@ -15,7 +15,7 @@ from typing import Final, Literal
 from fencepost.fencing.scope import Scope
 from fencepost.fencing.token import BUILTIN, EXTERNAL, Rule
 from fencepost.storage.statements.parameters import key_part
-from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Fence, ProtectedTable, Table, quote
+from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Fence, Table, quote
 
 MARK: Final = quote(MARK_COLUMN)
 
@@ -133,34 +133,16 @@ def same_table(table: Table) -> list[str]:
     return same
 
 
-def _fires(trigger: str) -> str:
-    """Ask whether the fence's trigger fires for the row `r`, in this session: in the table, partition or child that the
-    row is in.
+def or_unfenced(table: str, oid: int | str, trigger: str, *, partitioned: bool = False) -> str:
+    """Give a term of an AND that is true where a trigger of the fence fires, in this session, on the table with this oid and
+    on all that take its rows, and raises FP005 elsewhere. `table`: its name, as it was protected.
+
+    PostgreSQL looks when it plans the statement, which costs nothing when it runs, and plans again when the table was
+    altered. That a partition is altered it may see too late; there it looks each time that the statement runs.
     """
-    return (
-        "EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) r.tableoid"
-        f" AND t.tgname OPERATOR(pg_catalog.=) 'zzz_fencepost_{trigger}' AND t.tgenabled OPERATOR(pg_catalog.=) ANY"
-        " (CASE pg_catalog.current_setting('session_replication_role') WHEN 'replica' THEN ARRAY['R', 'A']"
-        """ ELSE ARRAY['O', 'A'] END::pg_catalog."char"[]))"""
-    )
-
-
-def or_unfenced(name: str, trigger: str) -> str:
-    """Give a term of an AND that is true where the trigger fires for the row `r`, and raises FP005 elsewhere. `name`:
-    the table's, as it was protected.
-    """
-    return f"({_fires(trigger)} OR fencepost.unfenced({literal(name)}) IS NULL)"
-
-
-def if_fenced(table: ProtectedTable, trigger: str, value: str) -> tuple[str, str]:
-    """Give a term of an AND, empty if there is none to add, and a bigint of the row `r`: one of them raises FP005 where
-    the trigger does not fire. PostgreSQL looks when it plans the statement, which costs nothing when it runs; but it
-    does not plan again when a trigger of a partition was changed.
-    """
-    unfenced = f"fencepost.unfenced({literal(table.fence.name)})"
-    if table.kind == "table":
-        return f"(fencepost.fires_as_planned({table.oid}::oid, 'zzz_fencepost_{trigger}') OR {unfenced} IS NULL)", value
-    return "", f"CASE WHEN {_fires(trigger)} THEN {value} ELSE {unfenced} END"
+    arguments = f"{oid}::oid, 'zzz_fencepost_{trigger}'"
+    fires = f"(SELECT fencepost.fires({arguments}))" if partitioned else f"fencepost.fires_as_planned({arguments})"
+    return f"({fires} OR fencepost.unfenced({literal(table)}) IS NULL)"
 
 
 def of_types(table: Table, columns: Iterable[str]) -> list[str]:

@@ -46,7 +46,8 @@ CALLS: Final = r"""
    UNION ALL SELECT k.conbin::text, false FROM part JOIN pg_constraint k ON k.conrelid = part.oid
    UNION ALL SELECT k.conbin::text, false FROM made_of JOIN pg_constraint k ON k.contypid = made_of.oid
    UNION ALL SELECT t.typdefaultbin::text, false FROM made_of JOIN pg_type t ON t.oid = made_of.oid
-   UNION ALL SELECT t.tgqual::text, false FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
+   UNION ALL SELECT t.tgqual::text, false FROM part
+               JOIN pg_trigger t ON t.tgrelid = part.oid AND NOT starts_with(t.tgname, 'zzz_fencepost_')
    UNION ALL SELECT w.ev_action::text, true FROM relation JOIN pg_class v ON v.oid = relation.oid AND v.relkind = 'v'
                JOIN pg_rewrite w ON w.ev_class = v.oid
    UNION ALL SELECT x.text, true FROM relation JOIN pg_class r ON r.oid = relation.oid AND r.relrowsecurity
