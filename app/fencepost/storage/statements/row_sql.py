@@ -134,8 +134,8 @@ def same_table(table: Table) -> list[str]:
 
 
 def or_unfenced(table: str, oid: int | str, trigger: str, *, partitioned: bool = False) -> str:
-    """Give a term of an AND that is true where a trigger of the fence fires, in this session, on the table with this oid and
-    on all that take its rows, and raises FP005 elsewhere. `table`: its name, as it was protected.
+    """Give a term of an AND that is true where a trigger of the fence fires, in this session, on the table with this
+    oid and on all that take its rows, and raises FP005 elsewhere. `table`: its name, as it was protected.
 
     PostgreSQL looks when it plans the statement, which costs nothing when it runs, and plans again when the table was
     altered. That a partition is altered it may see too late; there it looks each time that the statement runs.
