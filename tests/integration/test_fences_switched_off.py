@@ -116,6 +116,25 @@ async def test_a_row_of_a_table_that_inherits_is_not_deleted(connect: Connect, u
     assert await race.row("k") is not None
 
 
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+@pytest.mark.parametrize("scope", [None, "at/{at}"])
+@pytest.mark.parametrize("name", DELETES)
+async def test_no_foreign_key_leads_past_a_fence_that_is_off(
+    connect: Connect, unmade: Unmade, name: str, scope: str | None, action: str
+) -> None:
+    race = await open_race(connect, unmade)
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute(
+        f"CREATE TABLE items (id int PRIMARY KEY, at int NOT NULL, of text REFERENCES orders ON DELETE {action});"
+        " INSERT INTO items VALUES (1, 1, 'k')"
+    )
+    await protect(race.observer, "items", scope=scope)
+    await race.observer.execute("ALTER TABLE items DISABLE TRIGGER USER")
+    async with open_gateway(race.dsn) as gateway:
+        assert result_of(await DELETES[name](gateway)) == "FP005"
+    assert await race.observer.fetchval("SELECT of FROM items") == "k"
+
+
 async def a_write_waits_for_the_triggers_end(race: Race) -> None:
     """The statement's snapshot is from before it got the table's lock: by that, the trigger is there."""
     await race.insert(race.a, "gone", 30)

@@ -7,7 +7,7 @@ down, and the row may be gone before the table is protected again. `late`: the r
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -234,8 +234,8 @@ async def test_no_claim_that_was_accepted_is_forgotten(connect: Connect, unmade:
 def the_token_is_stored_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which a table's check lets pass, whether or not a trigger has judged it."""
 
-    def mutant(table: "ProtectedTable", given: Iterable[str] = ()) -> Mark:
-        return mark_of(table, given)._replace(stored=((MARK, str(TOKEN)),))
+    def mutant(table: "ProtectedTable", given: Collection[str] = (), *, deletes: bool = False) -> Mark:
+        return mark_of(table, given, deletes=deletes)._replace(stored=((MARK, str(TOKEN)),))
 
     monkeypatch.setattr("fencepost.storage.statements.keyed.mark_of", mutant)
     monkeypatch.setattr("fencepost.storage.statements.many.mark_of", mutant)

@@ -24,7 +24,7 @@ from fencepost.gateway.use_cases import claim, read_many, read_one
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.demo import LEASES_BEGIN
 from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.query import Field, Query, Selected
+from fencepost.storage.statements.query import Condition, Field, Query, Selected
 
 HIGH = "4000000000000000000"
 LEFT = {
@@ -130,6 +130,24 @@ CASES: dict[str, tuple[str, Way]] = {
         + TYPED.format("mood"),
         READ,
     ),
+    "a domain that only an expression knows": (
+        "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL);"
+        " ALTER TABLE orders ALTER status SET DEFAULT ('new'::state)::text",
+        WRITES["POST"],
+    ),
+    "an array of a domain in a filter": (
+        "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL); ALTER TABLE orders ADD a state[]",
+        lambda gateway: read_many(gateway, ReadMany("orders", Query(filters=(Condition(Field("a"), "eq", "{q}"),)))),
+    ),
+    "a lock of a view": (
+        "CREATE VIEW seen AS SELECT n, pg_try_advisory_lock(n), meddle(1) FROM orders",
+        lambda gateway: read_many(gateway, ReadMany("seen", Query())),
+    ),
+    "a domain of a view": (
+        "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL);"
+        " CREATE VIEW seen AS SELECT (status::state)::text AS status FROM orders",
+        lambda gateway: read_many(gateway, ReadMany("seen", Query())),
+    ),
     "a view": (
         "CREATE VIEW inner_view AS SELECT meddle(n) AS n FROM orders; CREATE VIEW seen AS SELECT n FROM inner_view",
         lambda gateway: read_many(gateway, ReadMany("seen", Query())),
@@ -172,6 +190,16 @@ async def test_the_next_request_finds_the_session_as_it_was_made(race: Race, cas
         assert "set_config" in ddl or await race.observer.fetchval("SELECT is_called FROM met"), "the code did not run"
         assert await states(gateway.database) == before
         assert result_of(await post(gateway, listed(34, {"order_id": "gone"}, table="plain"))) == "FP001"
+
+
+async def test_a_session_without_its_prepared_statements_fails_no_request(race: Race) -> None:
+    await race.observer.execute(
+        "CREATE FUNCTION forget() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DEALLOCATE ALL; RETURN NULL; END';"
+        + AFTER.format("orders").replace("meddling", "forget")
+    )
+    async with open_gateway(race.dsn) as gateway:
+        for token in (40, 41, 42):
+            assert result_of(await patch(gateway, keyed("k", token, n=token))) == "ok"
 
 
 BODIES = {

@@ -16,7 +16,7 @@ from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import reading
 from fencepost.storage.statements.keyed import FencedRow
 from fencepost.storage.statements.parameters import Key
-from fencepost.storage.statements.query import Query, Select, Selected
+from fencepost.storage.statements.query import Query, Select
 from fencepost.storage.tables.catalog import Table
 
 
@@ -48,7 +48,7 @@ async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcom
     most = reading.Most(gateway.max_rows, gateway.max_answer_bytes, gateway.database.statement_timeout)
     try:
         async with (
-            gateway.read_connection(request.caller, runs_code=_runs_code(table, request.query.select)) as connection,
+            gateway.read_connection(request.caller, runs_code=table.reads_run_code) as connection,
             with_column(connection, table, query=request.query),
         ):
             with map_errors(writing=False):
@@ -70,7 +70,7 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
             return _shown(table, request, row)
     try:
         async with (
-            gateway.read_connection(request.caller, runs_code=_runs_code(table, request.select)) as connection,
+            gateway.read_connection(request.caller, runs_code=table.reads_run_code) as connection,
             with_column(connection, table, key=request.key, query=Query(request.select)),
         ):
             with map_errors(writing=False):
@@ -83,12 +83,6 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
 def _lanes(table: Table, select: Select, most_bytes: int) -> ReadLanes | None:
     reading.check_select(table, select)
     return read_lanes(table, select, most_bytes)
-
-
-def _runs_code(table: Table, select: Select) -> bool:
-    """Whether a read may run code of users': a cast to a domain runs its CHECK, too."""
-    casts = any(isinstance(each, Selected) and each.cast is not None for each in select or ())
-    return table.runs_code if casts else table.reads_run_code
 
 
 def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:

@@ -38,7 +38,7 @@ from fencepost.gateway.writes.write import Listed, Matching, OneRow, Write
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import Accepted, Refused, Verb
 from fencepost.quota import UNKNOWN
-from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.storage.errors import OutcomeUnknownError, RefusedError, SessionError, UnavailableError
 from fencepost.storage.statements.query import OtherKeyError, QueryError, UnknownColumnError
 from fencepost.storage.tables.catalog import Catalog, Table
 
@@ -199,6 +199,8 @@ async def _tried(  # noqa: PLR0911 - one way out for each error of storage
     except OutcomeUnknownError as error:
         detail = f"It is not known whether the write landed: {error}"
         return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
+    except SessionError as error:  # the connection is closed; another one has what its session has lost
+        return unavailable(error), "session"
     except UnavailableError as error:
         return unavailable(error), None
     return outcome, _doubt_of_answer(outcome, table)

@@ -256,3 +256,25 @@ async def test_without_both_lines_a_role_would_be_lent_to_the_next(
         await stage.assert_own_name()
     for pool in (stage.gateway.database._pool, stage.gateway.database._batch_pool):  # noqa: SLF001
         pool.expire()
+
+
+POLICY = f"""
+CREATE FUNCTION noisy() RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN PERFORM set_config('app.tenant', '42', false), set_config('TimeZone', 'Asia/Tokyo', false); RETURN true; END $$;
+CREATE TABLE members (m text); INSERT INTO members VALUES ('x');
+CREATE VIEW seen AS SELECT m FROM members WHERE noisy();
+GRANT SELECT ON seen, members TO {WEB}; INSERT INTO orders (order_id, last_fence_token) VALUES ('k', 30);
+ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
+CREATE POLICY members ON orders USING (EXISTS (SELECT FROM seen WHERE m = 'x'))"""
+
+
+@pytest.mark.parametrize("way", ["read", "keyed", "batched", "PATCH by filter", "explain", "lease", "atomic"])
+async def test_what_a_policy_sets_ends_with_the_request(stage: Acting, race: Race, way: str) -> None:
+    """A view stands between the policy and the function."""
+    await race.observer.execute(POLICY)
+    await stage.gateway.catalog.reload()
+    await WAYS[way](stage.of(WEB))
+    for lend in (stage.gateway.database.connection, stage.gateway.database.for_leases):
+        async with lend() as connection:
+            found = "SELECT current_setting('TimeZone') || coalesce(current_setting('app.tenant', true), '')"
+            assert await connection.fetchval(found) == "UTC"

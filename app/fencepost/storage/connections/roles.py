@@ -62,7 +62,7 @@ async def give_back(connection: Connection, within: float = TIMES.connections.gi
     try:
         async with asyncio.timeout(within):
             if behind.code_ran:
-                await connection.fetchval(behind.restoring)
+                await connection.fetchval(behind.restoring, True)
                 behind.acting = behind.code_ran = False
                 return None
             row = await connection.fetchrow(_GIVE_BACK)
@@ -85,7 +85,7 @@ async def after_code(connection: Connection, caller: Caller, *, local: bool) -> 
     behind = gateway_connection(connection)
     behind.code_ran = True  # what is undone is so until the transaction is rolled back
     with map_errors(writing=True):
-        await connection.fetchval(behind.restoring)
+        await connection.fetchval(behind.restoring, False)
     await take(connection, caller, local=local)
 
 
@@ -105,7 +105,7 @@ async def as_caller(connection: Connection, caller: Caller) -> AsyncIterator[Non
         # What a deferred constraint trigger does, it does as the caller too, and not at COMMIT as the gateway.
         await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if gateway_connection(connection).code_ran:
-            await connection.fetchval(gateway_connection(connection).restoring)
+            await connection.fetchval(gateway_connection(connection).restoring, False)
         else:
             await connection.fetchrow(_SET, "none", "", "", True)
 

@@ -157,12 +157,12 @@ def why_unwritable(found: Mapping[str, object]) -> str:
 
 
 def restoring(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> str:
-    """Write the statement that makes a session of `settle` what it was, whatever ran in it; inside of a transaction,
-    too (migrations/schema/sessions.sql).
+    """Write the statement that makes a session of `settle` what it was, whatever ran in it (sessions.sql). Its
+    parameter says whether the transaction is over in which that ran.
     """
     wanted = _wanted(connection, settings)
     names, values = ("ARRAY['" + "', '".join(texts) + "']" for texts in (wanted, wanted.values()))
-    return f"SELECT fencepost.restore_session({names}, {values})"
+    return f"SELECT fencepost.restore_session({names}, {values}, $1)"
 
 
 def _wanted(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> dict[str, str]:

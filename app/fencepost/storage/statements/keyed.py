@@ -122,7 +122,7 @@ def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     """Write the DELETE of a row. In a table whose rows have marks it is a call: its trigger needs the token, which the
     function binds to this table, and the token is left as the key's mark (R6).
     """
-    mark, target = mark_of(table), change.target
+    mark, target = mark_of(table, deletes=True), change.target
     passes = f"{key_match(table)} AND {mark.passes}"
     lock = lock_clause(table, "delete", ())
     if table.fence.scope is not None:

@@ -92,7 +92,7 @@ def by_filter(
     limit: int,
 ) -> Statement[RowWrite]:
     """Write the UPDATE or DELETE of all rows that match, at most `limit`, or of none."""
-    bound, mark = Bound(), mark_of(table, change.columns)
+    bound, mark = Bound(), mark_of(table, change.columns, deletes=change.deletes)
     conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
     given = record(table, change.columns)
     source = f", {given.source}" if given.source else ""

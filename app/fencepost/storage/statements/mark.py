@@ -4,7 +4,7 @@ A row's mark is compared and stored by the statement itself. A scope's mark was 
 `fencepost.enter`: the statement is bound to rows of the scopes that were entered.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from fencepost.storage.statements.parameters import SCOPE, SCOPES, TOKEN
@@ -44,10 +44,12 @@ class Mark(NamedTuple):
     table was unprotected, and we have not heard of it (R13), or it only looks like the protected one."""
 
 
-def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
+def mark_of(table: ProtectedTable, given: Collection[str] = (), *, deletes: bool = False) -> Mark:
     """Give the pieces for a table. `given`: the columns that the body gives values of."""
     rule, scope = table.fence.rule, table.fence.scope
     same = or_outdated(table.fence.name, [*same_table(table), *of_types(table, given)])
+    if deletes or not table.updates_reach_further.isdisjoint(given):
+        same = " AND ".join((same, *_reached_fences(table)))
     name, oid = table.fence.name, table.oid
     if scope is not None:
         # Its trigger keeps a row from changing its scope, which no check would refuse.
@@ -66,3 +68,10 @@ def mark_of(table: ProtectedTable, given: Iterable[str] = ()) -> Mark:
         may_insert=f"{same}{judged}",
         stored=((MARK, f"-{TOKEN}"),),
     )
+
+
+def _reached_fences(table: ProtectedTable) -> Iterator[str]:
+    """Look at the fences of the tables to which foreign keys' actions lead: PostgreSQL writes to these by itself."""
+    for oid, name, scoped in table.reached:
+        for trigger in ("scope",) if scoped else ("del", "upd"):
+            yield or_unfenced(name, oid, trigger, partitioned=True)

@@ -124,8 +124,9 @@ def same_table(table: Table) -> list[str]:
     if table.key_constraint is not None and table.key_index is not None:
         named.append((f"{quote(table.schema)}.{quote(table.key_constraint)}", table.key_index))
     same = [f"{literal(name)}::pg_catalog.regclass OPERATOR(pg_catalog.=) {oid}::oid" for name, oid in named]
-    if table.fence is not None:
-        columns = table.key + ((MARK_COLUMN,) if table.fence.scope is None else table.fence.scope.columns)
+    if table.key:
+        fence = table.fence
+        columns = table.key + (() if fence is None else fence.scope.columns if fence.scope else (MARK_COLUMN,))
         known = [name for name in columns if name in table.columns]
         numbers = ", ".join(str(table.columns[name].number) for name in known)
         names = ", ".join(literal(name) for name in known)
@@ -138,7 +139,8 @@ def or_unfenced(table: str, oid: int | str, trigger: str, *, partitioned: bool =
     oid and on all that take its rows, and raises FP005 elsewhere. `table`: its name, as it was protected.
 
     PostgreSQL looks when it plans the statement, which costs nothing when it runs, and plans again when the table was
-    altered. That a partition is altered it may see too late; there it looks each time that the statement runs.
+    altered. That a partition, or another table, is altered it may not see; there it looks each time that the statement
+    runs (`partitioned`).
     """
     arguments = f"{oid}::oid, 'zzz_fencepost_{trigger}'"
     fires = f"(SELECT fencepost.fires({arguments}))" if partitioned else f"fencepost.fires_as_planned({arguments})"

@@ -159,11 +159,15 @@ class Table:
     runs_code: bool = False
     """Whether a write may run code of users' (triggers, functions in defaults), which may change its session."""
     reads_run_code: bool = False
-    """Whether a read may: a view, a policy or a cast calls a function of theirs."""
+    """Whether a read may: a view, a policy, a cast or a domain's check calls a function of theirs."""
     deletes_reach_further: bool = False
     """Whether a DELETE may write to other tables, by a foreign key's ON DELETE."""
     updates_reach_further: frozenset[str] = frozenset()
     """Columns that an UPDATE changes in other tables too, by a foreign key's ON UPDATE."""
+    reached: tuple[tuple[int, str, bool], ...] = ()
+    """The protected tables, other than itself, to which a foreign key's action may lead from a row that is deleted, or
+    whose key is changed: oid, name, and whether they have a scope.
+    """
     refers: frozenset[int] = frozenset()
     """The tables, by their oids, that foreign keys of it lead to; itself may be one of them."""
     fingerprint: str = ""

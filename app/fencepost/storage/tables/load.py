@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -28,6 +28,7 @@ from fencepost.storage.tables.effects import (
     CALLS,
     CHANGES,
     HAS_RULES,
+    REACHED,
     REACHES,
     REACHES_ITSELF,
     REFERS,
@@ -101,6 +102,7 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
        {SUPPRESSES} AS may_suppress, {SHARES} AS shares, calls.shows_caller, {RUNS_CODE} AS runs_code,
        calls.reads_run_functions AS reads_run_code,
        {REACHES} AS reaches, {CHANGES} AS changes, {REFERS} AS refers,
+       {REACHED} AS reached,
        {_FINGERPRINT} AS fingerprint
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN LATERAL {CALLS} AS calls
  WHERE {_SERVED}
@@ -179,7 +181,10 @@ def _why_broken(row: asyncpg.Record, name: str, key: tuple[str, ...], scope: Sco
     return next((text for wrong, text in reasons if wrong), "")
 
 
-def _table(row: asyncpg.Record, fenced: asyncpg.Record | None, columns: dict[str, Column], lossy: set[str]) -> Table:
+def _table(
+    row: asyncpg.Record, fences: Mapping[int, asyncpg.Record], columns: dict[str, Column], lossy: set[str]
+) -> Table:
+    fenced = fences.get(row["oid"])
     key, name = tuple(row["key"] or ()), api_name(row["schema"], row["relation"])
     fence = _fence(fenced, name, key) if fenced is not None else None
     made: Callable[..., Table] = partial(Table, fence=fence)
@@ -207,6 +212,11 @@ def _table(row: asyncpg.Record, fenced: asyncpg.Record | None, columns: dict[str
         deletes_reach_further=row["reaches"],
         updates_reach_further=frozenset(row["changes"] or ()),
         refers=frozenset(row["refers"] or ()),
+        reached=tuple(
+            (oid, fences[oid]["name"], fences[oid]["scope"] is not None)
+            for oid in row["reached"] or ()
+            if oid in fences
+        ),
         fingerprint=row["fingerprint"],
     )
 
@@ -230,7 +240,7 @@ async def load(connection: Connection, served: Served, version: int) -> Catalog:
     tables: dict[str, Table] = {}
     for row in relations:
         oid = row["oid"]
-        table = _table(row, fences.get(oid), by_table[oid], lossy[oid])
+        table = _table(row, fences, by_table[oid], lossy[oid])
         # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.
         if served.has(table.name):
             tables.setdefault(table.name, table)
