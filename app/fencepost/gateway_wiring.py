@@ -14,7 +14,7 @@ from fencepost.fencing.seal import SealKeys
 from fencepost.gateway.batches import Batches
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.gathered_reads import GatheredReads
-from fencepost.gateway.reads import Reads, most_of
+from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
 from fencepost.gateway.seals import Seals
 from fencepost.gateway.turns import Turns
@@ -30,7 +30,7 @@ from fencepost.observe.events import (
     QueueFailed,
 )
 from fencepost.queue_wiring import ConfiguredQueue, queues_opened
-from fencepost.quota import Quota
+from fencepost.quota import Quota, most_of
 from fencepost.seal_wiring import SealKeysFile
 from fencepost.settings import Settings
 from fencepost.source_wiring import ConfiguredSource, sources_opened

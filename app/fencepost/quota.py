@@ -11,6 +11,11 @@ UNKNOWN = "?"
 """The caller where there is no connection: of what the gateway asks for itself."""
 
 
+def most_of(size: int) -> int:
+    """Give three quarters, and one at least: so many of `size` may be taken, so that the rest is left to others."""
+    return max(1, size - max(1, size // 4))
+
+
 class Quota:
     """`most` of something at once, and `most_per_caller` of one caller. `setting`: the name of the first one's
     variable, for those who are refused; `per_caller` that of the other one.

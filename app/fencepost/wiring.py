@@ -17,7 +17,7 @@ from fencepost.gateway_wiring import open_gateway
 from fencepost.health import Health
 from fencepost.http.admin import Admin
 from fencepost.http.app import Application, Parts
-from fencepost.http.guard import ADMIN_GUARD, GUARD, Bounds, Guard
+from fencepost.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, Bounds, Guard
 from fencepost.http.rate_limits import RateLimits, read_rate
 from fencepost.http.routes.health import Health as HealthParts
 from fencepost.http.sites import read_sites
@@ -173,6 +173,7 @@ def _guards(settings: Settings, emit: Emit, times: Times) -> dict[str, object]:
         settings.head_timeout,
         settings.body_timeout,
         settings.least_rate,
+        KEPT_ANSWERS * max(settings.max_answer_bytes, 8 << 20),
     )
     guards: dict[str, object] = {GUARD: Guard(bounds, emit, times.edge)}
     if settings.admin_port is not None:

@@ -1,8 +1,11 @@
 """What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
+from typing import TypeVar
 
+import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
@@ -10,11 +13,14 @@ from tests.http.raw import Answer, RawConnection, ask
 from tests.support.batches import Sent, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.ready_made import ReadyMade
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from fencepost.cli.serving.guarded import GuardedProtocol
 from fencepost.http.guard import Bounds
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import EdgeTimes, Times
 
+T = TypeVar("T")
 HEAD_BYTES = Bounds().head_bytes
 HOST = b"Host: localhost\r\n"
 PATCH = b"PATCH /v1/data/orders/order-123 HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
@@ -228,3 +234,71 @@ async def test_a_batch_is_not_too_slow_while_its_lines_come_whole(
     await sent.end()
     assert await sent.rest() == []
     sent.connection.close()
+
+
+def in_memory(kind: type[T]) -> list[T]:
+    return [each for each in gc.get_objects() if isinstance(each, kind)]
+
+
+@pytest.mark.parametrize(
+    "small",
+    [b"GET /x HTTP/1.1\r\n" + HOST, b"HEAD /x HTTP/1.1\r\n" + HOST, PATCH + b"Content-Length: 4\r\n\r\n\r\n"],
+)
+async def test_requests_behind_answers_that_are_not_taken_wait_as_bytes(
+    raw: RawConnection, gateway_url: str, small: bytes
+) -> None:
+    large, last = b"GET /openapi.json HTTP/1.1\r\n" + HOST + b"\r\n", HEALTH[:-2] + b"Connection: close\r\n\r\n"
+    before = len(in_memory(RequestResponseCycle))
+    await raw.send(large * 200 + (small + b"\r\n") * 1000 + last)
+    assert (await ask(gateway_url, HEALTH)).status == 200  # it came later: the others were read, as far as they are
+    assert len(in_memory(RequestResponseCycle)) < before + 100
+    answers = await raw.reader.read(-1)
+    assert answers.count(b"HTTP/1.1 ") == 1201
+    assert answers.endswith(b'{"status":"ok"}'), answers[-300:]
+
+
+async def test_a_client_that_pipelines_without_an_end_is_read_as_it_is_answered(raw: RawConnection) -> None:
+    write = PATCH + b'X-Fence-Token: 1301\r\nContent-Length: 21\r\n\r\n{"status": "shipped"}'
+    raw.writer.write(write * 100_000)
+    for _ in range(100):
+        assert (await raw.answer()).status in (200, 409)
+    assert max(len(each.arrived) for each in in_memory(GuardedProtocol)) < 1_000_000
+
+
+@pytest.fixture
+async def large(demo_database: str, start_gateway: StartGateway) -> str:
+    """Start a gateway with a table whose one row has 12 MB."""
+    database = await asyncpg.connect(demo_database)
+    await database.execute("CREATE TABLE large AS SELECT repeat('x', 12000000) AS note")
+    await database.close()
+    return await start_gateway(demo_database, serve_unprotected=True, max_answer_bytes=13_000_000)
+
+
+LARGE = b"GET /v1/data/large HTTP/1.%d\r\n" + HOST + b"Connection: %b\r\n\r\n"
+
+
+async def test_a_request_is_not_begun_before_the_answer_to_the_one_before_it_is_taken(large: str) -> None:
+    one = await RawConnection.open(large)
+    async with httpx.AsyncClient(base_url=large, trust_env=False) as http:
+        body = b'X-Fence-Token: 1301\r\nContent-Length: 21\r\n\r\n{"status": "shipped"}'
+        await one.send(LARGE % (1, b"keep-alive") + PATCH + body)
+        head = await one.reader.readuntil(b"\r\n\r\n")
+        assert await status_of(http) == "new"
+        await one.reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+        assert (await one.answer()).status == 200
+    one.close()
+
+
+async def test_one_caller_cannot_have_all_that_is_kept_of_answers(large: str) -> None:
+    async with httpx.AsyncClient(base_url=large, trust_env=False) as http:
+        kinds, stuck = [(1, b"keep-alive"), (1, b"close"), (0, b"close")], []
+        for number in range(18):
+            stuck.append(await RawConnection.open(large))
+            await stuck[-1].send(LARGE % kinds[number % 3])
+            await stuck[-1].reader.readuntil(b"\r\n\r\n")
+        assert await turned_away(http, "FP033") > 0
+    other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with httpx.AsyncClient(base_url=large, transport=other, timeout=PATIENCE) as http:
+        assert len((await http.get("/v1/data/large")).content) > 12_000_000
+    for each in stuck:
+        each.close()

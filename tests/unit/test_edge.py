@@ -11,7 +11,7 @@ from tests.support.manual_clock import Due, ManualClock
 
 from fencepost.fencing.problems import Problem
 from fencepost.http.edge import Edge
-from fencepost.http.guard import MOST_ENDING, Arrival, Bounds, Guard
+from fencepost.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, Bounds, Guard
 from fencepost.http.sites import read_sites
 from fencepost.settings import Settings
 from fencepost.times import EdgeTimes
@@ -129,8 +129,9 @@ class Loop(ManualClock):
 class Connection:
     """A mock of a connection."""
 
-    def __init__(self, *, held_up: bool = False, unsent: int = 0) -> None:
+    def __init__(self, *, held_up: bool = False, unsent: int = 0, caller: str = "peer") -> None:
         self.arrival, self.gives_way, self.held_up, self.unsent = Arrival(), False, held_up, unsent
+        self.kept, self.caller = unsent, caller
         self.refused: Problem | None = None
         self.aborted = False
 
@@ -196,10 +197,41 @@ async def test_who_does_not_read_the_answer_is_cut_off_and_who_does_is_not() -> 
     assert grows.aborted
 
 
+@pytest.mark.parametrize(
+    ("kept", "cut"),
+    [
+        ("a300 a300 a101", "a300"),  # a caller has three quarters of 800
+        ("a300 a300", ""),
+        ("a400 b300 b150", "b300"),  # all have 800: who has the most gives way
+        ("a400 b200 b200", ""),
+        ("a400 b900 a200", "b900"),
+        ("a801", "a801"),
+    ],
+)
+async def test_who_keeps_the_most_gives_way(kept: str, cut: str) -> None:
+    guard, each_kept = Guard(Bounds(kept=800), lambda _: None, TIMES), kept.split()
+    connections = [Connection(unsent=int(each[1:]), caller=each[0]) for each in each_kept]
+    for each in connections:
+        guard.keeps(each, "peer")
+    assert [text for text, each in zip(each_kept, connections, strict=True) if each.aborted] == cut.split()
+
+
+async def test_of_a_caller_the_slowest_gives_way() -> None:
+    guard = Guard(Bounds(kept=800), lambda _: None, TIMES)
+    slow, fast, new = [Connection(unsent=each) for each in (250, 250, 300)]
+    for each in (slow, fast):
+        guard.keeps(each, "peer")
+        each.kept = 200
+    fast.kept = 150
+    guard.keeps(new, "peer")
+    assert [each.aborted for each in (slow, fast, new)] == [True, False, False]
+
+
 def test_the_bounds_are_those_of_the_settings() -> None:
     names = ["connections", "connections_per_address", "head_bytes"]
     of_settings = [f"max_{name}" for name in names] + ["head_timeout", "body_timeout", "least_rate"]
-    assert [Settings.model_fields[name].default for name in of_settings] == [*astuple(Bounds())]
+    of_fields = [Settings.model_fields[name].default for name in (*of_settings, "max_answer_bytes")]
+    assert [*of_fields[:-1], KEPT_ANSWERS * of_fields[-1]] == [*astuple(Bounds())]
 
 
 async def test_refused_connections_that_linger_are_bounded() -> None:

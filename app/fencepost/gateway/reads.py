@@ -9,15 +9,10 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from fencepost.fencing.caller import Caller
-from fencepost.quota import UNKNOWN, Quota
+from fencepost.quota import UNKNOWN, Quota, most_of
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
-
-
-def most_of(size: int) -> int:
-    """Give three quarters, and one at least: so many of `size` may be taken, so that the rest is left to others."""
-    return max(1, size - max(1, size // 4))
 
 
 @dataclass

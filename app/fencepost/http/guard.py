@@ -3,9 +3,16 @@
 A connection says how it stands (`Guarded`), and the guard looks at all of them once a second: a timer for each request
 would cost more. Where there are too many connections, the oldest that has no whole request gives way to the new one;
 so clients that send halves of requests do not keep others out.
+
+What connections keep, because their clients do not take it, has a bound (`Bounds.kept`), and one caller has three
+quarters of it. Where it is more, the caller that has the most of it gives way: of its connections the one whose client
+takes it slowest is cut off. Were the new answer refused instead, a few who take a kilobyte a second would keep all
+others out for hours; and the answer to a write that has landed cannot be exchanged for a refusal.
 """
 
 import asyncio
+import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -14,6 +21,7 @@ from starlette.types import Scope
 from fencepost.fencing.edge_problem_types import REQUEST_TOO_SLOW, TOO_MANY_CONNECTIONS
 from fencepost.fencing.problems import Problem
 from fencepost.observe.events import Emit, RequestTurnedAway
+from fencepost.quota import most_of
 from fencepost.times import EdgeTimes
 
 GUARD: Final = "fencepost.guard"
@@ -22,6 +30,11 @@ ARRIVAL: Final = "fencepost.arrival"
 """A key of the scope. Its value is a function, set by the server's protocol, that gives the Arrival of the request."""
 ADMIN_GUARD: Final = "fencepost.admin_guard"
 """Under which name it gives (port, Guard) of the admin port to the server's connections."""
+KEPT_ANSWERS: Final = 8
+"""So many of the largest answers, which are not taken, have room in a process; six of them may be one caller's, who may
+have as many reads at once."""
+_LITTLE: Final = 65_536
+"""Bytes that a connection may keep before anyone counts them: uvicorn and the event loop have the same bound."""
 MOST_ENDING: Final = 128
 """Most connections that were refused, do not count any more, and stay for a moment so that the client reads why."""
 
@@ -36,6 +49,7 @@ class Bounds:
     head_within: float = 10.0
     body_within: float = 60.0
     least_rate: float = 1024.0
+    kept: int = KEPT_ANSWERS * 67_108_864
 
     @property
     def of_admin_port(self) -> "Bounds":
@@ -84,6 +98,16 @@ class Guarded(Protocol):
         """How many bytes of answers the client has not taken yet."""
         ...
 
+    @property
+    def kept(self) -> int:
+        """How many bytes it keeps: of answers, and of requests behind them."""
+        ...
+
+    @property
+    def caller(self) -> str:
+        """Whose answer is not taken."""
+        ...
+
     def refuse(self, problem: Problem) -> None:
         """Answer what arrives with this, and close the connection; where it gave way, it does not count any more."""
         ...
@@ -106,6 +130,8 @@ class Guard:
     _ending: set[Guarded] = field(default_factory=set)
     _unsent: dict[Guarded, tuple[float, int]] = field(default_factory=dict)
     """Connections with answers that are not taken: since when they are watched, and how much it was then."""
+    _keeping: dict[Guarded, tuple[str, float, int]] = field(default_factory=dict)
+    """Connections that keep more than a little: the address, since when, and how much it was then."""
     _looks: asyncio.TimerHandle | None = None
 
     def opened(self, connection: Guarded, address: str, loop: asyncio.AbstractEventLoop) -> Problem | None:
@@ -138,6 +164,7 @@ class Guard:
         """Forget a connection."""
         self._ending.discard(connection)
         self._unsent.pop(connection, None)
+        self._keeping.pop(connection, None)
         theirs = self._connections.get(address)
         if theirs is None or connection not in theirs:
             return
@@ -149,6 +176,35 @@ class Guard:
     def reads_on(self, connection: Guarded) -> None:
         """Note that a client has taken most of what it had not taken."""
         self._unsent.pop(connection, None)
+        if connection.kept <= _LITTLE:
+            self._keeping.pop(connection, None)
+
+    def keeps(self, connection: Guarded, address: str) -> None:
+        """Note how much a connection keeps; if it is too much for its caller now, or for the process, cut some off."""
+        now, bound = asyncio.get_running_loop().time(), self.bounds.kept
+        self._keeping[connection] = address, now, connection.kept
+        total = sum(each.kept for each in self._keeping)
+        while total > most_of(bound):
+            of: Counter[str] = Counter()
+            for each in self._keeping:
+                of[each.caller] += each.kept
+            caller, most = of.most_common(1)[0]
+            if total <= bound and most <= most_of(bound):
+                return
+            slowest = min(
+                (each for each in self._keeping if each.caller == caller), key=lambda each: self._pace(each, now)
+            )
+            why = (
+                f"{caller} has not taken {most} bytes of answers, all have not taken {total}: the slowest was cut off."
+            )
+            self.refused(Problem(REQUEST_TOO_SLOW, why), self._keeping.pop(slowest)[0])
+            total -= slowest.kept
+            slowest.abort()
+
+    def _pace(self, connection: Guarded, now: float) -> float:
+        """Give how many bytes a second a client has taken. Of one that has just begun nobody knows it."""
+        _, since, before = self._keeping[connection]
+        return (before - connection.kept) / (now - since) if now > since else math.inf
 
     def refused(self, problem: Problem, address: str) -> None:
         """Have a refusal counted and logged."""

@@ -4,15 +4,22 @@
 - What cannot be parsed is refused as 400. Answers to earlier requests that are still under way come first.
 - A client that has closed its half of the connection still gets the answers to its whole requests.
 - A client that does not read its answer is cut off.
+- While an answer is not taken, or a request waits behind another one, nothing more is read, parsed or begun. So a
+  connection keeps one answer and what one read brings (256 kB), however much its client pipelines; and what all of them
+  keep has a bound.
 """
 
-from typing import TYPE_CHECKING, Any, Final
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from fencepost.cli.serving.parsing import ParsingProtocol
 from fencepost.fencing.problems import Problem, bad_request
+from fencepost.http.caller import caller_of
 from fencepost.http.guard import ADMIN_GUARD, ARRIVAL, GUARD, Arrival, Guard
 from fencepost.http.hanging_up import WATCH
 from fencepost.http.problems.response import problem_response
@@ -20,13 +27,31 @@ from fencepost.http.problems.response import problem_response
 if TYPE_CHECKING:
     import asyncio
 
+    from starlette.types import Scope
+
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, for no time."""
 _LINGERS: Final = 1.0
 """Seconds for which a connection stays open after a refusal. What comes is not looked at."""
+
+
+class _Flow(FlowControl):
+    """Reading, which nobody turns on again while something waits."""
+
+    waits = False
+
+    def resume_reading(self) -> None:
+        """Read on, unless something waits."""
+        if not self.waits:
+            super().resume_reading()
 
 
 class GuardedProtocol(ParsingProtocol):
     """One connection."""
 
+    flow: _Flow
+    _untaken = False
+    """Whether an answer is whole, and its client has not taken most of it."""
     _address = ""
     _guard: Guard | None = None
     _refused = False
@@ -43,6 +68,7 @@ class GuardedProtocol(ParsingProtocol):
         self.arrival = Arrival()
         self._hung_up: asyncio.Future[None] = self.loop.create_future()
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self._guard = self.app_state.get(GUARD)
         admin = self.app_state.get(ADMIN_GUARD)
         if admin is not None and self.server is not None and self.server[1] == admin[0]:
@@ -63,6 +89,8 @@ class GuardedProtocol(ParsingProtocol):
             self._under_way.disconnected = True
             self._under_way.message_event.set()
         super().connection_lost(exc)
+        self.pipeline.clear()  # its requests know the connection: only a search for garbage would find them
+        self.arrived = b""
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more: it has gone, or reads on. True: the connection stays until it is answered."""
@@ -86,10 +114,17 @@ class GuardedProtocol(ParsingProtocol):
         """Parse what arrived. What is left of it without an end has a clock."""
         if self._refused:
             return
+        self.arrived += data
+        self._parse()
+        if self.arrived and self._guard is not None:
+            self._guard.keeps(self, self._address)
+
+    def _parse(self) -> None:
+        """Parse what has arrived, as far as nothing waits."""
         # As uvicorn does it, but that this logs each refusal, without limit and without the peer.
         self._unset_keepalive_if_required()
         try:
-            self.parse(data)
+            parsed = self.parse()
         except httptools.HttpParserError:
             problem, self.problem = self.problem, None
             self.refuse(problem or bad_request("The request is no HTTP/1.1: the parser stopped in it."))
@@ -99,9 +134,29 @@ class GuardedProtocol(ParsingProtocol):
             if arrival.since is None:
                 arrival.since, arrival.bytes = self.loop.time(), 0
             else:
-                arrival.bytes += len(data)
+                arrival.bytes += parsed
                 if arrival.bytes > self.most_of_head:
                     self.refuse(self.head_too_large())
+        if self.arrived:
+            self._read_no_more()
+
+    def _read_no_more(self) -> None:
+        self.flow.waits = True
+        self.flow.pause_reading()
+
+    @property
+    def waits(self) -> bool:
+        """Whether what arrives now is behind an answer, or a request, that waits."""
+        return self._untaken or super().waits
+
+    @property
+    def _idle(self) -> bool:
+        return not self._untaken and super()._idle
+
+    def _announce_the_end(self) -> None:
+        """Put `Connection: close` into the last answer, unless more has arrived."""
+        if self._parsed == len(self.arrived):
+            super()._announce_the_end()
 
     def on_message_begin(self) -> None:
         """A request begins to arrive."""
@@ -144,13 +199,41 @@ class GuardedProtocol(ParsingProtocol):
         """How many bytes of answers the client has not taken yet."""
         return self.transport.get_write_buffer_size()
 
+    @property
+    def kept(self) -> int:
+        """How many bytes it keeps: of answers, and of requests behind them."""
+        return self.unsent + len(self.arrived)
+
+    @property
+    def caller(self) -> str:
+        """Whose answer is not taken."""
+        return self._address if self._under_way is None else caller_of(cast("Scope", self._under_way.scope))
+
     def abort(self) -> None:
-        """Cut the connection off. What the client has not taken is lost."""
+        """Cut the connection off. What the client has not taken is lost, also the megabytes that the kernel has of it,
+        and would keep for minutes.
+        """
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.transport.abort()
 
     def on_response_complete(self) -> None:
-        """An answer was sent. If it was the last one before something that was refused, that is answered now."""
+        """An answer was sent; what comes after it waits until its client has taken it. If it was the last one before
+        something that was refused, that is answered now.
+        """
+        self._untaken = self.flow.write_paused and not self.transport.is_closing()
+        if self._untaken:
+            self._read_no_more()
+            return
+        self.flow.waits = bool(self.arrived)
         super().on_response_complete()
+        if self.arrived and not self.transport.is_closing():
+            self._parse()
+            if not self.arrived:
+                self.flow.waits = False
+                self.flow.resume_reading()
+                self._let_go()
         if not self._refused or not self.cycle.response_complete:
             return
         problem, self._last_word = self._last_word, None
@@ -164,6 +247,7 @@ class GuardedProtocol(ParsingProtocol):
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
+        self.arrived, self._parsed, self.flow.waits = b"", 0, False
         if self._guard is not None:
             self._guard.refused(problem, self._address)
         cycle = self.cycle  # the newest
@@ -225,9 +309,20 @@ class GuardedProtocol(ParsingProtocol):
         self._by_lines = self._under_way
         return self.arrival if self.arrival.in_body and self.cycle is self._under_way else Arrival()
 
+    def pause_writing(self) -> None:
+        """The client has not taken what was written."""
+        super().pause_writing()
+        if self._guard is not None:
+            self._guard.keeps(self, self._address)
+
     def resume_writing(self) -> None:
         """The client has taken most of what was written."""
         super().resume_writing()
+        self._let_go()
+        if self._untaken:
+            self.on_response_complete()
+
+    def _let_go(self) -> None:
         if self._guard is not None:
             self._guard.reads_on(self)
 

@@ -25,6 +25,11 @@ _VERSIONS: Final = ("1.1", "1.0")
 _SCHEMES: Final = (b"http", b"https")
 _FIELD: Final = 4
 """Bytes of a field beside its name and value."""
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_BEFORE_IT: Final = len(b"GET / HTTP/1.1")
+"""Bytes of the shortest head before its end."""
+_AT_LEAST_OF_BODY: Final = 1024
+"""Bytes of a body that the parser gets at once: what ends a head may stand in a body very often."""
 
 
 class RefusedError(Exception):
@@ -69,8 +74,39 @@ class ParsingProtocol(DrainingProtocol):
     """Bytes of the head that is arriving: of its whole fields."""
     _chunked = False
 
-    def parse(self, data: bytes) -> None:
-        """Parse it. Raises HttpParserError: it is no HTTP/1.1, or `problem` says what is refused.
+    arrived = b""
+    """What has arrived, as long as a part of it is not parsed."""
+    _parsed = 0
+    """How much of it is."""
+
+    def parse(self) -> int:
+        """Parse what has arrived, until a request waits behind another one, and give how many bytes that were: so no
+        connection has many requests as objects, which need a hundred times the memory of their bytes. Raises
+        HttpParserError: it is no HTTP/1.1, or `problem` says what is refused.
+
+        The parser cannot be stopped behind a request. It is given no more than one end of a head at a time; where a
+        body ends, some fifty of the shortest ones may come with it.
+        """
+        data, at = self.arrived, self._parsed
+        began = at
+        while at < len(data) and not self.waits:
+            in_body = not self._arriving and self.cycle is not None and self.cycle.more_body
+            end = data.find(_END_OF_HEAD, at + (_AT_LEAST_OF_BODY if in_body else _BEFORE_IT))
+            is_last = end < 0 or data.find(_END_OF_HEAD, end + len(_END_OF_HEAD)) < 0
+            self._parsed = len(data) if is_last else end + len(_END_OF_HEAD)
+            self._feed(data[at : self._parsed])
+            at = self._parsed
+        if at == len(data):
+            self.arrived, self._parsed = b"", 0
+        return at - began
+
+    @property
+    def waits(self) -> bool:
+        """Whether what arrives now is behind a request that waits for the answer to another."""
+        return bool(self.pipeline)
+
+    def _feed(self, data: bytes) -> None:
+        """Give it to the parser.
 
         Behind the head of a request with `Upgrade`, or of CONNECT, the parser stops: it takes what follows for another
         protocol. Nothing is upgraded here, so that is the request's body; another parser reads it.
