@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import click
 import httpx
 import psycopg
 
@@ -36,7 +37,7 @@ REFUSED: Final[dict[str, tuple[str, str, object, dict[str, str]]]] = {
     "line of a batch": (
         "POST",
         "/v1/batch",
-        {"method": "PATCH", "path": "things/1", "token": "9", "body": {LONG: 1}},
+        {"method": "PATCH", "path": "things/1", "token": 9, "body": {LONG: 1}},
         {},
     ),
     "unknown table in a path": ("PATCH", f"{DATA}{IN_A_HEAD}/1", {"n": 1}, {}),
@@ -83,7 +84,7 @@ def main() -> None:
     with server_directory() as directory, attacked(directory) as (gateway, owner):
         log = directory / "log"
         with httpx.Client(base_url=gateway.url, timeout=120) as client:
-            print(f"{'refused':30} {'status':>6} {'answer, bytes':>14} {'log, bytes':>12} {'longest line':>13}")
+            click.echo(f"{'refused':30} {'status':>6} {'answer, bytes':>14} {'log, bytes':>12} {'longest line':>13}")
             for name, (method, path, body, more) in REFUSED.items():
                 before = log.stat().st_size
                 headers = {"X-Fence-Token": "9", **more}
@@ -91,8 +92,8 @@ def main() -> None:
                 kind = {"Content-Type": "application/x-ndjson" if path == "/v1/batch" else "application/json"}
                 answer = client.request(method, path, content=content, headers=headers | kind)
                 size, longest = _sizes(log, before)
-                print(f"{name:30} {answer.status_code:6} {len(answer.content):14,} {size:12,} {longest:13,}")
-            print(f"\n{f'kept, {TIMES} times':30} {'status':>6} {'answer, bytes':>14} {'kept, bytes':>12}")
+                click.echo(f"{name:30} {answer.status_code:6} {len(answer.content):14,} {size:12,} {longest:13,}")
+            click.echo(f"\n{f'kept, {TIMES} times':30} {'status':>6} {'answer, bytes':>14} {'kept, bytes':>12}")
             token = 100
             for name, (method, path, sent) in KEPT.items():
                 owner.execute("DELETE FROM fencepost.idempotency")
@@ -108,7 +109,7 @@ def main() -> None:
                 kept = owner.execute(
                     "SELECT coalesce(sum(length(answer) + pg_column_size(headers)), 0) FROM fencepost.idempotency"
                 ).fetchone()
-                print(f"{name:30} {answer.status_code:6} {len(answer.content):14,} {kept[0] if kept else 0:12,}")
+                click.echo(f"{name:30} {answer.status_code:6} {len(answer.content):14,} {kept[0] if kept else 0:12,}")
 
 
 if __name__ == "__main__":
