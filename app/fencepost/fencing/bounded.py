@@ -12,6 +12,8 @@ from typing import Final
 
 MOST: Final = 1000
 """Bytes of a sentence or a name. The longest sentences of ours have 600, and names of tables and columns 63."""
+MOST_OF_A_NAME: Final = 2600
+"""Bytes of a resource's name: longer ones have no mark (migrations/schema/judging.sql), so no real one is cut."""
 _CUT: Final = 60
 """Bytes of the note in the middle, at most."""
 _LONGEST: Final = 12
@@ -46,10 +48,10 @@ def _fitting(characters: Iterable[str], room: int, spell: Spell) -> int:
 
 
 def bounded_within(value: object) -> object:
-    """Leave out the middles of texts in a value that becomes JSON."""
+    """Leave out the middles of texts in a value that becomes JSON: of names that programs read."""
     match value:
         case str():
-            return bounded(value)
+            return bounded(value, MOST_OF_A_NAME)
         case list() | tuple():
             return [bounded_within(each) for each in value]
         case dict():

@@ -24,7 +24,6 @@ from fencepost.storage.statements.idempotency import Recorded
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
-_LONGEST_LOCATION = 8000
 _OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
 
 
@@ -149,14 +148,11 @@ def _content_range(span: str, total: int | None) -> Header:
 
 
 def _location(resource: str) -> str | None:
-    """Name a row's route: as its resource, with all that a URL wants encoded. None: its key cannot stand in a path, or
-    makes one that is longer than servers and proxies take.
-    """
+    """Name a row's route: as its resource, with all that a URL wants encoded. None: its key cannot stand in a path."""
     read = parse_resource(resource)
     if read.key in UNNAMEABLE:
         return None
-    location = f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
-    return location if len(location) <= _LONGEST_LOCATION else None
+    return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
 
 
 def _post_answer(write: Write, outcome: Done) -> Response:
