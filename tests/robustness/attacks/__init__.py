@@ -1,1 +1,0 @@
-"""Attacks that are measured: each is run by hand against servers of its own, ends by itself, and prints figures."""
