@@ -14,6 +14,7 @@ from fencepost.fencing.seal import SealKeys
 from fencepost.gateway.batches import Batches
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.gathered_reads import GatheredReads
+from fencepost.gateway.kept import KeptAnswers
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
 from fencepost.gateway.seals import Seals
@@ -203,6 +204,7 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
             database, reads, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout, times=times
         ),
         settings.max_answer_bytes,
+        kept=KeptAnswers(settings.max_kept_bytes, settings.idempotency_retention, times.clock),
         waiters=Quota(settings.max_waiters, settings.max_waiters_per_caller, "FENCEPOST_MAX_WAITERS"),
         watches=Watches(_watchers(settings), times),
         results=Results(_watchers(settings), times),

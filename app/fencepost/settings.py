@@ -205,6 +205,11 @@ class Settings(BaseSettings):
         default=86_400.0,
         description="How long a seal is good, so that old keys can be taken away. It does not decide who may write.",
     )
+    max_kept_bytes: Positive = Field(
+        default=1_073_741_824,
+        description="Most bytes of answers, per worker, that are kept in FENCEPOST_IDEMPOTENCY_RETENTION under"
+        " Idempotency-Keys and for queued writes; of one caller a quarter. Small answers do not count.",
+    )
     idempotency_retention: Seconds = Field(
         default=86_400.0,
         description="How long, at least, answers given under an Idempotency-Key can be asked for again.",

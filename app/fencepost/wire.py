@@ -15,12 +15,13 @@ class ClaimRequest(TypedDict):
 class ClaimAnswer(TypedDict):
     """An accepted claim. `row` is null where the key has no row; the mark is raised all the same.
 
-    The mark is null in an answer that is repeated by its Idempotency-Key, where another token has made it.
+    The mark is null in an answer that is repeated by its Idempotency-Key, where another token has made it. There the
+    row is left out, with `Preference-Applied: return=minimal`, where it was too large to be kept.
     """
 
     resource: str
     mark: str | None
-    row: dict[str, object] | None
+    row: NotRequired[dict[str, object] | None]
 
 
 class TokenHolder(TypedDict):

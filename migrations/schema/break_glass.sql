@@ -21,7 +21,7 @@ CREATE TABLE fencepost.break_glass_log (
   CONSTRAINT break_glass_log_pkey PRIMARY KEY (xid, at, name, verb, digest)
 );
 
-COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table, verb, reason and statement (digest is of these two); resource is the first that was written, at is when the transaction began. In the transaction of the write: a write that is undone leaves none. The verb RESET: an operator lowered the mark of a resource, or a floor, from old_mark to new_mark.';
+COMMENT ON TABLE fencepost.break_glass_log IS 'Writes without a token by operators (R14): one record per transaction, table, verb, reason and statement (digest is of these two); resource is the first that was written; of reason and statement the first 2,000 characters are kept; at is when the transaction began. In the transaction of the write: a write that is undone leaves none. The verb RESET: an operator lowered the mark of a resource, or a floor, from old_mark to new_mark.';
 
 CREATE FUNCTION fencepost.append_only() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
@@ -68,7 +68,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only triggers record what was written behind broken glass';
   END IF;
   INSERT INTO fencepost.break_glass_log (name, verb, resource, reason, query, digest)
-  VALUES (tab, p_verb, p_resource, current_setting('fencepost.break_glass'), current_query(),
+  VALUES (tab, p_verb, p_resource, left(current_setting('fencepost.break_glass'), 2000), left(current_query(), 2000),
           sha256(convert_to(concat_ws(E'\n', current_setting('fencepost.break_glass'), current_query()), 'UTF8')))
   ON CONFLICT (xid, at, name, verb, digest) DO NOTHING;
 END $$;

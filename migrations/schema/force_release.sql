@@ -30,7 +30,7 @@ BEGIN
   END IF;
   IF NOT FOUND THEN RETURN; END IF;
   INSERT INTO fencepost.break_glass_log (name, verb, resource, reason, query, digest)
-  VALUES (p_source, 'RELEASE', p_lock, current_setting('fencepost.break_glass'), current_query(),
+  VALUES (p_source, 'RELEASE', p_lock, left(current_setting('fencepost.break_glass'), 2000), left(current_query(), 2000),
           sha256(convert_to(concat_ws(E'\n', p_source, p_lock), 'UTF8')))
   ON CONFLICT (xid, at, name, verb, digest) DO NOTHING;
   IF p_source = 'builtin' THEN

@@ -85,7 +85,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('%s: from %s to %s no mark falls', p_resource, p_old, lowered);
   END IF;
   INSERT INTO fencepost.break_glass_log (name, verb, resource, reason, query, digest, old_mark, new_mark)
-  VALUES (tab, 'RESET', p_resource, current_setting('fencepost.break_glass'), current_query(),
+  VALUES (tab, 'RESET', p_resource, left(current_setting('fencepost.break_glass'), 2000), left(current_query(), 2000),
           sha256(convert_to(concat_ws(E'\n', p_resource, p_old, lowered), 'UTF8')), p_old, lowered);
   PERFORM set_config('fencepost.lowering', p_resource, true);
   IF p_resource = tab THEN

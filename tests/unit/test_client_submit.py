@@ -17,6 +17,7 @@ from fencepost.client import (
     NotFound,
     OutcomeUnknown,
     RowNotFound,
+    RowsNotKept,
     StillQueued,
     SyncQueuedWrite,
     Unavailable,
@@ -161,3 +162,18 @@ async def test_a_queued_write_takes_one_token_at_most() -> None:
         with pytest.raises(ValueError, match="a token is from 1"):
             await c.submit.patch("orders", 1, {}, token=0)
     assert not mock.requests
+
+
+async def test_a_row_that_was_not_kept_is_an_error_of_its_own() -> None:
+    def replayed() -> httpx.Response:
+        return httpx.Response(204, headers={"Preference-Applied": "return=minimal", "Idempotent-Replayed": "true"})
+
+    c, mock = client(kept, page("applied", 204), page("applied", 204), CUT, replayed)
+    async with c:
+        queued = await c.submit.patch("orders", "1", {"status": "paid"})
+        with pytest.raises(RowsNotKept):
+            await queued.result()
+        assert await c.submit.queued(ID).result() is None
+        with pytest.raises(RowsNotKept):
+            await c.patch("orders", "1", {"status": "paid"}, token=34)
+    assert len(mock.requests) == 5

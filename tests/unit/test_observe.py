@@ -3,13 +3,16 @@
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from fencepost.fencing.bounded import in_json
 from fencepost.observe import events
 from fencepost.observe.caller_refusals import DAY, MOST, OTHERS, CallerRefusals
 from fencepost.observe.instruments import QueueFigures
@@ -143,19 +146,45 @@ def test_a_flood_of_refusals_is_counted_and_not_logged_one_by_one(logged: list[s
     assert [(entry["code"], entry["count"]) for entry in logged[MOST_REFUSALS:]] == [("FP001", 20), ("FP002", 1)]
 
 
+@contextmanager
+def configured(level: Literal["debug", "info"], style: Literal["console", "json"]) -> Iterator[None]:
+    handlers, before = logging.root.handlers[:], logging.root.level
+    try:
+        configure(level, style)
+        yield
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(before)
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+@pytest.mark.parametrize("text", ["n", "\n", "\U0001f600"])
+def test_no_line_has_more_than_8_kb_whatever_a_request_sends(
+    capfd: pytest.CaptureFixture[str], style: Literal["console", "json"], text: str
+) -> None:
+    long, other = text * 300_000, logging.getLogger("fencepost.test")
+    with configured("debug", style):
+        for event in MOVES:
+            given = {each.name: getattr(event, each.name) for each in fields(event)}
+            longer: dict[str, Any] = {name: long for name, value in given.items() if isinstance(value, str)}
+            longer |= {name: (long, long) for name, value in given.items() if isinstance(value, tuple)}
+            EventLog().on_event(replace(event, **longer))
+            assert 0 < len(capfd.readouterr().err.encode()) <= 8000, event
+        other.error("of %s", long, exc_info=ValueError(long))
+    written = capfd.readouterr().err
+    assert len(written.encode()) <= 8000
+    assert f"ValueError: {in_json(text)}" in written if style == "json" else "ValueError: " in written
+    assert "cut: 3" in written
+
+
 @pytest.mark.parametrize("style", ["console", "json"])
 def test_a_name_cannot_move_the_cursor_nor_begin_a_line(
     capfd: pytest.CaptureFixture[str], style: Literal["console", "json"]
 ) -> None:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    try:
-        configure("info", style)
+    with configured("info", style):
         for name in ("\x1b[2J\x1b]0;owned\x07", "a\nb [error] all is lost", "\x9b31m", "\u202egnp.exe", "na\u2028me"):
             logging.getLogger("fencepost.test").warning("of %s", name)
             EventLog().on_event(events.Refused("orders", "patch", "FP001", name, name, 1, 2))
-    finally:
-        logging.root.handlers[:] = handlers
-        logging.root.setLevel(level)
     written = capfd.readouterr().err
     assert len(written.splitlines()) == written.count("\n") == 10
     assert not [line for line in written.splitlines() if not line.isprintable()]

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from tests.support.asking import PROBLEM_MEMBERS
 
 from fencepost import client
@@ -18,7 +19,7 @@ from fencepost.fencing import (
     seal_problem_types,
 )
 from fencepost.fencing.problem_type import ProblemType
-from fencepost.fencing.problem_types import PROBLEM_TYPES, STALE_TOKEN
+from fencepost.fencing.problem_types import BAD_REQUEST, PROBLEM_TYPES, STALE_TOKEN
 from fencepost.fencing.problems import Problem, problem_of
 from fencepost.fencing.token import MAX_TOKEN, Token
 from fencepost.fencing.verdict import MissingRow, Spent, Stale
@@ -118,6 +119,20 @@ def test_a_body_has_all_members_of_both_conventions() -> None:
         assert (body["type"], body["status"]) == (f"/problems/{kind.slug}", kind.status)
         assert body["detail"] == body["message"] == "what happened"
         assert body["retryable"] is (kind.status in (408, 423, 429, 503) or kind.code == "FP013"), kind.slug
+
+
+@pytest.mark.parametrize("text", ["n", "ж", "\U0001f600", "\ud800"])
+def test_a_body_shows_the_beginning_and_the_end_of_what_is_too_long(text: str) -> None:
+    long = f"The column {text * 900_000} is none of orders."
+    problem = Problem(BAD_REQUEST, long, long, long, resource=long, extra={"rows": [{"resource": long}], "at": (long,)})
+    body = json.loads(json.dumps(problem.body()))
+    sentences = [(body[name], 1000) for name in ("detail", "message", "hint", "details")]
+    names = [(name, 2600) for name in (body["resource"], body["rows"][0]["resource"], *body["at"])]
+    for shown, most in sentences + names:
+        assert most - 100 < len(shown.encode("utf-8", "surrogatepass")) <= most
+        assert re.fullmatch(r"The column (.)\1+… \(cut: 900030 characters in all\) …\1+ is none of orders\.", shown)
+    for kept in ("ж" * 500, "n" * 1000):
+        assert Problem(BAD_REQUEST, kept).detail == kept
 
 
 def test_tokens_are_strings() -> None:

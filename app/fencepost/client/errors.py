@@ -20,6 +20,7 @@
     │   ├── WriteFailed         a queued write that is a dead letter; `reason` is the error it would have been at once
     │   ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
     │   └── OutcomeUnknown      FP009, FP013, FP027, or a write whose answer never came: it may have landed
+    ├── RowsNotKept             a write that is done, whose rows were too large to be kept for its repetition
     └── StillQueued             (a TimeoutError, too) a queued write is not decided yet
 
 Wrong arguments are ValueError and TypeError, as everywhere. Foreign errors (httpx's) become these in one place,
@@ -273,6 +274,12 @@ class WriteFailed(ApiError):
 
     def __reduce__(self) -> tuple[type["WriteFailed"], tuple[str, ApiError]]:
         return type(self), (self.write_id, self.reason)
+
+
+class RowsNotKept(FencepostError):
+    """A write is done, and so is not to be sent again; its rows cannot be had from it any more: its first answer was
+    lost, or it was queued, and the gateway keeps small answers only. Read the rows.
+    """
 
 
 class StillQueued(FencepostError, TimeoutError):

@@ -23,7 +23,7 @@ from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.refusals import problem_of_refused, unavailable
 from fencepost.gateway.results import of_caller
 from fencepost.gateway.roles import acting
@@ -34,7 +34,7 @@ from fencepost.gateway.writes.write import Write
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.data import DataRequest, body_of
 from fencepost.http.requests.headers import Headers, RawHeaders
-from fencepost.http.responses.answers import answer, to_recorded
+from fencepost.http.responses.answers import answer, kept_answer, to_recorded
 from fencepost.http.writes.reading import read_write
 from fencepost.queues.log import Position, Received
 from fencepost.queues.message import MalformedMessageError, WriteMessage, read_message
@@ -156,10 +156,10 @@ class Applier:
             if refused is not None:
                 return of_problem("failed", refused)
 
-        def render(done: Outcome) -> Recorded:
-            return to_recorded(answer(write, done))
+        def render(done: Done) -> Recorded:
+            return kept_answer(taken.gateway, write, done)
 
-        def keep(done: Outcome) -> Recorded:
+        def keep(done: Done) -> Recorded:
             return of_caller(kept(render(done), "applied"), taken.gateway.caller, proven=True)
 
         own = IdempotentRequest(name.id, name.content, keep, OF_QUEUES, looked_up=False)

@@ -5,6 +5,7 @@ One body serves two conventions, RFC 9457's `type title status detail` and Postg
 
 from dataclasses import dataclass, field
 
+from fencepost.fencing.bounded import bounded, bounded_within
 from fencepost.fencing.caller import Access, Caller
 from fencepost.fencing.identity_problem_types import INSUFFICIENT_SCOPE
 from fencepost.fencing.problem_type import ProblemType
@@ -40,6 +41,13 @@ class Problem:
     """Of FP037: the caller will never be let in again, with whichever credential."""
     extra: dict[str, object] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Bound the sentences: they may repeat what a request sent."""
+        object.__setattr__(self, "detail", bounded(self.detail))
+        for name in ("hint", "details"):
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, bounded(text))
+
     @property
     def http_status(self) -> int:
         """The status to answer with."""
@@ -61,11 +69,11 @@ class Problem:
             "message": self.detail,
             "details": self.details,
             "hint": self.hint,
-            "resource": self.resource,
+            "resource": bounded_within(self.resource),
             "presented_token": _text(self.presented_token),
             "current_token": _text(self.current_token if self.shows_mark else None),
             "retryable": self.type.retryable,
-            **self.extra,
+            **{name: bounded_within(value) for name, value in self.extra.items()},
         }
 
 

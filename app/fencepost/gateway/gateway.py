@@ -14,6 +14,7 @@ from fencepost.fencing.seal_problem_types import SEAL_REFUSED
 from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.batches import Batches, Share
 from fencepost.gateway.gathered_reads import GatheredReads
+from fencepost.gateway.kept import KeptAnswers
 from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
 from fencepost.gateway.seals import Seals
@@ -52,6 +53,8 @@ class Gateway:
     reads: Reads
     gathered: GatheredReads
     max_answer_bytes: int
+    kept: KeptAnswers = field(default_factory=lambda: KeptAnswers(1 << 30, 86_400))
+    """What is kept of answers under Idempotency-Keys."""
     waiters: Quota = field(default_factory=lambda: Quota(1000, 1000, "FENCEPOST_MAX_WAITERS"))
     """Who waits for locks here."""
     sources: Mapping[str, SourceLocks] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import Final, Literal, assert_never
 
 import structlog
 
+from fencepost.fencing.bounded import MOST, bounded, in_json
 from fencepost.observe.events import (
     Accepted,
     BatchesFail,
@@ -40,6 +41,8 @@ from fencepost.observe.events import (
 
 log = structlog.stdlib.get_logger("fencepost")
 
+MOST_OF_A_TRACEBACK: Final = 4000
+"""Bytes of a traceback, which ends with the exception's text."""
 MOST_REFUSALS: Final = 100
 """How many refusals are logged one by one, in a second and by a worker."""
 MOST_TURNED_AWAY: Final = 5
@@ -63,10 +66,11 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
         cache_logger_on_first_use=True,
     )
     last: list[structlog.typing.Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        [bounded_values, structlog.processors.JSONRenderer()]
         if style == "json"
         else [
             without_control_characters,
+            bounded_values,
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 # The prettier ones show local variables: tokens, and the database's password.
@@ -78,13 +82,29 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                *last,
+            ],
         )
     )
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(level.upper())
     # uvicorn logs every start and stop in five lines; `serve` prints one.
     logging.getLogger("uvicorn.error").setLevel(max(logging.root.level, logging.WARNING))
+
+
+def bounded_values(_logger: object, _method: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Bound what a line has of requests, so that no line has more than 8 kB: a client that is refused again and again
+    must not fill the disk.
+    """
+    for key, value in entry.items():
+        if isinstance(value, str):
+            entry[key] = bounded(value, MOST_OF_A_TRACEBACK if key == "exception" else MOST, in_json)
+        elif not isinstance(value, int | float | None) and len(in_json(written := repr(value))) > MOST:
+            entry[key] = bounded(written, MOST, in_json)
+    return entry
 
 
 _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {

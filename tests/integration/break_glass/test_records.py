@@ -42,6 +42,15 @@ async def test_a_record_names_who_why_and_how(plain: Race) -> None:
     assert (row["client"] is None) == (await race.a.fetchval("SELECT inet_client_addr() IS NULL"))
 
 
+async def test_a_record_keeps_the_beginning_of_a_long_statement(plain: Race) -> None:
+    race = plain
+    for end in "ab":  # two statements that begin alike are two
+        assert await run(race.a, f"{UPDATE} /* {'x' * 100_000} {end} */", login=OPERATOR) == "ok"
+    kept = await race.observer.fetch("SELECT query, digest FROM fencepost.break_glass_log")
+    assert {(row["query"][:40], len(row["query"])) for row in kept} == {(UPDATE[:40], 2000)}
+    assert len({row["digest"] for row in kept}) == len(kept) == 2
+
+
 async def test_the_role_of_a_record_is_the_one_that_was_set(plain: Race) -> None:
     race = plain
     await race.observer.execute(f"GRANT ALL ON public.orders TO {ROLE}")

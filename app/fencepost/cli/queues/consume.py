@@ -24,7 +24,7 @@ from fencepost.settings import Settings
 _SETTINGS: Final = (
     "database_url", "data_dir", "schemas", "queues", "sources", "pool_size", "batch_pool_size", "lease_pool_size",
     "max_waiting", "pool_timeout", "statement_timeout", "lock_timeout", "max_body_bytes", "max_rows", "stop_resources",
-    "shutdown_timeout", "idempotency_retention", "seal_keys_file", "roles", "log_level", "log_format",
+    "shutdown_timeout", "max_kept_bytes", "idempotency_retention", "seal_keys_file", "roles", "log_level", "log_format",
 )  # fmt: skip
 _RESTART_PAUSE: Final = 2.0
 """Seconds before a worker that died is started again."""

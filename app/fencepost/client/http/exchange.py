@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeAlias
 import httpx
 
 from fencepost.client.clock import Clock
-from fencepost.client.errors import ApiError, OutcomeUnknown, Unavailable
+from fencepost.client.errors import ApiError, OutcomeUnknown, RowsNotKept, Unavailable
 from fencepost.client.http.credentials import Credentials, Token
 from fencepost.client.http.idempotency import KEY_HEADER, key_header
 from fencepost.client.http.jsontext import dumps, join_lines, loads, loads_lines
@@ -157,6 +157,8 @@ class Exchange:
             response = await self._send(client, call, content, await self._credentials.current(), seconds)
         if not response.is_success:
             raise error_of(_problem(response), writes=call.writes)
+        if "return=minimal" in response.headers.get("Preference-Applied", ""):  # which no call of the client asks for
+            raise RowsNotKept(f"{_shown(call)} is done, and its rows were not kept for a repetition: read them")
         return Answer(response.status_code, response.headers, self._body(call, response))
 
     async def _send(

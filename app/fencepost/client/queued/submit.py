@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fencepost.client.answers import Row
+from fencepost.client.errors import RowsNotKept
 from fencepost.client.http.exchange import Exchange
 from fencepost.client.keys import Key, resource_of
 from fencepost.client.leases.lease import Lease
@@ -92,7 +93,7 @@ class Submit:
 
     def queued(self, write_id: str) -> QueuedWrite[Any]:
         """Give a write that was queued before, maybe by another process; its result is the JSON of its answer."""
-        return QueuedWrite(self._exchange, write_id, _row)
+        return QueuedWrite(self._exchange, write_id, _any)
 
     async def _submit(
         self,
@@ -107,12 +108,18 @@ class Submit:
         return read_submission(self._exchange, answer, read)
 
 
+def _any(body: Any) -> Any:
+    return body
+
+
 def _row(body: Any) -> Any:
+    if body is None:
+        raise RowsNotKept("the write is applied, and its row was not kept: read it")
     return body
 
 
 def _first(body: Any) -> Row:
-    row: Row = body[0]
+    row: Row = _row(body)[0]
     return row
 
 

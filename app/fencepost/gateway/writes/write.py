@@ -3,7 +3,7 @@ written to which rows, and how that is to be answered; it knows no table and no 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from fencepost.fencing.seal import Presented
@@ -78,6 +78,11 @@ class Preferences:
     def shows(self, *, by_default: bool) -> bool:
         """Whether the answer of a write has the rows; `by_default` where nothing was preferred."""
         return self.answer == "representation" or (self.answer is None and by_default)
+
+    def without_rows(self) -> "Preferences":
+        """Prefer an answer without the rows that were written."""
+        others = [each for each in self.applied.split(b", ") if each and not each.startswith(b"return=")]
+        return replace(self, answer="minimal", applied=b", ".join([b"return=minimal", *others]))
 
 
 NO_PREFERENCES: Final = Preferences()

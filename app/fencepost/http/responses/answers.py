@@ -1,6 +1,7 @@
 """Outcomes as answers: statuses, bodies and headers. Rows are JSON already; here they are only joined."""
 
 import re
+from dataclasses import replace
 from urllib.parse import quote
 
 from starlette.responses import Response
@@ -8,6 +9,7 @@ from starlette.responses import Response
 from fencepost.fencing.problem_types import NOT_ACCEPTABLE
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
+from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.submit import Submitted
 from fencepost.gateway.writes.idempotency import Replayed
@@ -51,6 +53,16 @@ def _not_one_row(done: Done) -> Response:
     return problem_response(
         Problem(NOT_ACCEPTABLE, f"Accept: {SINGULAR} wants exactly one row, and there are {len(done.rows)}.")
     )
+
+
+def kept_answer(gateway: Gateway, write: Write, done: Done) -> Recorded:
+    """Give what is kept of an answer for those who repeat the request: all of it, or as if no rows were asked for
+    (gateway/kept.py).
+    """
+    whole = to_recorded(answer(write, done))
+    if gateway.kept.takes(gateway.caller.name, len(whole.body)):
+        return whole
+    return to_recorded(answer(replace(write, preferences=write.preferences.without_rows()), done))
 
 
 def to_recorded(response: Response) -> Recorded:

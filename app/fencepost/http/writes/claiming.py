@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import orjson
 from starlette.responses import Response
@@ -11,7 +12,7 @@ from fencepost.fencing.resource import MalformedResourceError, Resource, parse_r
 from fencepost.fencing.seal import Presented, SealedToken
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
+from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import claim
 from fencepost.gateway.writes.idempotency import Replayed
 from fencepost.gateway.writes.write import IdempotencyKey
@@ -35,7 +36,7 @@ async def claim_answer(gateway: Gateway, name: str, token: Presented | None, raw
     text = read_idempotency_key(raw_headers)
     key = None if text is None else IdempotencyKey(text, payload_hash("claim", name))
     asked = Claim(read_resource(name, "body: resource"), token, key)
-    outcome = await claim(gateway, asked, lambda done: to_recorded(_answer(done)))
+    outcome = await claim(gateway, asked, partial(_kept_answer, gateway))
     if isinstance(outcome, Replayed) and outcome.answer is not None:
         outcome.answer = _without_others_mark(outcome.answer, token)
     return _answer(outcome)
@@ -48,6 +49,15 @@ def _without_others_mark(answer: Recorded, token: Presented | None) -> Recorded:
         return answer
     # As text: the row stays as PostgreSQL has written it. In a name the quotes would be escaped.
     return replace(answer, body=re.sub(rb',"mark":"[0-9]+"', b',"mark":null', answer.body, count=1))
+
+
+def _kept_answer(gateway: Gateway, done: Done) -> Recorded:
+    """Give what is kept of an answer: all of it, or without the member `row` (gateway/kept.py)."""
+    whole = to_recorded(_answer(done))
+    if gateway.kept.takes(gateway.caller.name, len(whole.body)):
+        return whole
+    body = {"resource": done.resource, "mark": str(done.mark)}
+    return to_recorded(json_response(body, [*fence_headers(done), (b"preference-applied", b"return=minimal")]))
 
 
 def _answer(outcome: Outcome) -> Response:

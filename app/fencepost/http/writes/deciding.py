@@ -10,7 +10,7 @@ from fencepost.gateway.use_cases import write as decide
 from fencepost.gateway.writes.write import NO_BODY, Write
 from fencepost.http.requests.data import DataRequest
 from fencepost.http.requests.headers import KEY_HEADER
-from fencepost.http.responses.answers import answer, to_recorded
+from fencepost.http.responses.answers import answer, kept_answer
 from fencepost.queues.message import METHODS, WriteMessage
 
 _PLAIN: Final = (b"*/*", b"application/json")
@@ -20,7 +20,7 @@ _PLAIN: Final = (b"*/*", b"application/json")
 async def write_answer(gateway: Gateway, request: DataRequest, write: Write) -> Response:
     """Decide a write, or put it into its queue; `request` is what it was read from."""
     outcome = await decide(
-        gateway, write, lambda done: to_recorded(answer(write, done)), as_message=partial(_as_message, request, write)
+        gateway, write, partial(kept_answer, gateway, write), as_message=partial(_as_message, request, write)
     )
     return answer(write, outcome)
 
