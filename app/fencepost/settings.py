@@ -284,8 +284,8 @@ class Settings(BaseSettings):
     @field_validator(*DECIDING, mode="before")
     @classmethod
     def _not_blank(cls, value: object) -> object:
-        if isinstance(value, str) and value and not value.strip():
-            raise ValueError("it has nothing but blanks")
+        if isinstance(value, str) and value and not value.replace(",", " ").strip():
+            raise ValueError("it has nothing but blanks and commas")
         return value
 
 

@@ -25,6 +25,7 @@ from fencepost.testing.servers.waiting import PATIENCE
 pytestmark = pytest.mark.long("storms")
 
 CUTS = 500
+LANDED = 100
 WITHIN = 4 * PATIENCE  # seconds, of which it takes about twenty
 
 Begin = Callable[[int], Awaitable[tuple[Writers, list[CuttingProxy]]]]
@@ -63,7 +64,13 @@ async def begin(watched: Connection, database: str, seed: int) -> AsyncIterator[
             )
             inner.cutting = True
             proxies = [inner, outer]
-            return Writers(url, seed, lambda: sum(proxy.cuts for proxy in proxies) >= cuts), proxies
+
+            def enough() -> bool:
+                """So many cuts, and writes between them; how many cuts a write meets depends on its bytes."""
+                return writers.accepted > LANDED and sum(proxy.cuts for proxy in proxies) >= cuts
+
+            writers = Writers(url, seed, enough)
+            return writers, proxies
 
         yield start
 
@@ -77,8 +84,6 @@ async def test_when_connections_are_cut_at_random_each_write_is_done_as_often_as
     answer = f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)} {[proxy.cuts for proxy in proxies]}"
     assert_none(await judge(watched, writers), answer)
     assert min(proxy.cuts for proxy in proxies) > CUTS // 10, answer
-    assert writers.answers["done: sdk"] > 100, answer
-    assert writers.answers["done: by hand"] > 50, answer
 
 
 async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched: Connection, seed: int) -> None:

@@ -83,9 +83,10 @@ def test_an_empty_variable_is_as_if_not_set_and_an_empty_option_is_refused(
     assert capsys.readouterr().err == "", "a command that does not take it"
     with pytest.raises(BadSettingError, match="it is empty"):
         read_settings({**options, name: ""})
-    monkeypatch.setenv(variable(name), " ")
-    with pytest.raises(BadSettingError, match="nothing but blanks"):
-        read_settings(options)
+    for value in (" ", ", ,"):
+        monkeypatch.setenv(variable(name), value)
+        with pytest.raises(BadSettingError, match="nothing but blanks and commas"):
+            read_settings(options)
 
 
 def test_an_empty_variable_is_not_named_where_a_file_says_it(
