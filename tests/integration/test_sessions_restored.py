@@ -16,7 +16,7 @@ from tests.support.use_cases import delete, keyed, listed, matching, open_gatewa
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
 from fencepost.fencing.token import Token
-from fencepost.gateway.atomic import atomically
+from fencepost.gateway.atomic import Undone, atomically
 from fencepost.gateway.claims.claim import Claim
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.read import ReadMany, ReadOne
@@ -94,7 +94,13 @@ WRITES: dict[str, Way] = {
     "atomic": lambda gateway: atomically(gateway, lines),
 }
 TYPED = "ALTER TABLE orders ALTER status DROP DEFAULT, ALTER status TYPE public.{0} USING status::public.{0}"
-READ: Way = lambda gateway: read_one(gateway, ReadOne("orders", ("k",)))  # noqa: E731 - one of many in a table
+
+
+async def one_line(gateway: Gateway) -> None:
+    raise Undone(await patch(gateway, keyed("k", 40, n=1)))
+
+
+FAILING: dict[str, Way] = {**WRITES, "atomic": lambda gateway: atomically(gateway, one_line)}
 CASES: dict[str, tuple[str, Way]] = {
     **{name: (AFTER.format("orders"), way) for name, way in WRITES.items()},
     "a trigger of a table that a foreign key reaches": (
@@ -128,7 +134,7 @@ CASES: dict[str, tuple[str, Way]] = {
         "CREATE TYPE mood AS ENUM ('new'); CREATE FUNCTION as_json(m mood) RETURNS json LANGUAGE sql"
         " RETURN to_json(calm(textin(enum_out(m)))); CREATE CAST (mood AS json) WITH FUNCTION as_json(mood);"
         + TYPED.format("mood"),
-        READ,
+        lambda gateway: read_one(gateway, ReadOne("orders", ("k",))),
     ),
     "a domain that only an expression knows": (
         "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL);"
@@ -190,6 +196,21 @@ async def test_the_next_request_finds_the_session_as_it_was_made(race: Race, cas
         assert "set_config" in ddl or await race.observer.fetchval("SELECT is_called FROM met"), "the code did not run"
         assert await states(gateway.database) == before
         assert result_of(await post(gateway, listed(34, {"order_id": "gone"}, table="plain"))) == "FP001"
+
+
+@pytest.mark.parametrize("way", ["PATCH", "lease", "atomic"])
+async def test_a_request_that_fails_in_users_code_leaves_no_lock_of_its_session(race: Race, way: str) -> None:
+    """The rollback takes settings back, and no lock of a session."""
+    await race.observer.execute(
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN PERFORM pg_advisory_lock(7); RAISE 'no'; END$$;" + AFTER.format("orders").replace("meddling", "fail")
+    )
+    async with open_gateway(race.dsn, batch_pool_size=1) as gateway:
+        assert isinstance(await FAILING[way](gateway), Problem)
+        for lend in (gateway.database.connection, gateway.database.for_leases):
+            async with lend() as connection:
+                held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+                assert await connection.fetchval(held) == 0
 
 
 async def test_a_session_without_its_prepared_statements_fails_no_request(race: Race) -> None:

@@ -19,7 +19,6 @@ from fencepost.settings import Settings
 from fencepost.storage.inspecting import break_glass as inspect_glass
 from fencepost.storage.inspecting import ceilings as inspect_ceilings
 from fencepost.storage.inspecting import functions as inspect_functions
-from fencepost.storage.inspecting import labels as inspect_labels
 from fencepost.storage.inspecting import origin as inspect_origin
 from fencepost.storage.inspecting import overview as inspect
 from fencepost.storage.inspecting import partitions as inspect_partitions
@@ -58,7 +57,7 @@ _EXAMINED = (
     inspect_partitions.examine_partitions,
     inspect_functions.examine_functions,
     inspect_tokens.examine_tokens,
-    inspect_labels.examine_labels,
+    inspect_tables.examine_labels,
     inspect_ceilings.examine_marks,
     inspect_origin.examine_origin,
     inspect.examine_privileges,

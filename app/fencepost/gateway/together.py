@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from fencepost.fencing.caller import Caller
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.roles import after_code
+from fencepost.storage.connections.roles import users_code
 from fencepost.storage.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -32,9 +32,8 @@ class Together:
         was. UnavailableError: the connection has broken, and nothing was written.
         """
         try:
-            yield self.connection
-            if runs_code:
-                await after_code(self.connection, caller, local=False)
+            async with users_code(self.connection, caller, runs=runs_code, local=False):
+                yield self.connection
         except RefusedError as error:
             if error.sqlstate in RETRIED or error.of_an_old_query_plan:
                 self.failed = error

@@ -23,7 +23,7 @@ from fencepost.gateway.preconditions import require_protected
 from fencepost.gateway.writes.scoped import enter, refused_scope
 from fencepost.locks.leases import Overtaken
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.roles import after_code, as_caller
+from fencepost.storage.connections.roles import as_caller, users_code
 from fencepost.storage.errors import map_errors
 from fencepost.storage.statements import reading
 from fencepost.storage.statements.asking import in_key_order, read_resource
@@ -114,7 +114,9 @@ async def _claim_all(
     repeated: bool,
 ) -> list[Done]:
     one, left = (_reread if repeated else _claim), gateway.max_answer_bytes
-    done = await _claim_scopes(connection, gateway.caller, claimed, token, source, repeated=repeated)
+    of_scopes = any(table.runs_code for each in claimed for table in each.sharing)
+    async with users_code(connection, gateway.caller, runs=of_scopes, local=True):
+        done = await _claim_scopes(connection, gateway.caller, claimed, token, source, repeated=repeated)
     by_table: dict[str, list[int]] = {}
     for number, each in enumerate(claimed):
         if number in done:
@@ -132,9 +134,8 @@ async def _claim_all(
         for position, resource in order:
             if resource not in known_as:
                 key = claimed[numbers[position]].key
-                known_as[resource] = await one(connection, table, key, token, source, gateway.max_answer_bytes)
-                if table.runs_code:
-                    await after_code(connection, gateway.caller, local=True)
+                async with users_code(connection, gateway.caller, runs=table.runs_code, local=True):
+                    known_as[resource] = await one(connection, table, key, token, source, gateway.max_answer_bytes)
             done[numbers[position]] = known_as[resource]
             left -= sum(len(row.encode()) for row in known_as[resource].rows)
             if left < 0:
@@ -177,8 +178,6 @@ async def _claim_scopes(
         sharing = claimed[number].sharing
         if hidden := await refuse_scope(connection, caller, scope, sharing, name, writing=True):
             raise RefusedClaim(hidden)
-        if any(table.runs_code for table in sharing):
-            await after_code(connection, caller, local=True)
     return done
 
 

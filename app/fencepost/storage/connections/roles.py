@@ -78,15 +78,19 @@ async def give_back(connection: Connection, within: float = TIMES.connections.gi
     return None
 
 
-async def after_code(connection: Connection, caller: Caller, *, local: bool) -> None:
-    """Undo what users' code has done to the session, in the middle of a transaction that goes on as a caller: what
-    comes next in it is not to be judged by a setting of another table's trigger. `local`: see `take`.
+@asynccontextmanager
+async def users_code(connection: Connection, caller: Caller, *, runs: bool, local: bool) -> AsyncIterator[None]:
+    """Undo what users' code does to the session in this block, in the middle of a transaction that goes on as a caller:
+    what comes next in it is not to be judged by a setting of another table's trigger. `runs`: whether any runs.
+    `local`: see `take`.
     """
     behind = gateway_connection(connection)
-    behind.code_ran = True  # what is undone is so until the transaction is rolled back
-    with map_errors(writing=True):
-        await connection.fetchval(behind.restoring, False)
-    await take(connection, caller, local=local)
+    behind.code_ran |= runs  # also where the block fails, and after a rollback: locks of a session outlive both
+    yield
+    if runs:
+        with map_errors(writing=True):
+            await connection.fetchval(behind.restoring, False)
+        await take(connection, caller, local=local)
 
 
 @asynccontextmanager
