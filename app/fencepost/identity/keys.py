@@ -129,7 +129,7 @@ def _whole(found: Mapping[str, Any]) -> KeySet:
 
 
 def _require_unknown(secret: bytes) -> None:
-    """Refuse a secret that others may know: whoever does can sign JWTs."""
+    """Refuse a secret that others may know: who knows it can sign JWTs."""
     if found := looks_like(secret):
         raise KeysError(f"it looks like {found}: others may know it, and so it is no secret")
 

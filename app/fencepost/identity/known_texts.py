@@ -1,6 +1,6 @@
 """Texts that were meant to be something else than a secret: a public key, a document, a URL, a token.
 
-Where an operator gives one in place of a secret, it would be one by its letters, and whoever knows it could sign. So
+Where an operator gives one in place of a secret, it would be one by its letters, and who knows it could sign. So
 a secret is looked at as it is, and as what is left without comments, quotes and encodings around it. Nothing here
 takes what is random for one of these: what has no form of its own (a passphrase, the number of a raw key) passes.
 """

@@ -60,7 +60,7 @@ def _match(target: Target, values: list[str]) -> str:
 def _fenced(target: Target, table: str) -> str:
     """Write the condition that the row leaves its mark: the trigger fires (R13)."""
     oid = f"{literal(table)}::pg_catalog.regclass"
-    return or_unfenced(target.name, oid, "del", partitioned=bool(target.partitions))
+    return or_unfenced(target.name, oid, "del", each_time=bool(target.partitions))
 
 
 def _showing_some(target: Target, table: str, op: str) -> str:

@@ -204,7 +204,7 @@ def _write(table: ProtectedTable, change: Change, values: Mapping[str, str], sou
     returning = f"RETURNING {', '.join((*kept, *target.kept()))}"
     if change.deletes:
         if table.fence.scope is None:
-            same += f" AND {or_unfenced(table.fence.name, table.oid, 'del', partitioned=table.kind != 'table')}"
+            same += f" AND {or_unfenced(table.fence.name, table.oid, 'del', each_time=table.kind != 'table')}"
         return f"DELETE FROM {table.sql_name} AS r USING hit WHERE {same} AND {_PASSES} {returning}"
     sets = [f"{quote(c)} = {value}" for c, value in values.items()]
     sets += [f"{column} = {value}" for column, value in mark_of(table).stored]

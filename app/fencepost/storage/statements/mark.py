@@ -74,4 +74,4 @@ def _reached_fences(table: ProtectedTable) -> Iterator[str]:
     """Look at the fences of the tables to which foreign keys' actions lead: PostgreSQL writes to these by itself."""
     for oid, name, scoped in table.reached:
         for trigger in ("scope",) if scoped else ("del", "upd"):
-            yield or_unfenced(name, oid, trigger, partitioned=True)
+            yield or_unfenced(name, oid, trigger, each_time=True)

@@ -134,16 +134,16 @@ def same_table(table: Table) -> list[str]:
     return same
 
 
-def or_unfenced(table: str, oid: int | str, trigger: str, *, partitioned: bool = False) -> str:
+def or_unfenced(table: str, oid: int | str, trigger: str, *, each_time: bool = False) -> str:
     """Give a term of an AND that is true where a trigger of the fence fires, in this session, on the table with this
     oid and on all that take its rows, and raises FP005 elsewhere. `table`: its name, as it was protected.
 
     PostgreSQL looks when it plans the statement, which costs nothing when it runs, and plans again when the table was
     altered. That a partition, or another table, is altered it may not see; there it looks each time that the statement
-    runs (`partitioned`).
+    runs (`each_time`).
     """
     arguments = f"{oid}::oid, 'zzz_fencepost_{trigger}'"
-    fires = f"(SELECT fencepost.fires({arguments}))" if partitioned else f"fencepost.fires_as_planned({arguments})"
+    fires = f"(SELECT fencepost.fires({arguments}))" if each_time else f"fencepost.fires_as_planned({arguments})"
     return f"({fires} OR fencepost.unfenced({literal(table)}) IS NULL)"
 
 
