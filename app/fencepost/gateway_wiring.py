@@ -47,6 +47,7 @@ from fencepost.storage.errors import SessionError, StorageError
 from fencepost.storage.schema import versions
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import Catalog, Served
+from fencepost.storage.tables.privileges import KnownPrivileges
 from fencepost.times import TIMES, Times
 
 LOGGER: Final = logging.getLogger("fencepost")
@@ -121,14 +122,16 @@ async def _connect(settings: Settings, dsn: str, emit: Emit, seals: Seals, times
         lambda trouble: emit(ConnectionTrouble(trouble)),
         times,
     )
-    roles = AllowedRoles(_listed(settings.roles), times)
+    roles, privileges = AllowedRoles(_listed(settings.roles), times), KnownPrivileges(times)
 
     def on_load(catalog: Catalog) -> None:
         roles.forget()
+        privileges.forget()
         emit(_loaded(catalog))
 
     catalog = CatalogCache(database, on_load, _served(settings))
-    return replace(_assemble(settings, database, catalog, emit, times), roles=roles, seals=seals)
+    made = _assemble(settings, database, catalog, emit, times)
+    return replace(made, roles=roles, privileges=privileges, seals=seals)
 
 
 async def _look_first(gateway: Gateway, served: Served) -> None:

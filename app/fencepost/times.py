@@ -47,7 +47,9 @@ class ConnectionTimes:
     read_only_reported_after: float = 30.0
     """After so long without it, it is reported anew."""
     roles_known_for: float = 10.0
-    """For so long an answer counts that says whether the gateway may act as a role."""
+    """For so long an answer counts that says whether the gateway may act as a role, and what the role may do."""
+    privileges_within: float = 1.0
+    """The submission of a write waits for so long for what is known only to PostgreSQL, which may be away."""
     end_backend_within: float = 5.0
     """For so long the end of a backend is waited for. It ends at its next interrupt, after its last commit."""
     listen_pause: float = 0.1

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,11 +151,13 @@ async def test_a_made_up_caller_and_a_header_of_another_message_are_dead_letters
 
 async def test_messages_of_two_roles_and_of_none_each_have_their_own_privileges(stage: Stage) -> None:
     ids = []
+    await stage.queue.owner.execute(f"GRANT INSERT ON stamps TO {READER}")
     for roles in ((WEB, OTHER), (READER,)):
         ids += [
             (each, await stage.submit(each, "POST", "stamps", {"id": f"{each}{n}"})) for n in range(3) for each in roles
         ]
         if READER in roles:
+            await stage.queue.owner.execute(f"REVOKE INSERT ON stamps FROM {READER}")
             await stage.queue.append(write("stamps/login", "POST", {"id": "login"}))
         await stage.consume()
     rows = await stage.rows("SELECT id, who FROM stamps WHERE length(id) > 1 ORDER BY id")
@@ -166,6 +169,33 @@ async def test_messages_of_two_roles_and_of_none_each_have_their_own_privileges(
     assert {each.message.key for each in denials} == {f"stamps/{READER}{n}".encode() for n in range(3)} | {
         b"stamps/login"
     }
+
+
+async def test_a_write_that_its_role_may_not_make_is_refused_as_at_once_and_is_not_queued(stage: Stage) -> None:
+    """It would be a dead letter, body and all, of anybody who can send a request."""
+    await stage.queue.owner.execute(
+        f"CREATE TABLE public.notes (id text PRIMARY KEY, n int); GRANT SELECT ON notes TO {READER}; CREATE SCHEMA own;"
+        f" CREATE TABLE own.notes (id text PRIMARY KEY, n int); GRANT ALL ON own.notes TO {READER}"
+    )
+    for table in ("notes", "own.notes"):
+        await protect(stage.queue.owner, table)
+        for method, path, body in (
+            ("PATCH", f"{table}/a", {"n": 1}),
+            ("PUT", f"{table}/a", {"n": 1}),
+            ("POST", table, {"id": "a"}),
+            ("DELETE", f"{table}/a", None),
+        ):
+            headers = {**_as(READER), "X-Fence-Token": "5"}
+            at_once = await stage.client.request(method, f"/v1/data/{path}", json=body, headers=headers)
+            headers["Prefer"] = "respond-async"
+            queued = await stage.client.request(method, f"/v1/data/{path}", json=body, headers=headers)
+            assert code(queued) == (403, "42501")
+            assert queued.json() == at_once.json()
+    line = json.dumps({"method": "PATCH", "path": "stamps/s", "body": {"n": 1}})
+    headers = {**_as(READER), "Content-Type": "application/x-ndjson"}
+    verdicts = await stage.client.post("/v1/batch", content=line, headers=headers)
+    assert (verdicts.json()["status"], verdicts.json()["body"]["code"]) == (403, "42501")
+    assert await stage.rows("SELECT count(*) FROM fencepost.queued") == [(0,)]
 
 
 async def test_what_a_role_may_counts_when_it_is_applied_and_a_retry_keeps_the_caller(

@@ -33,6 +33,7 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import Table
+from fencepost.storage.tables.privileges import KnownPrivileges
 from fencepost.times import TIMES, Times
 
 DEFAULT_QUEUE: Final = "postgres:default"
@@ -71,6 +72,8 @@ class Gateway:
     """Where a write goes that is to be queued, to a table without a queue of its own."""
     roles: AllowedRoles = field(default_factory=AllowedRoles)
     """As whose roles it acts."""
+    privileges: KnownPrivileges = field(default_factory=KnownPrivileges)
+    """What they may do, where that is asked before a write is queued."""
     times: Times = TIMES
     batches: Batches = field(default_factory=lambda: Batches(256, 5, 10.0, 5.0))
     """What the lines of batches have of this process."""

@@ -8,6 +8,7 @@ PostgreSQL (naming.py), none is needed: writes are taken while it is down.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fencepost.fencing.database_problem_types import PERMISSION_DENIED
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.queue_problem_types import QUEUE_FAILED, QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN
 from fencepost.fencing.role_problem_types import QUEUED_AS_ROLE
@@ -26,6 +27,7 @@ from fencepost.gateway.preconditions import (
 from fencepost.gateway.refusals import RETRY_AFTER
 from fencepost.gateway.seals import elsewhere
 from fencepost.gateway.writes.culprit import with_column
+from fencepost.gateway.writes.keyed import replaceable
 from fencepost.gateway.writes.keys import doubtful_columns, require_same_key
 from fencepost.gateway.writes.marks import marks_of
 from fencepost.gateway.writes.naming import name_of_body, name_of_key
@@ -83,6 +85,8 @@ async def _submit(gateway: Gateway, write: Write, as_message: AsMessage, found: 
     if isinstance(ready, Problem):
         return ready
     (table, authority), message = ready, as_message()
+    if (denied := await _denied(gateway, table, write)) is not None:
+        return denied
     message.resource = await _name_of(gateway, table, write)
     if not message.resource:
         return bad_request(
@@ -132,6 +136,22 @@ def _ready(gateway: Gateway, write: Write, found: Table) -> tuple[ProtectedTable
         return table, None
     checked = require_token(table, write.token, gateway.seals)
     return checked if isinstance(checked, Problem) else (table, checked)
+
+
+async def _denied(gateway: Gateway, table: ProtectedTable, write: Write) -> Problem | None:
+    """Refuse a write whose role lacks a privilege, as PostgreSQL would. The login of consumers has those of the
+    gateway's.
+    """
+    privileges = await gateway.privileges.of(gateway.database, gateway.caller.role, table)
+    if privileges is None:
+        return None
+    sets, target = write.body.columns, target_of(table, write.select, gateway.max_answer_bytes, shown=write.shown)
+    if write.verb != "post":
+        sets = tuple(column for column in sets if column not in table.key)
+    if write.verb == "put":
+        sets = (*sets, *replaceable(table, sets))
+    denial = privileges.denial(table, write.verb, sets, target.columns)
+    return None if denial is None else Problem(PERMISSION_DENIED, denial, code="42501", status=403)
 
 
 async def _name_of(gateway: Gateway, table: ProtectedTable, write: Write) -> str:

@@ -1,25 +1,33 @@
 """What each route needs, by column, as docs/roles.md says it; the matrix compares it with what PostgreSQL says."""
 
+import base64
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
+from tests.support.mock_log import MockLog
 from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.resource import parse_resource
+from fencepost.fencing.seal import parse_keys
 from fencepost.fencing.token import Token
+from fencepost.gateway import use_cases
 from fencepost.gateway.atomic import Undone, atomically
 from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
+from fencepost.gateway.gateway import DEFAULT_QUEUE, Gateway
 from fencepost.gateway.leases.acquire import Granted
 from fencepost.gateway.outcomes import Outcome
 from fencepost.gateway.read import ReadMany, ReadOne
+from fencepost.gateway.seals import Seals
 from fencepost.gateway.use_cases import claim, explain, read_many, read_one
-from fencepost.gateway.writes.write import Write
+from fencepost.gateway.writes.write import Verb, Write
+from fencepost.queues.message import WriteMessage
 from fencepost.storage.statements.query import Condition, Field, Query, Selected
+from fencepost.storage.tables.privileges import KnownPrivileges
 
+SEALS = Seals(parse_keys(f"k1:{base64.b64encode(b'k' * 32).decode()}"))
 MARK = "last_fence_token"
 VISIBLE = ("id", "account_id", "n")
 COLUMNS = {"jobs": (*VISIBLE, MARK), "parts": (*VISIBLE, MARK), "items": VISIBLE, "plain": VISIBLE, "seen": VISIBLE}
@@ -85,6 +93,14 @@ async def claimed_by_lease(gateway: Gateway, table: str, key: int) -> Outcome:
     return got.claims[0] if isinstance(got, Granted) else got
 
 
+async def queued(gateway: Gateway, verb: Verb, write: Write, **values: object) -> Outcome:
+    """Submit a write to a log in memory. Nothing is known of the role before."""
+    submitting = replace(gateway, seals=SEALS, queues={DEFAULT_QUEUE: MockLog()}, privileges=KnownPrivileges())
+    given = replace(write.body, values=values)
+    preferred = replace(write, verb=verb, body=given, preferences=replace(write.preferences, queued=True))
+    return await use_cases.write(submitting, preferred, as_message=lambda: WriteMessage("", "PATCH", b"{}"))
+
+
 ONLY_N = (Selected(Field("n")),)
 DELETED_N = of(need("SELECT", "n") | ROW | need("DELETE", "*"), DELETED["items"])
 WAYS: dict[str, Way] = {
@@ -138,6 +154,15 @@ WAYS: dict[str, Way] = {
             lambda part: patch(part, keyed(str(k), n, table=t, n=1)),
             lambda part: delete(part, keyed(str(k), n + 1, table=t)),
         ),
+    ),
+    "PATCH queued": Way(CHANGED, lambda g, t, k, _f, n: queued(g, "patch", keyed(str(k), n, table=t, n=1))),
+    "PUT queued": Way(REPLACED, lambda g, t, k, _f, n: queued(g, "put", keyed(str(k), n, table=t, account_id=42, n=1))),
+    "POST queued": Way(
+        MADE, lambda g, t, _k, f, n: queued(g, "post", listed(n, {"id": f, "account_id": 42}, table=t), id=f)
+    ),
+    "DELETE queued": Way(DELETED, lambda g, t, k, _f, n: queued(g, "delete", keyed(str(k), n, table=t))),
+    "DELETE queued, n": Way(
+        DELETED_N, lambda g, t, k, _f, n: queued(g, "delete", replace(keyed(str(k), n, table=t), select=ONLY_N))
     ),
     "fences": Way(
         of(ROW, need("read", "*")),

@@ -123,14 +123,14 @@ def _plan(table: ProtectedTable, shape: Shape, most_bytes: int) -> Plan:
     # An unknown column is 400, and that comes before 428.
     target = target_of(table, shape.select, most_bytes, shown=shape.shown)
     given = tuple(c for c in shape.columns if c not in table.key)
-    defaults = _replaceable(table, given) if shape.verb == "put" else ()
+    defaults = replaceable(table, given) if shape.verb == "put" else ()
     change = Change(given, target, shape.preferences, defaults, shape.named, deletes=shape.verb == "delete")
     names_key = len(given) < len(shape.columns)
     alone = steps_of(table, shape.verb, change, "block")
     return Plan(table, alone.marks, change, alone, lanes_of(table, shape, change), names_key)
 
 
-def _replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
+def replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
     """Columns that PUT sets to their defaults."""
     return tuple(
         name

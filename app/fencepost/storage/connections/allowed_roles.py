@@ -7,15 +7,12 @@ a name, so this is asked before anything is sent as a role.
 PostgreSQL is asked once per role and ten seconds, or until the catalog is read again. SET ROLE asks it anew.
 """
 
-import asyncio
 from collections.abc import Collection
 from typing import Final
 
 from fencepost.storage.connections.engine import Database
+from fencepost.storage.connections.known import Known
 from fencepost.times import TIMES, Times
-
-MOST_KEPT: Final = 1000
-"""How many answers are kept: which roles are asked for, tokens say."""
 
 _WHY_NOT: Final = """
 SELECT CASE
@@ -52,42 +49,24 @@ class AllowedRoles:
         listed: Collection[str] = (),
         times: Times = TIMES,
     ) -> None:
-        self._times, self._clock = times.connections, times.clock
         self._listed = frozenset(listed)
-        self._known: dict[str, tuple[str | None, float]] = {}
-        self._asking: dict[str, asyncio.Lock] = {}
+        self._known = Known[str, str | None](times.connections.roles_known_for, times.clock)
 
     async def why_not(self, database: Database, role: str) -> str | None:
         """Say why the gateway does not act as this role; None: it does. Raises UnavailableError."""
         if self._listed and role not in self._listed:
             return "it is none of those that the operator lists (FENCEPOST_ROLES)"
-        now = self._clock.monotonic()
-        found = self._known.get(role)
-        if found is not None and found[1] > now:
-            return found[0]
-        asking = self._asking.setdefault(role, asyncio.Lock())
-        try:
-            async with asking:  # one asks for all that come meanwhile
-                found = self._known.get(role)
-                if found is not None and found[1] > now:
-                    return found[0]
-                return await self._ask(database, role)
-        finally:
-            if not asking.locked():
-                self._asking.pop(role, None)
 
-    async def _ask(self, database: Database, role: str) -> str | None:
-        known, until = self._known, self._clock.monotonic() + self._times.roles_known_for
-        async with database.connection() as connection:
-            reason: str | None = await connection.fetchval(_WHY_NOT, role, bool(self._listed))
-        if len(known) >= MOST_KEPT:
-            known.clear()
-        known[role] = (reason, until)  # into what was forgotten meanwhile, if it was
-        return reason
+        async def ask() -> str | None:
+            async with database.connection() as connection:
+                reason: str | None = await connection.fetchval(_WHY_NOT, role, bool(self._listed))
+            return reason
+
+        return await self._known.get(role, ask)
 
     def forget(self) -> None:
         """Ask anew from now on."""
-        self._known = {}
+        self._known.forget()
 
     async def why_not_start(self, database: Database) -> str | None:
         """Say why callers with roles cannot be served at all: for the start. Raises UnavailableError."""
