@@ -44,6 +44,7 @@ from fencepost.storage.connections.connection import UNREADABLE_URL, Limits
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.origin import ORIGIN
 from fencepost.storage.errors import SessionError, StorageError
+from fencepost.storage.queues.letters import LetterBound
 from fencepost.storage.schema import versions
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import Catalog, Served
@@ -211,6 +212,7 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         waiters=Quota(settings.max_waiters, settings.max_waiters_per_caller, "FENCEPOST_MAX_WAITERS"),
         watches=Watches(_watchers(settings), times),
         results=Results(_watchers(settings), times),
+        letters=LetterBound(settings.max_letter_bytes, times),
         times=times,
         batches=Batches(settings.batch_lines, at_once, settings.lock_timeout, settings.pool_timeout),
     )

@@ -178,6 +178,11 @@ class Settings(BaseSettings):
     consume_here: bool = Field(
         default=True, description="Apply what the queue postgres:default holds, in each gateway process."
     )
+    max_letter_bytes: Positive = Field(
+        default=1_073_741_824,
+        description="Most bytes of dead letters of a queue; then no more writes are queued, and of one caller after a"
+        " quarter.",
+    )
     stop_resources: bool = Field(
         default=False, description="After a dead letter, later queued writes of its resource become dead letters, too."
     )

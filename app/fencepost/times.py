@@ -48,8 +48,6 @@ class ConnectionTimes:
     """After so long without it, it is reported anew."""
     roles_known_for: float = 10.0
     """For so long an answer counts that says whether the gateway may act as a role, and what the role may do."""
-    privileges_within: float = 1.0
-    """The submission of a write waits for so long for what is known only to PostgreSQL, which may be away."""
     end_backend_within: float = 5.0
     """For so long the end of a backend is waited for. It ends at its next interrupt, after its last commit."""
     listen_pause: float = 0.1
@@ -65,6 +63,10 @@ class RequestTimes:
     """An unknown outcome is looked into for so long before the answer is that it is unknown."""
     resolve_pause: float = 0.1
     """Before the database is asked again when it could not be reached, or ended the connection again."""
+    submit_within: float = 1.0
+    """Before a write is queued PostgreSQL, which may be away, is asked what only it knows, for so long each time."""
+    letters_known_for: float = 1.0
+    """For so long an answer counts that says how many dead letters there are."""
     explain_within: float = 1.0
     """A refusal is held back for so long, at most, until it is known who superseded the caller, or who blocks it."""
 

@@ -26,20 +26,43 @@ BEGIN
      WHERE u.id !~ '[.][0-9a-f]{16}$' AND pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL;
 END $$;
 
--- Record that a write came to nothing: refused or failed. False: what it came to is recorded already, and stays.
-CREATE FUNCTION fencepost.queue_record(p_id text, p_content bytea, p_status integer, p_headers text[], p_answer bytea) RETURNS boolean
+CREATE TABLE fencepost.queue_letters (
+  id     text COLLATE "C" PRIMARY KEY,
+  source text COLLATE "C" NOT NULL,
+  whose  text COLLATE "C" NOT NULL,
+  bytes  bigint NOT NULL
+);
+
+COMMENT ON TABLE fencepost.queue_letters IS 'How large the dead letters are that an operator has not retried or dropped, of all queues, wherever the letters themselves are: gateways queue no more writes where these are too many. id: that of the write. whose: the role and name of its caller, where proven; empty: of those without a role. A letter that vanished otherwise, with its topic for example, stands here until its row is deleted.';
+
+-- Record that a write came to nothing: refused or failed. False: what it came to is recorded already, and stays. p_source, p_whose, p_bytes:
+-- of the dead letter that is put next; p_bytes null: it becomes none.
+CREATE FUNCTION fencepost.queue_record(p_id text, p_content bytea, p_status integer, p_headers text[], p_answer bytea, p_source text,
+  p_whose text, p_bytes bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
   VALUES ('queue', p_id, p_content, p_status, p_headers, p_answer) ON CONFLICT DO NOTHING;
+  IF FOUND AND p_bytes IS NOT NULL THEN
+    INSERT INTO fencepost.queue_letters (id, source, whose, bytes) VALUES (p_id, p_source, p_whose, p_bytes) ON CONFLICT DO NOTHING;
+    RETURN true;
+  END IF;
   RETURN FOUND;
 END $$;
 
+-- How many bytes the dead letters of a queue have, and those of one caller.
+CREATE FUNCTION fencepost.queue_letters_of(p_source text, p_whose text, OUT of_all bigint, OUT of_caller bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT coalesce(sum(l.bytes), 0)::bigint, coalesce(sum(l.bytes) FILTER (WHERE l.whose = p_whose), 0)::bigint
+    FROM fencepost.queue_letters l WHERE l.source = p_source $$;
+
 -- Note what becomes of the dead letter of a write, beside what the write came to: the last pair of its record's headers. From then on
--- a message that comes again puts no letter. False: there is no record of a write that failed.
+-- a message that comes again puts no letter, and once it is dropped or retried it counts no more. False: there is no record of a write
+-- that failed.
 CREATE FUNCTION fencepost.queue_close(p_id text, p_letter text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+  DELETE FROM fencepost.queue_letters l WHERE l.id = p_id AND p_letter <> 'in hand';
   UPDATE fencepost.idempotency i
      SET headers = CASE WHEN i.headers[cardinality(i.headers) - 1] = 'fencepost-letter' THEN i.headers[:cardinality(i.headers) - 2]
                         ELSE i.headers END || ARRAY['fencepost-letter', p_letter]

@@ -33,6 +33,7 @@ from fencepost.storage.protecting.protect import protect
 from fencepost.storage.queues import progress, results
 from fencepost.storage.statements.idempotency import Recorded
 from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.times import TIMES
 
 TABLES = """
 CREATE TABLE public.parcels (id text PRIMARY KEY, tenant text NOT NULL, n integer NOT NULL DEFAULT 0);
@@ -198,6 +199,34 @@ async def test_a_write_that_its_role_may_not_make_is_refused_as_at_once_and_is_n
     assert await stage.rows("SELECT count(*) FROM fencepost.queued") == [(0,)]
 
 
+async def test_who_has_too_many_dead_letters_queues_no_more_writes_until_an_operator_has_dealt_with_them(
+    stage: Stage,
+) -> None:
+    """Others do, until the letters of all are too many. What was acknowledged is a letter all the same, as it was."""
+    owner, long = stage.queue.owner, "x" * 3_000
+    await owner.execute("ALTER TABLE parcels DISABLE ROW LEVEL SECURITY")
+
+    async def submit(name: str) -> httpx.Response:
+        """Send what becomes a dead letter: the row is there."""
+        body = {"id": "a", "tenant": long}
+        return await client.post("/v1/data/parcels", json=body, headers=_as(WEB, name=name))
+
+    at_once = replace(TIMES, requests=replace(TIMES.requests, letters_known_for=0))
+    given = {"seal_keys_file": stage.keys, "consume_here": False, "max_letter_bytes": 20_000}
+    async with serving_roles(stage.dsn, at_once, **given) as client:
+        for name in ("ann", "bob", "cy", "dan"):
+            assert (await submit(name)).status_code == 202, name
+            await stage.consume()
+            assert code(await submit(name)) == (503, "FP048")
+        refused = await submit("eve")
+        assert (code(refused), "of 20000 that they" in refused.json()["detail"]) == ((503, "FP048"), True)
+        letters = await stage.queue.log.dead.list(9)
+        assert [len(each.message.value or b"") > len(long) for each in letters] == [True] * 4
+        dropped = await command("dead", "drop", DEFAULT, letters[0].id, database=stage.dsn)
+        assert dropped.exit_code == 0, dropped.output
+        assert (await submit("ann")).status_code == 202
+
+
 async def test_what_a_role_may_counts_when_it_is_applied_and_a_retry_keeps_the_caller(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,8 +241,10 @@ async def test_what_a_role_may_counts_when_it_is_applied_and_a_retry_keeps_the_c
     refused = await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)
     assert (refused.exit_code, "--seal-keys-file" in refused.output) == (1, True)
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
+    assert await stage.rows("SELECT count(*) FROM fencepost.queue_letters") == [(2,)]
     assert (await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)).exit_code == 0
     await stage.consume()
+    assert await stage.rows("SELECT count(*) FROM fencepost.queue_letters") == [(0,)]
     assert await stage.rows("SELECT id, who FROM stamps WHERE length(id) > 1 ORDER BY id") == [
         ("other", OTHER), ("web", WEB),
     ]  # fmt: skip

@@ -18,6 +18,7 @@ from tests.support.ready_made import Unmade
 from fencepost.fencing.caller import CALLER, Caller
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
+from fencepost.times import TIMES, Times
 from fencepost.wiring import create_app
 
 GRANTED = f"""
@@ -42,8 +43,8 @@ class FromHeader:
 
 
 @asynccontextmanager
-async def serving_roles(dsn: str, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(Settings.model_validate({"database_url": dsn, "log_level": "error", **settings}))
+async def serving_roles(dsn: str, times: Times = TIMES, /, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(Settings.model_validate({"database_url": dsn, "log_level": "error", **settings}), times)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(FromHeader(app)), base_url="http://localhost") as client,

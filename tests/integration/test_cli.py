@@ -185,7 +185,7 @@ BAD = [
     ("statement_timeout", "-1"), ("lock_timeout", "soon"),
     ("max_body_bytes", "1k"), ("max_rows", "0"), ("max_ttl", "2000001"), ("max_wait", "0"), ("max_tokens", "0"),
     ("max_waiters", "0"), ("max_watchers", "0"), ("max_waiters_per_caller", "0"), ("max_watchers_per_caller", "0"),
-    ("lease_history", "0"), ("idempotency_retention", "0"), ("max_kept_bytes", "0"),
+    ("lease_history", "0"), ("idempotency_retention", "0"), ("max_kept_bytes", "0"), ("max_letter_bytes", "0"),
     ("max_answer_bytes", "0"), ("max_connections", "0"), ("max_connections_per_address", "0"),
     ("max_head_bytes", "4095"), ("head_timeout", "0"), ("body_timeout", "0"), ("least_rate", "0"),
     ("mark_retention", "0"), ("shutdown_timeout", "0"), ("log_level", "loud"), ("log_format", "xml"),

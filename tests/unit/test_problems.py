@@ -74,6 +74,7 @@ CONTRACT = {
     "FP045": (403, "lock-forbidden", client.Forbidden),
     "FP046": (429, "rate-limited", client.Unavailable),
     "FP047": (503, "earlier-line-first", client.Unavailable),
+    "FP048": (503, "too-many-letters", client.Unavailable),
 }
 
 # Problems whose code is an SQLSTATE of PostgreSQL's, with one of them.

@@ -56,7 +56,8 @@ GRANTS = (
     " fencepost.queue_note_pause(text, text, text),"
     " fencepost.queue_known(), fencepost.queue_stop(text, text, text), fencepost.queue_clear(text, text, text),"
     " fencepost.queue_close(text, text), fencepost.queue_stopped_by(text), fencepost.queue_results(text[], bytea),"
-    " fencepost.queue_record(text, bytea, integer, text[], bytea) TO {role}",
+    " fencepost.queue_record(text, bytea, integer, text[], bytea, text, text, bigint),"
+    " fencepost.queue_letters_of(text, text) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.queue_append(integer[], bytea[], text[], bytea[], integer[], bytea[]), fencepost.queue_state(),"
     " fencepost.queue_decided(), fencepost.queue_oldest(), fencepost.queue_at(integer, bigint),"

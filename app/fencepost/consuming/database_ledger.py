@@ -5,6 +5,7 @@ from functools import partial
 from typing import TypeVar
 
 from fencepost.consuming.ledger import Checked, Kept
+from fencepost.gateway.results import CALLER_HEADER
 from fencepost.queues.log import LogState, Position
 from fencepost.queues.write_id import MessageName
 from fencepost.storage.connections.connection import Connection
@@ -13,6 +14,7 @@ from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.leases import sources
 from fencepost.storage.queues import progress, results, stopped
 from fencepost.storage.queues.progress import PartitionProgress
+from fencepost.storage.queues.results import LetterSize
 from fencepost.storage.statements.idempotency import Recorded
 
 T = TypeVar("T")
@@ -79,11 +81,13 @@ class DatabaseLedger:
             )
         )
 
-    async def keep(self, name: MessageName, answer: Recorded) -> Kept | None:
+    async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
         """Keep the answer of a message that has no effect."""
+        owner = dict(answer.headers).get(CALLER_HEADER, "")
+        letter = None if letter_bytes is None else LetterSize(self._queue, owner, letter_bytes)
 
         async def keep(connection: Connection) -> Kept | None:
-            if await results.record(connection, name.id, name.content, answer):
+            if await results.record(connection, name.id, name.content, answer, letter):
                 return None
             found = await results.result_of_message(connection, name.id, name.content)
             if found is None:  # it stood where it does not belong, and was retried: its record says less than it did

@@ -32,7 +32,7 @@ from fencepost.fencing.problems import Problem
 from fencepost.fencing.queue_problem_types import RESOURCE_STOPPED
 from fencepost.fencing.resource import MalformedResourceError, parse_resource
 from fencepost.gateway.results import IN_HAND, State, letter_of, of_caller, state_of
-from fencepost.queues.log import DeadLetter, DeadLetters, LogError, Received
+from fencepost.queues.log import DeadLetter, DeadLetters, LogError, Message, Received
 from fencepost.queues.message import nonce_of
 from fencepost.queues.signing import claimed
 from fencepost.queues.write_id import MessageName, content_at, content_of, hash_of, id_at
@@ -48,6 +48,9 @@ under an Idempotency-Key of the client may be forgotten from then on.
 """
 MOST_FAULTS: Final = 5
 """How often a message may meet an error of the gateway's own before it is a dead letter."""
+
+_OF_RECORD: Final = 2000
+"""Bytes that a dead letter is counted as beside its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,8 @@ class Decider:
             return _APPLIED if decided.state == "applied" else Settled(decided.state)
         # Also where whom it says it is of is not proven, nobody else is to see the page.
         answer = of_caller(decided.answer, claimed(received.message), proven=False)
-        earlier = await self._ledger.keep(name, answer)
+        letter_bytes = _size_of(received.message) if decided.state == "failed" else None
+        earlier = await self._ledger.keep(name, answer, letter_bytes)
         if earlier is not None:
             return await self._settle_before(received, earlier)
         if decided.state != "failed":
@@ -197,6 +201,12 @@ class Decider:
                 self.stopped.pop(resource, None)
             await self._dead.drop(write_id)
         return reason
+
+
+def _size_of(message: Message) -> int:
+    """Count the bytes of a dead letter, and of the record that stays for as long."""
+    headers = sum(len(name) + len(value) for name, value in message.headers)
+    return _OF_RECORD + len(message.key) + len(message.value or b"") + headers
 
 
 def _resource_of(received: Received) -> str | None:

@@ -60,8 +60,10 @@ class Ledger(Protocol):
         """
         ...
 
-    async def keep(self, name: MessageName, answer: Recorded) -> Kept | None:
-        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays."""
+    async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
+        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays.
+        `letter_bytes`: what the dead letter has that it becomes; None: it becomes none.
+        """
         ...
 
     async def stop(self, resource: str, write_id: str) -> None:

@@ -55,5 +55,21 @@ RESOURCE_STOPPED: Final = ProblemType(
     "--resource RESOURCE` appends it and all that wait behind it, in their order.",
 )
 
-QUEUE_PROBLEM_TYPES: Final = (QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN, QUEUE_FAILED, WRITE_NOT_FOUND, RESOURCE_STOPPED)
+TOO_MANY_LETTERS: Final = ProblemType(
+    "FP048",
+    503,
+    "too-many-letters",
+    "Too many queued writes have failed",
+    "The write was to be queued. Writes that were queued before and failed are kept as dead letters until an operator "
+    "retries or drops them, and those of the caller, or of all callers, have as many bytes as the operator allows. The "
+    "write is not in the queue.",
+    "An operator looks at the letters: `fencepost dead list QUEUE` says why the writes have failed. Then the same "
+    "request is taken again.",
+    retryable=True,
+)
+
+QUEUE_PROBLEM_TYPES: Final = (
+    *(QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN, QUEUE_FAILED, WRITE_NOT_FOUND, RESOURCE_STOPPED),
+    TOO_MANY_LETTERS,
+)
 """All of them, in the order of their codes."""

@@ -31,6 +31,7 @@ from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
+from fencepost.storage.queues.letters import LetterBound
 from fencepost.storage.tables.cache import CatalogCache
 from fencepost.storage.tables.catalog import Table
 from fencepost.storage.tables.privileges import KnownPrivileges
@@ -74,6 +75,8 @@ class Gateway:
     """As whose roles it acts."""
     privileges: KnownPrivileges = field(default_factory=KnownPrivileges)
     """What they may do, where that is asked before a write is queued."""
+    letters: LetterBound = field(default_factory=LetterBound)
+    """How many dead letters there may be before no more writes are queued."""
     times: Times = TIMES
     batches: Batches = field(default_factory=lambda: Batches(256, 5, 10.0, 5.0))
     """What the lines of batches have of this process."""

@@ -10,7 +10,12 @@ from dataclasses import dataclass, field
 
 from fencepost.fencing.database_problem_types import PERMISSION_DENIED
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.fencing.queue_problem_types import QUEUE_FAILED, QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN
+from fencepost.fencing.queue_problem_types import (
+    QUEUE_FAILED,
+    QUEUE_UNAVAILABLE,
+    SUBMISSION_UNKNOWN,
+    TOO_MANY_LETTERS,
+)
 from fencepost.fencing.role_problem_types import QUEUED_AS_ROLE
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
@@ -24,7 +29,8 @@ from fencepost.gateway.preconditions import (
     require_token,
     target_of,
 )
-from fencepost.gateway.refusals import RETRY_AFTER
+from fencepost.gateway.refusals import QUARANTINED_RETRY_AFTER, RETRY_AFTER
+from fencepost.gateway.results import whose
 from fencepost.gateway.seals import elsewhere
 from fencepost.gateway.writes.culprit import with_column
 from fencepost.gateway.writes.keyed import replaceable
@@ -85,8 +91,9 @@ async def _submit(gateway: Gateway, write: Write, as_message: AsMessage, found: 
     if isinstance(ready, Problem):
         return ready
     (table, authority), message = ready, as_message()
-    if (denied := await _denied(gateway, table, write)) is not None:
-        return denied
+    queue = table.fence.queue or gateway.default_queue
+    if (refused := await _denied(gateway, table, write) or await _too_many_letters(gateway, queue)) is not None:
+        return refused
     message.resource = await _name_of(gateway, table, write)
     if not message.resource:
         return bad_request(
@@ -99,7 +106,7 @@ async def _submit(gateway: Gateway, write: Write, as_message: AsMessage, found: 
     await _require_one_key(gateway, table, write)
     message.token = write.token
     message.nonce = new_nonce()
-    return await _append(gateway, table.fence.queue or gateway.default_queue, message)
+    return await _append(gateway, queue, message)
 
 
 def _no_keys(table: str, role: str) -> Problem:
@@ -107,6 +114,19 @@ def _no_keys(table: str, role: str) -> Problem:
         QUEUED_AS_ROLE,
         f"{table}: writes of the role {role} cannot be queued here: this gateway has no keys to sign whose they are.",
         hint="FENCEPOST_SEAL_KEYS_FILE (--seal-keys-file) names the file with them, at gateways and consumers.",
+    )
+
+
+async def _too_many_letters(gateway: Gateway, queue: str) -> Problem | None:
+    full = await gateway.letters.why_full(gateway.database, queue, whose(gateway.caller))
+    if full is None:
+        return None
+    return Problem(
+        TOO_MANY_LETTERS,
+        f"{queue}: too many dead letters wait for an operator: {full}.",
+        hint="`fencepost dead retry` or `fencepost dead drop` makes room. FENCEPOST_MAX_LETTER_BYTES sets the most.",
+        retry_after=QUARANTINED_RETRY_AFTER,
+        extra={"queue": queue},
     )
 
 

@@ -29,7 +29,12 @@ from fencepost.fencing.problem_types import (
     UNSUPPORTED_MEDIA_TYPE,
 )
 from fencepost.fencing.problems import Problem
-from fencepost.fencing.queue_problem_types import QUEUE_FAILED, QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN
+from fencepost.fencing.queue_problem_types import (
+    QUEUE_FAILED,
+    QUEUE_UNAVAILABLE,
+    SUBMISSION_UNKNOWN,
+    TOO_MANY_LETTERS,
+)
 from fencepost.fencing.role_problem_types import QUEUED_AS_ROLE, ROLE_NOT_ALLOWED
 from fencepost.fencing.seal_problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.http.problems.examples import CONSTRAINT, SPENT, STALE, example_problem
@@ -224,7 +229,7 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
             "PostgreSQL cannot be reached or is overloaded: nothing was changed. Or its answer was lost, and the "
             "outcome is unknown. Or no writes are allowed, because it was promoted and no operator has confirmed "
             "it. Or the table takes sealed tokens, and the gateway has no keys. Or the write was to be queued, and the "
-            "queue cannot be reached, or did not say whether it has it.",
+            "queue cannot be reached, did not say whether it has it, or has too many dead letters.",
             _examples(
                 *map(
                     example_problem,
@@ -236,6 +241,7 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
                         NO_SEAL_KEYS,
                         QUEUE_UNAVAILABLE,
                         SUBMISSION_UNKNOWN,
+                        TOO_MANY_LETTERS,
                     ),
                 )
             ),

@@ -55,6 +55,7 @@ from fencepost.fencing.queue_problem_types import (
     QUEUE_UNAVAILABLE,
     RESOURCE_STOPPED,
     SUBMISSION_UNKNOWN,
+    TOO_MANY_LETTERS,
     WRITE_NOT_FOUND,
 )
 from fencepost.fencing.role_problem_types import QUEUED_AS_ROLE, ROLE_NOT_ALLOWED
@@ -248,6 +249,14 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
         hint="Repeat the request with the same Idempotency-Key: the write is done once.",
         resource=_RESOURCE,
         retry_after=1,
+        extra={"queue": "kafka:orders"},
+    ),
+    Problem(
+        TOO_MANY_LETTERS,
+        "kafka:orders: too many dead letters wait for an operator: those of this caller have 268436480 bytes, of"
+        " 268435456 that one caller's may have.",
+        hint="`fencepost dead retry` or `fencepost dead drop` makes room. FENCEPOST_MAX_LETTER_BYTES sets the most.",
+        retry_after=10,
         extra={"queue": "kafka:orders"},
     ),
     Problem(

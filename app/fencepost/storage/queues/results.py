@@ -50,11 +50,26 @@ def _read(row: asyncpg.Record) -> Result:
     return Result(row["recorded_id"], answer, row["created_at"])
 
 
-async def record(connection: Connection, write_id: str, content: bytes, answer: Recorded) -> bool:
-    """Record that a write came to nothing. False: what it came to is recorded already, and stays."""
+@dataclass(frozen=True, slots=True)
+class LetterSize:
+    """How many bytes a dead letter has, of which queue and caller (`whose` of gateway/results.py)."""
+
+    queue: str
+    whose: str
+    bytes: int
+
+
+async def record(
+    connection: Connection, write_id: str, content: bytes, answer: Recorded, letter: LetterSize | None = None
+) -> bool:
+    """Record that a write came to nothing, and which dead letter it becomes. False: what it came to is recorded
+    already, and stays.
+    """
     headers = [part for pair in answer.headers for part in pair]
+    of_letter = (None, None, None) if letter is None else (letter.queue, letter.whose, letter.bytes)
     recorded: bool = await connection.fetchval(
-        "SELECT fencepost.queue_record($1, $2, $3, $4, $5)", write_id, content, answer.status, headers, answer.body
+        "SELECT fencepost.queue_record($1, $2, $3, $4, $5, $6, $7, $8)",
+        *(write_id, content, answer.status, headers, answer.body, *of_letter),
     )
     return recorded
 

@@ -1,9 +1,8 @@
 """What roles may do with tables, asked before a write of theirs is queued: it is made later, when nobody can be told.
 
 PostgreSQL says what a role may do with a table and each of its columns, once per role and table and for a while. What a
-write of one row needs is told in docs/roles.md. A statement may be refused all the same when it is made: by a policy, a
-trigger, the privileges for a sequence or function that a default uses, and that for INSERT of a PUT, which needs it only
-where there is no row.
+write of one row needs stands in docs/roles.md. The write may be denied all the same when it is made: by a policy or a
+trigger, for a sequence or a function that a default uses, or as a PUT that makes its row, which takes INSERT.
 """
 
 import asyncio
@@ -71,7 +70,7 @@ class KnownPrivileges:
     """What is known at this gateway."""
 
     def __init__(self, times: Times = TIMES) -> None:
-        self._within = times.connections.privileges_within
+        self._within = times.requests.submit_within
         self._known = Known[tuple[str | None, int], Privileges | None](times.connections.roles_known_for, times.clock)
 
     async def of(self, database: Database, role: str | None, table: ProtectedTable) -> Privileges | None:
