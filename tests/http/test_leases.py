@@ -5,8 +5,10 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tests.http.test_data_routes_service import database_away
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.in_process import in_process
 from tests.support.lease_asking import (
     SECRETS,
     TIME,
@@ -21,6 +23,7 @@ from tests.support.lease_asking import (
 )
 from tests.support.ready_made import ReadyMade
 
+from fencepost.embedded.server import PostgresServer
 from fencepost.testing.servers.waiting import eventually
 
 STATE = {
@@ -293,3 +296,19 @@ async def test_a_secret_that_cannot_be_one_is_400_and_is_not_repeated(api: Api) 
         SECRETS.append("!~" * (length // 2))
         assert (await acquire(api, new_name(), secret=SECRETS[-1])).status_code == 201, length
     assert (await api.ask("GET", f"leases/{given['lease_id']}")).status_code == 200
+
+
+async def test_an_id_that_no_lease_can_have_is_answered_without_the_database(
+    database: str, postgres: PostgresServer
+) -> None:
+    """They stand in the upper half of a generation: what is made up costs others no connection."""
+    secret, paths = {"X-Lease-Secret": new_secret()}, ("/renew", "/tokens", "")
+    async with in_process(database) as client, database_away(postgres, database):
+        for number in (7, 2**47, 2**48, 2**48 + 2**47, 2**63):
+            for path in paths:
+                lost = await client.request("POST" if path else "GET", f"/v1/leases/{number}{path}", headers=secret)
+                assert code(lost) == (410, "FP012"), (number, path)
+            assert (await client.delete(f"/v1/leases/{number}", headers=secret)).status_code == 204
+        for path in paths:
+            asked = await client.request("POST" if path else "GET", f"/v1/leases/{2**47 + 1}{path}", headers=secret)
+            assert code(asked) == (503, "FP010"), path

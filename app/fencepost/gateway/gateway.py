@@ -25,7 +25,7 @@ from fencepost.locks.leases import Leases
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.observe.events import CallerRefused, Emit
 from fencepost.queues.log import Log
-from fencepost.quota import Quota
+from fencepost.quota import UNKNOWN, Quota
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import Connection
@@ -86,10 +86,16 @@ class Gateway:
     """The transaction that it is one part of what asks; None: it is decided by itself."""
     caller: Caller = EVERYBODY
     """Who asks. What a use case does on users' tables, it does as the caller."""
+    whose: str = UNKNOWN
+    """Who asks about leases, as far as quotas count callers."""
 
     def of(self, caller: Caller) -> "Gateway":
         """Give the same parts to the use cases of this caller's request."""
         return self if caller is self.caller else replace(self, caller=caller)
+
+    def asked_by(self, whose: str) -> "Gateway":
+        """Give the same parts to a request about leases of this caller (quota.py)."""
+        return replace(self, whose=whose)
 
     def connection(self, table: Table) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for questions about a user's table. Raises what Database.connection does."""
@@ -141,4 +147,5 @@ class Gateway:
 
     def locks_of(self, source: str) -> Leases | None:
         """Find whose leases those of a source are; None: it is not configured here."""
-        return self.locks if source == BUILTIN else self.sources.get(source)
+        found: Leases | None = self.locks if source == BUILTIN else self.sources.get(source)
+        return None if found is None else found.of(self.whose)

@@ -48,6 +48,13 @@ class Reads:
         `counted`: those it is for are counted as waiting already. `runs_code`: see Database.connection. Raises
         UnavailableError, RoleError.
         """
+        asked = database.connection(caller=acting, runs_code=runs_code)
+        async with self.place(caller, counted=counted), asked as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def place(self, caller: str, *, counted: bool = False) -> AsyncIterator[None]:
+        """Have a place of a read for the block, which asks for a connection itself. Raises UnavailableError."""
         of = self._callers.get(caller)
         if of is None:
             of = self._callers[caller] = _Caller(asyncio.Semaphore(most_of(self._at_once)))
@@ -55,8 +62,7 @@ class Reads:
         try:
             await self._come_in(of.room, caller, counted=counted)
             try:
-                async with database.connection(caller=acting, runs_code=runs_code) as connection:
-                    yield connection
+                yield
             finally:
                 self._room.release()
                 of.room.release()

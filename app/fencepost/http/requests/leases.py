@@ -11,14 +11,14 @@ from starlette.requests import Request
 from fencepost.fencing.problem_types import LEASE_LOST
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import MalformedResourceError, parse_resource
-from fencepost.fencing.token import BUILTIN, MAX_TOKEN
+from fencepost.fencing.token import BUILTIN
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.bodies import read_json
 from fencepost.http.requests.headers import by_name
 from fencepost.http.requests.query import query_pairs
 from fencepost.http.requests.system import read_headers
 from fencepost.locks.leases import LeaseLimits
-from fencepost.storage.leases.builtin import LeaseId
+from fencepost.storage.leases.builtin import LeaseId, is_lease_number
 from fencepost.storage.leases.lock_request import LockRequest
 from fencepost.storage.statements.query import QueryError
 
@@ -79,7 +79,7 @@ def read_lease_id(text: str) -> LeaseId:
     source, number = BUILTIN, text
     if (named := LEASE_OF_SOURCE.fullmatch(text)) is not None and named[1] != BUILTIN:
         source, number = named[1], named[2]
-    if not ID.fullmatch(number) or int(number) > MAX_TOKEN:
+    if not ID.fullmatch(number) or not is_lease_number(int(number)):
         raise RequestError(Problem(LEASE_LOST, f"There is no lease {text[:40]}.", extra={"lease_id": text[:40]}))
     return LeaseId(source, int(number))
 

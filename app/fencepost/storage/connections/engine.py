@@ -19,6 +19,7 @@ from fencepost.storage.connections.connection import (
     session_settings,
 )
 from fencepost.storage.connections.grant_slots import GrantSlots
+from fencepost.storage.connections.lease_shares import LeaseShares
 from fencepost.storage.connections.origin import OriginStatus, Watch
 from fencepost.storage.connections.pool import ClosedError, Pool
 from fencepost.storage.connections.read_only import ReadOnly, look
@@ -65,6 +66,7 @@ class Database:
         self._report = report
         self._times, self._clock = times.connections, times.clock
         self.grants = GrantSlots(self.for_leases, limits.lease_pool_size, times)
+        self.lease_shares = LeaseShares(limits.lease_pool_size, limits.most_waiting, limits.pool_timeout)
         self._waiting = dict.fromkeys(self._pools, 0)
         self._ending: Timer | None = None
 
@@ -140,6 +142,13 @@ class Database:
     def for_leases(self) -> AbstractAsyncContextManager[Connection]:
         """Lend `run_write` a connection for leases and their queues, for which no other request waits."""
         return self._lend(self._lease_pool, EVERYBODY, writing=True)
+
+    @asynccontextmanager
+    async def for_lease_of(self, whose: str) -> AsyncIterator[Connection]:
+        """Lend one for a request of this caller about its leases, in the caller's share (lease_shares.py)."""
+        lent = self._lend(self._lease_pool, EVERYBODY, writing=True)
+        async with self.lease_shares.place(whose), lent as connection:
+            yield connection
 
     def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for batches of writes (group_commit.py), which are counted there."""

@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from fencepost.fencing.lock_pattern import likes
-from fencepost.fencing.token import BUILTIN, Token
+from fencepost.fencing.token import BUILTIN, GENERATION_BITS, MAX_TOKEN, Token
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.leases.lock_request import LockRequest
 
@@ -25,6 +25,11 @@ class LeaseId:
 
     def __str__(self) -> str:
         return str(self.number) if self.source == BUILTIN else f"{self.source}-{self.number}"
+
+
+def is_lease_number(number: int) -> bool:
+    """Whether a lease may have this number: they stand in the upper half of a generation (leases.sql)."""
+    return number <= MAX_TOKEN and number % 2**GENERATION_BITS > 2 ** (GENERATION_BITS - 1)
 
 
 class Withdrawn(Exception):  # noqa: N818 - it is no error
