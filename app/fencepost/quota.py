@@ -31,23 +31,27 @@ class Quota:
     @contextmanager
     def place(self, caller: str) -> Iterator[str | None]:
         """Take a place for the block; a text instead says why there is none."""
-        full = self._full(caller)
-        if full is not None:
-            yield full
-            return
-        self.count += 1
-        self._of[caller] += 1
+        full = self.take(caller)
         try:
-            yield None
+            yield full
         finally:
-            self.count -= 1
-            self._of[caller] -= 1
-            if not self._of[caller]:
-                del self._of[caller]
+            if full is None:
+                self.give_back(caller)
 
-    def _full(self, caller: str) -> str | None:
-        if self._of[caller] >= self._most_per_caller:
-            return f"{self._of[caller]} of {caller} already ({self._per_caller})"
-        if self.count >= self._most:
+    def take(self, caller: str, number: int = 1) -> str | None:
+        """Take so many places; a text instead says why there are not so many."""
+        own = self._of.get(caller, 0)
+        if own + number > self._most_per_caller:
+            return f"{own} of {caller} already ({self._per_caller})"
+        if self.count + number > self._most:
             return f"{self.count} already ({self._setting})"
+        self.count += number
+        self._of[caller] += number
         return None
+
+    def give_back(self, caller: str, number: int = 1) -> None:
+        """Give back what was taken."""
+        self.count -= number
+        self._of[caller] -= number
+        if not self._of[caller]:
+            del self._of[caller]

@@ -77,7 +77,7 @@ async def grants_pid(gateway: Gateway) -> int:
 
 
 def body(**values: object) -> Body:
-    return Body(json.dumps(values), tuple(values), values)
+    return Body(json.dumps(values).encode(), tuple(values), values)
 
 
 def keyed(key: Key, token: int, table: str = "orders", **values: object) -> Write:
@@ -93,7 +93,7 @@ def matching(filters: tuple[Filter, ...], token: int, table: str = "orders", **v
 
 def listed(token: int, *rows: Mapping[str, object], table: str = "orders") -> Write:
     """A write of the rows of an array: give it to post or patch."""
-    given = Body(json.dumps(rows), tuple(rows[0]), {})
+    given = Body(json.dumps(rows).encode(), tuple(rows[0]), {})
     return Write("post", table, Listed(len(rows)), Token(token), given, preferences=SHOWN)
 
 

@@ -26,6 +26,7 @@ from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
 from fencepost.http.problems.response import http_problem, problem_response
 from fencepost.http.rate_limits import RateLimits
+from fencepost.http.requests.bodies import BodiesInHand
 from fencepost.http.routes.batch import PATH, BatchRoute
 from fencepost.http.routes.data import PREFIX, DataRoutes
 from fencepost.http.routes.docs import docs_routes
@@ -103,8 +104,9 @@ class Application(FastAPI):
         admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         self.add_middleware(edge)
-        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
-        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits))
+        bodies = BodiesInHand(parts.max_body_bytes)
+        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes, bodies))
+        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits, bodies))
         self._outermost = _with_cors(self._split, parts.sites)
         if parts.admin is not None:
             app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))
