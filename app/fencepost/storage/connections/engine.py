@@ -67,6 +67,8 @@ class Database:
         self.grants = GrantSlots(self.for_leases, limits.lease_pool_size, times)
         self._waiting = dict.fromkeys(self._pools, 0)
         self._ending: Timer | None = None
+        self.moment_due = False
+        """Whether something was written since the newest moment (R19), when it was last looked."""
 
     @classmethod
     async def open(
@@ -239,7 +241,7 @@ class Database:
         if newer:
             self.expire()
         if error is not None:
-            if watch.met is not None and not behind.origin.follows(watch.met):
+            if watch.met is not None and (behind.origin.forgot or not behind.origin.follows(watch.met)):
                 behind.terminate()  # it leads elsewhere: the next one may not
             raise error
 
@@ -253,7 +255,7 @@ class Database:
                     with map_errors(writing=False):
                         await behind.introduce(self._watch)  # the generation may have been raised since
                     await self._require_origin(behind)
-                    generation = behind.origin.generation
+                    generation, self.moment_due = behind.origin.generation, behind.origin.due
                     with map_errors(writing=False):
                         here, new = await look(connection)
                     if here and behind.opened < begun:  # it may be a leftover: a new one shows
