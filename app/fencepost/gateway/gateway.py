@@ -15,9 +15,9 @@ from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.batches import Batches, Share
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.kept import KeptAnswers
-from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
 from fencepost.gateway.seals import Seals
+from fencepost.gateway.shares import CallerShares, Reads
 from fencepost.gateway.together import Together
 from fencepost.gateway.turns import Turns
 from fencepost.locks.builtin.leases import PostgresLocks
@@ -25,7 +25,7 @@ from fencepost.locks.leases import Leases
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.observe.events import CallerRefused, Emit
 from fencepost.queues.log import Log
-from fencepost.quota import Quota
+from fencepost.quota import ASKING, Quota
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import Connection
@@ -52,6 +52,7 @@ class Gateway:
     turns: Turns
     reads: Reads
     gathered: GatheredReads
+    shares: CallerShares
     max_answer_bytes: int
     kept: KeptAnswers = field(default_factory=lambda: KeptAnswers(1 << 30, 86_400))
     """What is kept of answers under Idempotency-Keys."""
@@ -101,7 +102,10 @@ class Gateway:
     async def run_write(self, work: Callable[[Connection], Awaitable[T]], *, runs_code: bool) -> T:
         """Do a write to users' tables as the caller (transactions.py). `runs_code`: see Database.connection."""
         lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None, runs_code=runs_code)
-        return await run_write(lambda: self._of_share(lend()), work)
+        if self.share is not None:
+            return await run_write(lambda: self._of_share(lend()), work)
+        async with self.shares.place(ASKING.get()):
+            return await run_write(lend, work)
 
     def _of_share(self, connection: AbstractAsyncContextManager[Connection]) -> AbstractAsyncContextManager[Connection]:
         """Have a connection lent as one of the batch's share, if a batch's line asks."""

@@ -21,6 +21,7 @@ from fencepost.fencing.problems import bad_request
 from fencepost.gateway.gateway import Gateway
 from fencepost.http.admin import Admin, admin_app, by_port
 from fencepost.http.admission import Admission, is_named
+from fencepost.http.caller import caller_of
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
@@ -38,6 +39,7 @@ from fencepost.http.routes.writes import write_routes
 from fencepost.http.sites import Sites
 from fencepost.identity.authenticator import Authenticator
 from fencepost.observe.events import Emit
+from fencepost.quota import ASKING
 from fencepost.storage.tables.catalog import Catalog
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -146,7 +148,8 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
 
     def _gateway_of(self, scope: Scope) -> Gateway:
-        """Give the gateway to the caller of a request."""
+        """Give the gateway to the caller of a request, whose task this is."""
+        ASKING.set(caller_of(scope))
         return self.gateway().of(scope.get(CALLER, EVERYBODY))
 
     def _catalog(self) -> Catalog:
