@@ -1,12 +1,14 @@
 """Submitting: a write of one row is put into a queue, and answered when it is safe there. A consumer applies it.
 
 What can be known without the row is answered now, and not later by a dead letter: an unknown table or column, a key
-that does not fit, no token where the table's tokens are a lock's. Where the name of the resource is known without
-PostgreSQL (naming.py), none is needed: writes are taken while it is down.
+that does not fit, no token where the table's tokens are a lock's, a role that may not write so. What was found of a
+role's privileges is kept as long as the picture of the table. Where that and the name of the resource (naming.py) are
+known, PostgreSQL is not needed: writes are taken while it is down. So are those of the gateway's own login in any case.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.queue_problem_types import QUEUE_FAILED, QUEUE_UNAVAILABLE, SUBMISSION_UNKNOWN
@@ -35,8 +37,11 @@ from fencepost.queues.message import WriteMessage, message_of
 from fencepost.queues.signing import sign
 from fencepost.queues.write_id import WriteId, new_nonce
 from fencepost.storage.connections.transactions import savepoint
+from fencepost.storage.errors import RefusedError, UnavailableError
+from fencepost.storage.statements.checks import asks_for_privileges
 from fencepost.storage.tables.catalog import ProtectedTable, Table
 
+_MOST_KNOWN: Final = 1000
 AsMessage = Callable[[], WriteMessage]
 """Says what a write's request says, as a message does; resource, token and nonce are added here."""
 
@@ -83,6 +88,7 @@ async def _submit(gateway: Gateway, write: Write, as_message: AsMessage, found: 
     if isinstance(ready, Problem):
         return ready
     (table, authority), message = ready, as_message()
+    await _require_privileges(gateway, write, table)
     message.resource = await _name_of(gateway, table, write)
     if not message.resource:
         return bad_request(
@@ -132,6 +138,37 @@ def _ready(gateway: Gateway, write: Write, found: Table) -> tuple[ProtectedTable
         return table, None
     checked = require_token(table, write.token, gateway.seals)
     return checked if isinstance(checked, Problem) else (table, checked)
+
+
+async def _require_privileges(gateway: Gateway, write: Write, table: ProtectedTable) -> None:
+    """Refuse what the caller's role may not write (RefusedError): it would be a dead letter, body and all. Policies of
+    row security, and what else depends on values, are asked for when the write is applied.
+    """
+    shown = target_of(table, write.select, gateway.max_answer_bytes, shown=write.shown).columns
+    asked = (gateway.caller.role, write.verb, frozenset(write.body.columns), frozenset(shown))
+    known = table.kept(_known_to_be_allowed)
+    if asked in known:
+        return
+    sql = asks_for_privileges(table, write.verb, write.body.columns, shown)
+    try:
+        async with gateway.connection(table) as connection:
+            await connection.execute(sql)
+    except RefusedError as error:
+        if error.lacks_privilege:
+            raise
+        return  # it is for the write itself to say what else is wrong
+    except UnavailableError:
+        if gateway.caller.role is not None:  # else who keeps PostgreSQL busy is asked for nothing
+            raise
+        return
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+    known.add(asked)
+
+
+def _known_to_be_allowed(_table: Table) -> set[tuple[str | None, str, frozenset[str], frozenset[str]]]:
+    """Keep which writes are allowed: role, verb, columns, and what is shown."""
+    return set()
 
 
 async def _name_of(gateway: Gateway, table: ProtectedTable, write: Write) -> str:

@@ -1,6 +1,7 @@
 """What only PostgreSQL knows of keys and values: whether two spellings are one key, and what a column can store."""
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 import asyncpg
 
@@ -9,7 +10,7 @@ from fencepost.storage.connections.transactions import savepoint
 from fencepost.storage.statements.given import body_columns, body_json
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, compiled
 from fencepost.storage.statements.row_sql import key_parameter, operator
-from fencepost.storage.tables.catalog import Table, quote
+from fencepost.storage.tables.catalog import MARK_COLUMN, Table, quote
 from fencepost.storage.tables.effects import HAS_RULES
 
 _UNREADABLE: Final = (
@@ -98,3 +99,30 @@ async def keys_may_change(connection: Connection, table: Table) -> bool:
     """Whether a trigger or rule that is not ours may store a row under another key than was sent."""
     changes: bool = await connection.fetchval(_REKEYS, table.sql_name)
     return changes
+
+
+def asks_for_privileges(
+    table: Table, verb: Literal["patch", "put", "post", "delete"], columns: Sequence[str], shown: Sequence[str]
+) -> str:
+    """Write a statement that a role may run where it may make such a write of one row: of these columns, with these
+    shown. It writes nothing: PostgreSQL looks at privileges when a statement begins, and it is only explained.
+    """
+    scope = table.fence.scope if table.fence is not None else None
+    judged = (MARK_COLUMN,) if scope is None else scope.columns
+    marks = () if scope is not None else judged
+    there = " AND ".join(f"r.{quote(name)} IS NOT NULL" for name in dict.fromkeys((*table.key, *judged)))
+    answer = ", ".join(f"r.{quote(name)}" for name in dict.fromkeys((*table.key, *judged, *shown)))
+    if verb == "delete":
+        return f"EXPLAIN DELETE FROM {table.sql_name} AS r WHERE {there} RETURNING {answer}"
+    if verb == "post":
+        named = [quote(name) for name in dict.fromkeys((*columns, *marks))]
+        values = f"({', '.join(named)}) VALUES ({', '.join(['NULL'] * len(named))})" if named else "DEFAULT VALUES"
+        return f"EXPLAIN INSERT INTO {table.sql_name} AS r {values} RETURNING {answer}"
+    given = [name for name in (table.visible if verb == "put" else columns) if name not in table.key]
+    sets = [name for name in dict.fromkeys((*given, *marks)) if not table.columns[name].generated]
+    if not sets:
+        return f"EXPLAIN SELECT {answer} FROM {table.sql_name} AS r WHERE {there}"
+    return (
+        f"EXPLAIN UPDATE {table.sql_name} AS r SET {', '.join(f'{quote(name)} = NULL' for name in sets)}"
+        f" WHERE {there} RETURNING {answer}"
+    )
