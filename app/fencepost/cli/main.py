@@ -1,6 +1,7 @@
 """The command `fencepost`: one subcommand a file, imported when it is asked for."""
 
 import importlib
+import os
 from typing import Final
 
 import click
@@ -50,3 +51,9 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="fencepost")
 def main() -> None:
     """Refuse stale writes: a fencing-token enforcing storage gateway for PostgreSQL."""
+    if file := os.environ.get("SSLKEYLOGFILE"):  # each TLS context of Python's opens it
+        try:
+            with open(file, "ab"):  # noqa: PTH123 - as ssl opens it
+                pass
+        except OSError as error:
+            raise click.ClickException(f"SSLKEYLOGFILE: {file} cannot be opened: {error.strerror}") from error
