@@ -291,7 +291,8 @@ class GuardedProtocol(ParsingProtocol):
         """
         headers = {"Connection": "close", "X-Content-Type-Options": "nosniff"}
         if self._guard is not None:
-            headers |= self._guard.for_page(next((value for name, value in self.headers if name == b"origin"), None))
+            origin = next((value for name, value in self.headers or () if name == b"origin"), None)
+            headers |= self._guard.for_page(origin)
         response = problem_response(problem, headers)
         head = b"".join(b"%b: %b\r\n" % each for each in response.raw_headers)
         still_unsent = self.unsent
