@@ -49,8 +49,8 @@ ASKED_HEADERS: Final = (
 )  # fmt: skip
 """What pages of other sites may send, where the operator allows them."""
 ANSWERED_HEADERS: Final = (
-    "Content-Location", "Content-Range", "Location", "Preference-Applied", "RateLimit", "RateLimit-Policy",
-    "Retry-After", "WWW-Authenticate", "X-Request-Id",
+    "Content-Location", "Content-Range", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
+    "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Fence-Mark", "X-Fence-Scope", "X-Request-Id",
 )  # fmt: skip
 """What they may read."""
 TAGS: Final = [
