@@ -36,7 +36,7 @@ WANTED: Final = 0.85
 """The target of the ratio with 64 writes under way, set before it was measured."""
 CONNECTIONS: Final = (1, 16, 64)
 ROWS: Final = 1000
-BODY: Final = Body('{"status": "paid"}', ("status",), {"status": "paid"})
+BODY: Final = Body(b'{"status": "paid"}', ("status",), {"status": "paid"})
 
 
 @click.command()

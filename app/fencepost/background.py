@@ -18,6 +18,7 @@ from fencepost.stopping import Stopping
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.listen import Listener
 from fencepost.storage.errors import StorageError
+from fencepost.storage.upkeep.generations import leave_moment
 from fencepost.storage.upkeep.pruning import Pruner, prune_records
 from fencepost.storage.upkeep.refusals import add
 from fencepost.times import TIMES, Times
@@ -86,6 +87,14 @@ class Upkeep:
                 self.seal_keys.look()
             with suppress(StorageError):
                 await self.gateway.database.origin_status()
+
+    async def leave_moments_now_and_then(self) -> None:
+        """Leave moments in the database while it is written to, for ever (R19)."""
+        while True:
+            await self.gateway.times.clock.sleep(self.gateway.times.upkeep.look_every)
+            if self.gateway.database.moment_due:
+                with suppress(StorageError):  # requests report it
+                    await leave_moment(self.gateway.database)
 
     async def note_uses_now_and_then(self, keys: ApiKeys) -> None:
         """Note which API keys are used, for ever. Where that fails (the database may be a standby), a note is lost."""
@@ -174,6 +183,7 @@ async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
         listener.run(),
         upkeep.reload_now_and_then(),
         upkeep.look_now_and_then(),
+        upkeep.leave_moments_now_and_then(),
         upkeep.sweep_now_and_then(),
         upkeep.prune_now_and_then(),
     )

@@ -15,9 +15,9 @@ from fencepost.gateway.batches import Batches
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.kept import KeptAnswers
-from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
 from fencepost.gateway.seals import Seals
+from fencepost.gateway.shares import CallerShares, Reads
 from fencepost.gateway.turns import Turns
 from fencepost.locks.builtin.leases import PostgresLocks
 from fencepost.locks.builtin.queue import Queue
@@ -194,7 +194,8 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         times=times,
     )
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
-    reads = Reads(most_of(settings.pool_size), settings.pool_timeout, settings.max_waiting)
+    shares = CallerShares(settings.pool_size, settings.pool_timeout, settings.max_waiting)
+    reads = Reads(most_of(settings.pool_size), shares)
     return Gateway(
         database,
         catalog,
@@ -207,6 +208,7 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         GatheredReads(
             database, reads, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout, times=times
         ),
+        shares,
         settings.max_answer_bytes,
         kept=KeptAnswers(settings.max_kept_bytes, settings.idempotency_retention, times.clock),
         waiters=Quota(settings.max_waiters, settings.max_waiters_per_caller, "FENCEPOST_MAX_WAITERS"),

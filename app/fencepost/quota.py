@@ -3,17 +3,61 @@
 A caller is a text: the name of who asks, or the address of the connection (http/caller.py).
 """
 
+import asyncio
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
 
-UNKNOWN = "?"
+UNKNOWN: Final = "?"
 """The caller where there is no connection: of what the gateway asks for itself."""
+ASKING: Final[ContextVar[str]] = ContextVar("ASKING", default=UNKNOWN)
+"""Who asks, in the task of a request."""
 
 
 def most_of(size: int) -> int:
     """Give three quarters, and one at least: so many of `size` may be taken, so that the rest is left to others."""
     return max(1, size - max(1, size // 4))
+
+
+@dataclass(slots=True)
+class _Places:
+    room: asyncio.Semaphore
+    users: int = 0
+    """How many have one of them, or wait."""
+
+
+class Shares:
+    """`most` places of each caller, for whom they are made when it comes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._callers: dict[str, _Places] = {}
+
+    @contextmanager
+    def of(self, caller: str) -> Iterator[asyncio.Semaphore]:
+        """Give the places of a caller, for as long as it has one or waits."""
+        places = self._callers.get(caller)
+        if places is None:
+            # What the gateway asks for itself has no bound here.
+            places = self._callers[caller] = _Places(
+                asyncio.Semaphore(sys.maxsize if caller == UNKNOWN else self._most)
+            )
+        places.users += 1
+        try:
+            yield places.room
+        finally:
+            places.users -= 1
+            if not places.users:
+                del self._callers[caller]
+
+    def has_room(self, caller: str) -> bool:
+        """Whether a caller has a place free."""
+        places = self._callers.get(caller)
+        return places is None or not places.room.locked()
 
 
 class Quota:
@@ -31,23 +75,27 @@ class Quota:
     @contextmanager
     def place(self, caller: str) -> Iterator[str | None]:
         """Take a place for the block; a text instead says why there is none."""
-        full = self._full(caller)
-        if full is not None:
-            yield full
-            return
-        self.count += 1
-        self._of[caller] += 1
+        full = self.take(caller)
         try:
-            yield None
+            yield full
         finally:
-            self.count -= 1
-            self._of[caller] -= 1
-            if not self._of[caller]:
-                del self._of[caller]
+            if full is None:
+                self.give_back(caller)
 
-    def _full(self, caller: str) -> str | None:
-        if self._of[caller] >= self._most_per_caller:
-            return f"{self._of[caller]} of {caller} already ({self._per_caller})"
-        if self.count >= self._most:
+    def take(self, caller: str, number: int = 1) -> str | None:
+        """Take so many places; a text instead says why there are not so many."""
+        own = self._of.get(caller, 0)
+        if own + number > self._most_per_caller:
+            return f"{own} of {caller} already ({self._per_caller})"
+        if self.count + number > self._most:
             return f"{self.count} already ({self._setting})"
+        self.count += number
+        self._of[caller] += number
         return None
+
+    def give_back(self, caller: str, number: int = 1) -> None:
+        """Give back what was taken."""
+        self.count -= number
+        self._of[caller] -= number
+        if not self._of[caller]:
+            del self._of[caller]

@@ -75,6 +75,10 @@ class Settings(BaseSettings):
     max_head_bytes: Annotated[int, Field(ge=4096)] = Field(
         default=65_536, description="Most bytes of a request's path, query and headers together."
     )
+    keep_alive: Seconds = Field(
+        default=75.0,
+        description="Time for which a connection stays open between requests: longer than a proxy in front keeps it.",
+    )
     head_timeout: Seconds = Field(default=10.0, description="Time in which a request's head is to arrive.")
     body_timeout: Seconds = Field(
         default=60.0, description="Time in which a request's body is to arrive, and its client to take the answer."

@@ -175,7 +175,8 @@ def _guards(settings: Settings, emit: Emit, times: Times) -> dict[str, object]:
         settings.least_rate,
         KEPT_ANSWERS * max(settings.max_answer_bytes, 8 << 20),
     )
-    guards: dict[str, object] = {GUARD: Guard(bounds, emit, times.edge)}
+    sites = read_sites(settings.host, settings.allowed_hosts, settings.cors_origins)
+    guards: dict[str, object] = {GUARD: Guard(bounds, emit, times.edge, sites.for_page)}
     if settings.admin_port is not None:
         guards[ADMIN_GUARD] = settings.admin_port, Guard(bounds.of_admin_port, emit, times.edge)
     return guards

@@ -48,16 +48,49 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 INSERT INTO fencepost.generations (generation, system_identifier, timeline, database_oid, relation_oid, reason)
 SELECT 0, h.system_identifier, h.timeline, h.database_oid, h.relation_oid, 'migrated' FROM fencepost.location() h;
 
+-- Marks that gateways leave while the database is written to, at most about two a second, each of them random: a copy of the data
+-- directory that was taken before a mark does not have it, however far its own writes have carried its WAL.
+CREATE TABLE fencepost.moments (
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  nonce  uuid NOT NULL DEFAULT gen_random_uuid(),
+  xid    xid8 NOT NULL DEFAULT pg_current_xact_id(),
+  at     timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+COMMENT ON TABLE fencepost.moments IS 'Random marks, the newest 10,000: a gateway that has met one refuses a copy of this database that does not have it (R19).';
+
+-- Whether something was written since the newest moment. Reads, and the moment itself, are nothing.
+CREATE FUNCTION fencepost.moment_due() RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT coalesce((SELECT m.at < clock_timestamp() - interval '0.5 s'
+                          AND pg_snapshot_xmax(pg_current_snapshot())::text::numeric > m.xid::text::numeric + 1
+                     FROM fencepost.moments m ORDER BY m.number DESC LIMIT 1), true) $$;
+
+-- Leaves a moment, and forgets the oldest one.
+CREATE FUNCTION fencepost.leave_moment() RETURNS void LANGUAGE plpgsql
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  left_now bigint;
+BEGIN
+  IF NOT fencepost.moment_due() THEN RETURN; END IF;
+  INSERT INTO fencepost.moments DEFAULT VALUES RETURNING moments.number INTO left_now;
+  DELETE FROM fencepost.moments m WHERE m.number <= left_now - 10000;
+END $$;
+
 -- What a connection is connected to, and what is stored there. timeline and flushed are null in recovery; generation and
 -- what follows it are null when nothing is stored.
 --   flushed    the position up to which WAL is safe on disk, in bytes: on one timeline it never goes back, not by a crash
 --   history    all generations that are stored, as number/identity
 --   above      the highest token that --above was ever given
-CREATE FUNCTION fencepost.origin(OUT in_recovery boolean, OUT system_identifier bigint, OUT timeline integer,
+--   moment     the newest moment, and nonce, what it is known by
+--   forgot     whether a moment that was met, p_moment and p_nonce, is not there. Of one that is older than all that are
+--              kept nobody knows
+--   due        whether a moment is to be left
+CREATE FUNCTION fencepost.origin(p_moment bigint DEFAULT NULL, p_nonce uuid DEFAULT NULL, OUT in_recovery boolean, OUT system_identifier bigint, OUT timeline integer,
                                  OUT database_oid oid, OUT relation_oid oid, OUT flushed bigint,
                                  OUT generation bigint, OUT identity uuid, OUT known_system bigint,
                                  OUT known_timeline integer, OUT known_database oid, OUT known_relation oid,
-                                 OUT history text[], OUT above bigint)
+                                 OUT history text[], OUT above bigint,
+                                 OUT moment bigint, OUT nonce uuid, OUT forgot boolean, OUT due boolean)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   in_recovery := pg_is_in_recovery();
@@ -67,6 +100,11 @@ BEGIN
     INTO generation, identity, known_system, known_timeline, known_database, known_relation
     FROM fencepost.generations g ORDER BY g.generation DESC LIMIT 1;
   SELECT array_agg(g.generation || '/' || g.identity), max(g.above) INTO history, above FROM fencepost.generations g;
+  SELECT m.number, m.nonce INTO moment, nonce FROM fencepost.moments m ORDER BY m.number DESC LIMIT 1;
+  forgot := p_moment IS NOT NULL
+            AND NOT EXISTS (SELECT FROM fencepost.moments m WHERE m.number = p_moment AND m.nonce = p_nonce)
+            AND coalesce((SELECT min(m.number) FROM fencepost.moments m) <= p_moment, true);
+  due := NOT in_recovery AND fencepost.moment_due();
 END $$;
 
 -- An operator vouches for this database: from now on it is the one to write to. Every token that was drawn before is

@@ -31,6 +31,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.lease, fencepost.lost, fencepost.issued_to, fencepost.lock_states, fencepost.lock_counts,
   -- generations.sql
   fencepost.current_timeline, fencepost.location, fencepost.origin, fencepost.raise_generation,
+  fencepost.moment_due, fencepost.leave_moment,
   -- sources.sql
   fencepost.source_register, fencepost.source_state, fencepost.source_reaches, fencepost.source_begins, fencepost.source_draw,
   fencepost.source_quarantine, fencepost.source_verified, fencepost.source_raise, fencepost.source_beyond,

@@ -38,6 +38,19 @@ async def test_a_signal_is_passed_to_the_command_which_decides(lock: StartLock, 
     assert await running.ended() == 4
 
 
+async def test_signals_that_were_blocked_by_what_started_it_arrive(
+    lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """The end of the command was not seen, and the lock kept; TERM did nothing."""
+    blocked = {"prefix": ("env", "--block-signal=CHLD,TERM", "--ignore-signal=CHLD")}
+    assert await lock("a", "sh", "-c", "exit 3", **blocked).ended() == 3
+    running = lock("a", "sh", "-c", f"trap 'exit 5' TERM; echo > runs; {UNTIL_GO}", **blocked)
+    await written(tmp_path / "runs")
+    running.signal(signal.SIGTERM)
+    assert await running.ended() == 5
+    assert await locks(http) == []
+
+
 async def test_the_lock_is_held_until_the_whole_group_has_ended(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:

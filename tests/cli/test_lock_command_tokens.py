@@ -51,7 +51,7 @@ async def test_without_a_key_or_with_a_bad_one_it_is_refused_and_the_key_not_sho
     assert key not in running.errors.read_text()
     for arguments, message in (
         (("--api-token-file", "nowhere"), "the token's file nowhere cannot be read"),
-        (("--api-token-file", "empty"), "the token's file empty is empty"),
+        (("--api-token-file", "empty"), "the token's file empty: it is empty"),
     ):
         (tmp_path / "empty").write_text("\n")
         running = lock(*arguments, "nightly", "--", "true")

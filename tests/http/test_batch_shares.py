@@ -89,7 +89,7 @@ async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
 async def test_a_look_at_the_tables_is_not_one_of_those_that_wait_too_many(
     demo_database: str, start_gateway: StartGateway
 ) -> None:
-    limits = {"pool_size": 1, "max_waiting": 2, "pool_timeout": 60, "lock_timeout": 60}
+    limits = {"pool_size": 1, "max_waiting": 3, "pool_timeout": 60, "lock_timeout": 60}
     url = await start_gateway(demo_database, **limits, consume_here=False)  # its consumer would wait, too
     async with (
         locked(url, demo_database) as holder,

@@ -90,6 +90,26 @@ async def test_an_answer_has_so_many_bytes(small: httpx.AsyncClient, shop: Shop)
     assert (await small.get("data/counted?limit=3")).json()[2]["drawn"] > row[0]
 
 
+async def test_what_is_named_too_often_is_not_made_so_often(small: httpx.AsyncClient, shop: Shop) -> None:
+    """By 250 names a short request could have PostgreSQL build a gigabyte of one row, to find out that it is too much.
+    What a value becomes as JSON counts: the type's own cast makes it here, and draws a number each time.
+    """
+    await shop.sql("CREATE SEQUENCE public.made_json")
+    await shop.sql("CREATE TYPE public.short AS ENUM ('a')")
+    made = "SELECT json_build_object('x', repeat('y', 300), 'made', nextval('public.made_json'))"
+    await shop.sql(f"CREATE FUNCTION public.long(public.short) RETURNS json LANGUAGE sql AS $$ {made} $$")
+    await shop.sql("CREATE CAST (public.short AS json) WITH FUNCTION public.long(public.short)")
+    await shop.sql("CREATE TABLE public.expanding (id int PRIMARY KEY, c public.short)")
+    await shop.sql("INSERT INTO public.expanding VALUES (1, 'a')")
+    for path in ("data/expanding?limit=1&", "data/expanding/1?"):
+        for name in ("c", "c->x", "c->>x"):
+            select = ",".join(f"a{n}:{name}" for n in range(20))
+            assert detail(await small.get(f"{path}select={select}")) == "The rows have more than 1000 bytes."
+            assert (await small.get(f"{path}select=a:{name},b:{name}")).status_code == 200
+    (row,) = await shop.sql("SELECT last_value FROM public.made_json")
+    assert row[0] <= 6 * (1 + 3), "once for each refusal, once more than it is shown for each answer"
+
+
 async def test_pieces_make_a_whole_and_have_the_time_of_one_statement(database: str) -> None:
     owner = await asyncpg.connect(database)
     counts = (499, 500, 501, 1203)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fencepost.cli.serving.guarded import GuardedProtocol
 from fencepost.http.guard import Bounds
+from fencepost.settings import Settings
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import EdgeTimes, Times
 
@@ -125,6 +127,28 @@ async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
         await asyncio.wait([answering], timeout=0.01)
     assert "the request's body was not there" in (await answering).body["detail"]
     waiting.close()
+
+
+async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str, start_gateway: StartGateway) -> None:
+    """Longer after than a proxy in front keeps it, by default: else the proxy sends into a connection that ends."""
+    assert Settings().keep_alive > 60
+    raw = await RawConnection.open(await start_gateway(demo_database, keep_alive=1))
+    await raw.send(HEALTH)
+    assert (await raw.answer()).status == 200
+    assert await raw.ended()
+    raw.close()
+
+
+async def test_http_1_0_gets_no_chunks_and_no_100(raw: RawConnection) -> None:
+    body = b'{"method":"PATCH","path":"orders/order-123","token":1302,"body":{"status":"paid"}}\n'
+    head = b"POST /v1/batch HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    await raw.send(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+    await raw.send(body)
+    answer = await raw.reader.read(-1)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+    fields, _, verdicts = answer.partition(b"\r\n\r\n")
+    assert (b"transfer-encoding" in fields.lower(), b"connection: close" in fields.lower()) == (False, True)
+    assert [json.loads(line)["status"] for line in verdicts.splitlines()] == [200]
 
 
 async def test_a_connection_without_a_request_has_no_clock(waiting: RawConnection) -> None:

@@ -158,8 +158,8 @@ async def test_messages_of_two_roles_and_of_none_each_have_their_own_privileges(
             (each, await stage.submit(each, "POST", "stamps", {"id": f"{each}{n}"})) for n in range(3) for each in roles
         ]
         if READER in roles:
-            await stage.queue.owner.execute(f"REVOKE INSERT ON stamps FROM {READER}")
             await stage.queue.append(write("stamps/login", "POST", {"id": "login"}))
+            await stage.queue.owner.execute(f"REVOKE INSERT ON stamps FROM {READER}")
         await stage.consume()
     rows = await stage.rows("SELECT id, who FROM stamps WHERE length(id) > 1 ORDER BY id")
     assert rows == [(f"{role}{number}", role) for role in sorted((WEB, OTHER)) for number in range(3)]
@@ -175,7 +175,8 @@ async def test_messages_of_two_roles_and_of_none_each_have_their_own_privileges(
 async def test_a_write_that_its_role_may_not_make_is_refused_as_at_once_and_is_not_queued(stage: Stage) -> None:
     """It would be a dead letter, body and all, of anybody who can send a request."""
     await stage.queue.owner.execute(
-        f"CREATE TABLE public.notes (id text PRIMARY KEY, n int); GRANT SELECT ON notes TO {READER}; CREATE SCHEMA own;"
+        "CREATE TABLE public.notes (id text PRIMARY KEY, n int, i int GENERATED ALWAYS AS IDENTITY); CREATE SCHEMA own;"
+        f" GRANT SELECT ON notes TO {READER};"
         f" CREATE TABLE own.notes (id text PRIMARY KEY, n int); GRANT ALL ON own.notes TO {READER}"
     )
     for table in ("notes", "own.notes"):
@@ -225,6 +226,48 @@ async def test_who_has_too_many_dead_letters_queues_no_more_writes_until_an_oper
         dropped = await command("dead", "drop", DEFAULT, letters[0].id, database=stage.dsn)
         assert dropped.exit_code == 0, dropped.output
         assert (await submit("ann")).status_code == 202
+
+
+async def test_what_a_role_may_not_write_is_refused_when_it_is_submitted(stage: Stage) -> None:
+    """As it is without a queue: no letter is left of it, which anyone without a credential could have made."""
+    owner = stage.queue.owner
+    await owner.execute(
+        "CREATE TABLE public.parts (id text PRIMARY KEY, a int, b int, c int); INSERT INTO parts VALUES ('p', 1, 1, 1)"
+    )
+    await protect(owner, "parts")
+    await owner.execute(
+        f"GRANT SELECT (id, a, last_fence_token), UPDATE (a, last_fence_token), INSERT (id, a, last_fence_token)"
+        f" ON parts TO {READER}; GRANT DELETE ON parts TO {OTHER}; NOTIFY fencepost, 'reload'"
+    )
+    minimal, shown = {"Prefer": "return=minimal"}, {"Prefer": "return=representation"}
+
+    async def ask(role: str, method: str, path: str, body: Any, number: int, queued: str) -> tuple[int, str]:
+        prefer = {"Prefer": f"{queued}{(shown if 'select' in path else minimal)['Prefer']}"}
+        headers = _as(role) | prefer | {"X-Fence-Token": str(number)}
+        answer = await stage.client.request(method, f"/v1/data/{path}", json=body, headers=headers)
+        return answer.status_code, code(answer)[1] if answer.is_error else ""
+
+    cases = [
+        ("PATCH", "parts/p", {"a": 2}),
+        ("PATCH", "parts/p", {"b": 2}),
+        ("PATCH", "parts/p?select=a", {"a": 3}),
+        ("PATCH", "parts/p?select=b", {"a": 3}),
+        ("PUT", "parts/p", {"a": 4}),
+        ("POST", "parts", {"id": "q", "a": 1}),
+        ("POST", "parts", {"id": "r", "b": 1}),
+        ("DELETE", "parts/q", None),
+    ]
+    for role in (READER, OTHER):
+        for number, (method, path, body) in enumerate(cases, 2):
+            at_once = await ask(role, method, path, body, 2 * number, "")
+            queued = await ask(role, method, path, body, 2 * number + 1, "respond-async, ")
+            if at_once[1] == "42501":
+                assert queued == at_once, (role, method, path)
+            else:
+                assert queued[0] == 202, (role, method, path, at_once, queued)
+    await stage.consume()
+    letters = await stage.queue.log.dead.list(99)
+    assert [each.reason for each in letters if each.reason.startswith("42501")] == []
 
 
 async def test_what_a_role_may_counts_when_it_is_applied_and_a_retry_keeps_the_caller(

@@ -91,7 +91,8 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
     await stage.queue.append(message)
     if first == "the write":
         await stage.consume()
-    retried = await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)
+    (letter,) = await stage.queue.log.dead.list(9)
+    retried = await command("dead", "retry", DEFAULT, letter.id, database=stage.dsn)
     assert (retried.exit_code, "copy of a write" in retried.output) == (int(first != "the copy"), first != "the copy")
     await stage.consume()
     assert await stage.queue.states() == {"failed": 1, "applied": 1}

@@ -1,9 +1,13 @@
-"""Reads and writes that take long do not keep leases from their renewals, nor one caller's reads those of others."""
+"""What takes long does not keep leases from their renewals, nor one caller's requests those of others."""
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 import asyncpg
 import httpx
+import pytest
 from tests.http.conftest import StartGateway
 
 from fencepost.testing.servers.waiting import PATIENCE, eventually
@@ -35,7 +39,7 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
     await operator.execute(SLOW)
     settings = {"serve_unprotected": True, "pool_size": 4, "pool_timeout": 600, "lock_timeout": 60}
     url = await start_gateway(demo_database, **settings, sources="other=postgres-advisory:")
-    async with client_at("127.0.0.1", url) as client:
+    async with client_at("127.0.0.1", url) as client, client_at("127.0.0.2", url) as reader:
         lease = (await client.post("/leases", json=LEASE)).json()
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
         await keeper.execute("BEGIN; SELECT FROM orders FOR UPDATE")
@@ -49,7 +53,7 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
             return bool(await operator.fetchval(WAITS_FOR_ROWS) == 2)
 
         await eventually(two_wait_for_rows, what="two writes that wait for rows")
-        asked += [asyncio.create_task(client.get("/data/slow")) for _ in range(4)]
+        asked += [asyncio.create_task(reader.get("/data/slow")) for _ in range(4)]
 
         async def two_read() -> bool:
             return bool(await operator.fetchval(WAITING) == 2)
@@ -98,7 +102,7 @@ async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
         await eventually(waits, what="a read that waits")
         refused = await client.get("/data/orders")
         assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (503, "FP010", "1")
-        assert "the rest is for others, for leases and writes (FENCEPOST_POOL_SIZE)" in refused.json()["detail"]
+        assert "127.0.0.1 has as many as one may have, the rest is for others" in refused.json()["detail"]
         assert (await client.post("/leases", json=LEASE)).status_code == 201
         token = {"X-Fence-Token": "77"}
         written = await client.patch("/data/orders/order-123", json={"status": "paid"}, headers=token)
@@ -107,6 +111,110 @@ async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
         assert (await first).status_code == 200
         assert (await client.get("/data/orders")).status_code == 200
     await operator.close()
+
+
+@dataclass
+class Held:
+    """A gateway, a row that is locked, and two callers."""
+
+    owner: asyncpg.Connection
+    keeper: asyncpg.Connection
+    one: httpx.AsyncClient
+    other: httpx.AsyncClient
+
+    async def while_waiting(
+        self, ask: Callable[[], Awaitable[httpx.Response]], held: int, others: Callable[[], Awaitable[httpx.Response]]
+    ) -> list[int]:
+        """Have one caller ask eight times, of which so many wait in PostgreSQL, and the other one once. Its answer's
+        status, and those of the eight once the row is free.
+        """
+        asked = [asyncio.ensure_future(ask()) for _ in range(8)]
+
+        async def all_wait() -> bool:
+            return bool(await self.owner.fetchval(WAITS_FOR_ROWS) == held)
+
+        await eventually(all_wait, what=f"{held} requests that wait for the row")
+        answer = await others()
+        assert await all_wait(), "no more than these"
+        await self.keeper.execute("ROLLBACK")
+        return [answer.status_code, *sorted({(await each).status_code for each in asked})]
+
+
+@pytest.fixture
+async def held(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[Held]:
+    owner, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
+    pools = {"pool_size": 8, "lease_pool_size": 6, "pool_timeout": 600, "lock_timeout": 60}
+    url = await start_gateway(demo_database, **pools, statement_timeout=600)
+    async with client_at("127.0.0.1", url) as one, client_at("127.0.0.2", url) as other:
+        await keeper.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+        yield Held(owner, keeper, one, other)
+    await owner.close()
+    await keeper.close()
+
+
+TOKEN = {"X-Fence-Token": "77"}
+NDJSON = {"Content-Type": "application/x-ndjson"}
+LINE = '{"method":"PATCH","path":"orders/order-%s","token":77,"body":{"status":"paid"}}'
+
+
+async def test_writes_of_one_caller_that_go_alone_leave_connections_to_others(held: Held) -> None:
+    def write(client: httpx.AsyncClient, row: str) -> Awaitable[httpx.Response]:
+        return client.patch(f"/data/orders?order_id=eq.order-{row}", json={"status": "paid"}, headers=TOKEN)
+
+    statuses = await held.while_waiting(lambda: write(held.one, "123"), 6, lambda: write(held.other, "124"))
+    assert statuses == [204, 204, 409]
+
+
+async def test_batches_of_one_caller_that_land_as_a_whole_leave_a_turn_to_others(held: Held) -> None:
+    def batch(client: httpx.AsyncClient, row: str) -> Awaitable[httpx.Response]:
+        return client.post("/batch?atomic=true", content=LINE % row, headers=NDJSON)
+
+    statuses = await held.while_waiting(lambda: batch(held.one, "123"), 1, lambda: batch(held.other, "124"))
+    assert statuses == [200, 200, 409]
+
+
+async def test_grants_of_one_caller_that_claim_a_locked_row_leave_a_slot_to_others(held: Held) -> None:
+    locks = itertools.count()
+
+    def acquire(client: httpx.AsyncClient, row: str) -> Awaitable[httpx.Response]:
+        return client.post("/leases", json={"lock": f"lock-{next(locks)}", "claim": [f"orders/order-{row}"]})
+
+    statuses = await held.while_waiting(lambda: acquire(held.one, "123"), 3, lambda: acquire(held.other, "124"))
+    assert statuses == [201, 201]
+
+
+async def test_renewals_of_one_caller_leave_connections_to_those_of_others(held: Held) -> None:
+    clients = (held.one, held.other)
+    leases = {each: (await each.post("/leases", json={"lock": str(id(each))})).json() for each in clients}
+
+    def renew(client: httpx.AsyncClient) -> Awaitable[httpx.Response]:
+        secret = {"X-Lease-Secret": leases[client]["secret"]}
+        return client.post(f"/leases/{leases[client]['lease_id']}/renew", json={}, headers=secret)
+
+    await held.keeper.execute(
+        f"SELECT FROM fencepost.leases WHERE lease_id = {leases[held.one]['lease_id']} FOR UPDATE"
+    )
+    assert await held.while_waiting(lambda: renew(held.one), 5, lambda: renew(held.other)) == [200, 200]
+
+
+async def test_a_batch_that_lands_as_a_whole_has_the_time_of_one_statement(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    owner = await asyncpg.connect(demo_database)
+    await owner.execute(
+        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';"
+        "CREATE TRIGGER slowly BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slowly()"
+    )
+    url = await start_gateway(demo_database, statement_timeout=2)
+    before = await owner.fetch("SELECT * FROM orders ORDER BY order_id")
+    lines = "\n".join(LINE.replace("77", str(token)) % "123" for token in range(100, 120))
+    async with client_at("127.0.0.1", url) as client:
+        late = await client.post("/batch?atomic=true", content=lines, headers=NDJSON)
+        assert (late.status_code, late.json()["code"]) == (503, "57014"), late.text
+        assert "the batch took more than 2 s" in late.json()["detail"]
+        assert await owner.fetch("SELECT * FROM orders ORDER BY order_id") == before
+        assert (await client.post("/batch?atomic=true", content=LINE % "123", headers=NDJSON)).status_code == 200
+    await owner.close()
 
 
 STREAM = "/elections/events?name=scheduler"

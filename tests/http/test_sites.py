@@ -4,6 +4,8 @@ import httpx
 from tests.http.conftest import StartGateway
 from tests.http.raw import ask
 
+from fencepost.http.openapi.headers import HEADERS
+
 LEASE = {"lock": "nightly", "ttl_ms": 3_600_000, "owner": "me"}
 
 
@@ -66,6 +68,12 @@ async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, s
         for path in ("/v1/data/orders", "/v1/locks"):
             read = await client.get(path, headers=page)
             assert read.headers["access-control-allow-origin"] == "https://shop.example"
-            assert "X-Request-Id" in read.headers["access-control-expose-headers"]
+            shown = set(read.headers["access-control-expose-headers"].split(", "))
+            assert shown >= HEADERS.keys(), "all headers of answers that OpenAPI describes"
+        large = {**page, "X-Large": "x" * 70_000}
+        refused = await client.get("/v1/data/orders", headers=large)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (431, "https://shop.example")
+        others = await client.get("/v1/data/orders", headers=large | {"Origin": "https://evil.example"})
+        assert (others.status_code, "access-control-allow-origin" in others.headers) == (431, False)
         other = await client.post("/v1/leases", json=LEASE, headers={"Origin": "https://evil.example"})
         assert other.status_code == 403

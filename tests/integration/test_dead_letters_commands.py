@@ -119,6 +119,18 @@ async def test_a_letter_that_is_retried_twice_has_one_effect(
     assert await queue.owner.fetchval(mark) == once
 
 
+async def test_a_letter_of_another_partition_is_retried_by_name_only(queue: Queue, run: Run) -> None:
+    """Partitions were added, and its row has later writes in its new one: this one would undo them."""
+    (moved,) = await _ids(queue, "orders/k2")
+    await queue.owner.execute("ALTER TABLE orders ADD COLUMN colour text")
+    await queue.owner.execute("UPDATE fencepost.queue_dead SET partition = partition + 1 WHERE id = $1", moved)
+    retried = await run("dead", "retry", DEFAULT, "--all")
+    assert (retried.exit_code, retried.output.count("appended again")) == (1, 2), retried.output
+    assert f"{moved} orders/k2: its message was in another partition" in retried.output
+    assert await _ids(queue, "orders/k2") == [moved]
+    assert (await run("dead", "retry", DEFAULT, moved)).exit_code == 0
+
+
 async def test_a_letter_that_is_dropped_lets_its_resource_go_on(queue: Queue, run: Run) -> None:
     first, second = await _ids(queue, "orders/k1")
     assert (await run("dead", "drop", DEFAULT, first)).exit_code == 0

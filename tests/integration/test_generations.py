@@ -26,6 +26,7 @@ from fencepost.storage.errors import QuarantinedError
 from fencepost.storage.leases import sources
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.upkeep import generations, raising
+from fencepost.testing.servers.waiting import eventually
 
 RAISE = "fencepost.raise_generation(text, bigint)"
 
@@ -134,14 +135,14 @@ async def test_the_gateway_role_may_not_raise_and_may_do_all_else(connect: Conne
         assert (await run("generation", "--database-url", login)).exit_code == 0
         refused = await run("generation", "--database-url", login, "raise", "--reason", "mine")
         assert (refused.exit_code, "permission denied" in refused.output) == (1, True), refused.output
-        await connection.execute("REVOKE EXECUTE ON FUNCTION fencepost.origin() FROM gen_gate")
+        await connection.execute("REVOKE EXECUTE ON FUNCTION fencepost.origin(bigint, uuid) FROM gen_gate")
         with pytest.raises(StartupError, match="fencepost migrate --gateway-role"):
             async with in_process(login):
                 pass
         found = (await run("doctor", "--database-url", login)).output
         assert "ERROR    privileges: the role gen_gate lacks functions of our schema: run `fencepost migrate" in found
         assert "WARNING  t: the role gen_gate lacks SELECT, INSERT, UPDATE, DELETE on the table" in found
-        await connection.execute("GRANT EXECUTE ON FUNCTION fencepost.origin() TO gen_gate")
+        await connection.execute("GRANT EXECUTE ON FUNCTION fencepost.origin(bigint, uuid) TO gen_gate")
         async with in_process(login) as http:
             assert (await http.get("/readyz")).status_code == 200
             metrics = (await http.get("/metrics")).text
@@ -186,6 +187,38 @@ async def test_a_source_whose_tokens_are_drawn_here_rises_with_the_generation(co
     before = await connection.fetchval("SELECT generation FROM fencepost.source_bounds('ours')")
     raised = await generations.raise_generation(connection, "a drill")
     assert await connection.fetchval("SELECT generation FROM fencepost.source_bounds('ours')") == before + raised
+
+
+async def test_moments_are_left_while_something_is_written_and_tell_copies_apart(connect: Connect) -> None:
+    db = await connect()
+
+    async def left() -> int:
+        await db.execute("SELECT fencepost.leave_moment()")
+        return int(await db.fetchval("SELECT count(*) FROM fencepost.moments"))
+
+    async def due() -> bool:
+        return bool(await db.fetchval("SELECT due FROM fencepost.origin()"))
+
+    async def forgot(number: int, nonce: str) -> bool:
+        return bool(await db.fetchval("SELECT forgot FROM fencepost.origin($1, CAST($2 AS uuid))", number, nonce))
+
+    assert await left() == 1
+    assert (await due(), await left()) == (False, 1), "a moment is no reason for the next one, nor is a read"
+    await db.execute("CREATE TABLE written (n int)")
+    await eventually(due, what="half a second")
+    assert await left() == 2
+    (first, _), (second, nonce) = await db.fetch("SELECT number, nonce::text FROM fencepost.moments ORDER BY number")
+    none = "00000000-0000-0000-0000-000000000000"
+    assert [await forgot(*met) for met in ((second, nonce), (second, none), (second + 1, nonce), (first, none))] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    await db.execute("DELETE FROM fencepost.moments WHERE number = $1", first)
+    assert not await forgot(first, none), "it is older than all that are kept"
+    await db.execute("DELETE FROM fencepost.moments")
+    assert await forgot(first, none), "a copy from before the first one has none"
 
 
 async def test_no_generation_at_all_is_refused(connect: Connect, database: str) -> None:

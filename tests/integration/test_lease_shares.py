@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from tests.integration.test_lease_claims import asking, lease
@@ -13,9 +14,11 @@ from tests.support.use_cases import open_gateway
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.held import mint, release, renew
 from fencepost.locks.source_leases.leases import SourceLocks
+from fencepost.quota import ASKING
 from fencepost.storage.leases.builtin import Lease, LeaseId
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
+T = TypeVar("T")
 MADE_UP = LeaseId("other", 2**47 + 999)
 SECRET, BOBS = "ann-" * 8, "bob-" * 8
 HELD = "SELECT FROM fencepost.leases WHERE lease_id = {} FOR UPDATE"
@@ -28,6 +31,13 @@ WAYS: dict[str, tuple[str, Callable[[Gateway, LeaseId], Coroutine[Any, Any, obje
     "release of a source": (OF_SOURCES, lambda gateway, _: release(gateway, MADE_UP, SECRET)),
 }
 """What keeps them waiting in PostgreSQL, and what they ask."""
+
+
+def asked_by(name: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Do it as the request of a caller."""
+    context = copy_context()
+    context.run(ASKING.set, name)
+    return asyncio.create_task(work, context=context)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -50,10 +60,9 @@ async def test_who_asks_about_very_many_leases_leaves_a_connection_to_others(
 
         async with holder.transaction():
             await holder.execute(keeps_waiting.format(anns.lease_id.number))
-            ann = gateway.asked_by("ann")
-            asked = [asyncio.create_task(attack(ann, anns.lease_id)) for _ in range(12)]
+            asked = [asked_by("ann", attack(gateway, anns.lease_id)) for _ in range(12)]
             await eventually(waiting, what="requests that wait in PostgreSQL")
-            renewed = await asyncio.wait_for(renew(gateway.asked_by("bob"), bobs.lease_id, BOBS, None), PATIENCE)
+            renewed = await asyncio.wait_for(asked_by("bob", renew(gateway, bobs.lease_id, BOBS, None)), PATIENCE)
             assert isinstance(renewed, Lease)
             assert not any(each.done() for each in asked)
         await asyncio.gather(*asked)

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -75,6 +75,18 @@ class Copied:
         shutil.rmtree(self._data)
         self._spare.rename(self._data)
         self.server.start()
+
+    @contextmanager
+    def spare_server(self) -> Iterator[PostgresServer]:
+        """Run the copy by itself, on another port."""
+        spare = PostgresServer(
+            bin_dir=self.server.bin_dir, data_dir=self._spare, port=free_port(), options={"shared_buffers": "16MB"}
+        )
+        try:
+            spare.start()
+            yield spare
+        finally:
+            spare.stop()
 
     def crash(self) -> None:
         """End the server as a power failure does, and start it again."""
@@ -268,6 +280,63 @@ async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_
         await is_refused_until_raised(
             http, copied.url, paused, "was replaced by an older copy of its data directory", seen_by_doctor=False
         )
+
+
+async def test_an_older_copy_that_is_ahead_is_refused(copied: Copied) -> None:
+    """The copy is started by itself first, and written to: by its WAL it is ahead of what the gateway has met."""
+    async with shop(copied) as http:
+        copied.copy_directory()
+        await answering(http)
+        paused = await paused_holder(http)
+        await moment_met(http, copied.url)
+        copied.server.stop()
+        with copied.spare_server() as spare:
+            async with sql(in_database(spare.url, "shop")) as db:
+                await db.execute("CREATE TABLE public.filler AS SELECT repeat('x', 100) FROM generate_series(1, 10000)")
+                await db.execute("SELECT pg_switch_wal()")
+                await db.execute("SELECT fencepost.leave_moment()")  # as another gateway on it would
+        copied.put_the_copy_in_place()
+        await answering(http)
+        await is_refused_until_raised(
+            http, copied.url, paused, "is another copy of the database than the one", seen_by_doctor=False
+        )
+
+
+async def test_of_two_hosts_of_a_url_the_copy_is_refused(copied: Copied) -> None:
+    """The original is served before and after it, for what was seen of the copy is nothing about the original."""
+    async with shop(copied) as http:
+        copied.copy_directory()
+        await answering(http)
+    with copied.spare_server() as spare:
+        port, other = (httpx.URL(url).port for url in (copied.server.url, spare.url))
+        both = copied.url.replace(f":{port}/", f":{port},{httpx.URL(copied.url).host}:{other}/")
+        async with sql(in_database(spare.url, "shop")) as db:
+            await db.execute("SELECT pg_switch_wal()")
+        async with in_process(both) as http:
+            paused = await paused_holder(http)
+            await moment_met(http, copied.url)
+            copied.server.stop()
+            await answering(http)
+            refusal = await patch(http, "k", paused.tokens[2], "ZOMBIE")
+            assert "is another copy of the database" in refusal.json()["detail"], refusal.text
+            copied.server.start()
+            await eventually(lambda: ready(http), what="the original again")
+            assert (await patch(http, "k", paused.tokens[2], "second")).status_code == 200
+
+
+async def ready(http: httpx.AsyncClient) -> bool:
+    return (await http.get("/readyz")).status_code == 200
+
+
+async def moment_met(http: httpx.AsyncClient, url: str) -> None:
+    """Return once the gateway has left a moment behind all that was written, and has met it."""
+
+    async def left() -> bool:
+        async with sql(url) as db:
+            return not await db.fetchval("SELECT fencepost.moment_due()")
+
+    await eventually(left, what="a moment")
+    assert await ready(http)
 
 
 async def test_a_crash_that_loses_unacknowledged_commits_is_not_taken_for_a_copy(copied: Copied) -> None:

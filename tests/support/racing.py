@@ -135,7 +135,7 @@ class Race:
 
     async def insert_rows(self, connection: Connection, rows: list[dict[str, object]], token: int) -> list[FencedRow]:
         inserting = statements.insert(self.table, self.change(rows[0]), "block")
-        return await inserting.rows(connection, RowWrite((), Token(token), json.dumps(rows)))
+        return await inserting.rows(connection, RowWrite((), Token(token), json.dumps(rows).encode()))
 
     async def insert_one(self, connection: Connection, key: Key, token: int, **values: object) -> FencedRow | None:
         """The INSERT of a PUT."""
@@ -148,14 +148,14 @@ class Race:
     async def _run(
         self, connection: Connection, statement: WriteStatement, key: Key, token: int, body: str = "{}"
     ) -> FencedRow | None:
-        (row,) = await statement.run(connection, [RowWrite(parts(key), Token(token), body)])
+        (row,) = await statement.run(connection, [RowWrite(parts(key), Token(token), body.encode())])
         return row
 
     async def update_many(
         self, connection: Connection, token: int, *, limit: int = 100, **values: object
     ) -> ManyOutcome:
         change = self.change(values)
-        write = RowWrite((), Token(token), json.dumps(values))
+        write = RowWrite((), Token(token), json.dumps(values).encode())
         return await write_matching(connection, self.table, NEW, write, change, limit)
 
     async def delete_many(self, connection: Connection, token: int, *, limit: int = 100) -> ManyOutcome:

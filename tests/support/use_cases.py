@@ -17,7 +17,7 @@ from fencepost.fencing.token import Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.reads import Reads
+from fencepost.gateway.shares import CallerShares, Reads
 from fencepost.gateway.turns import Turns
 from fencepost.gateway.use_cases import write
 from fencepost.gateway.writes.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
@@ -55,11 +55,13 @@ async def open_gateway(
         await catalog.reload()
         locks = PostgresLocks(database, Queue(database, print, times))
         turns = Turns(at_once=pool_size, wait=lock_timeout)
-        reads = Reads(pool_size, lock_timeout)
+        shares = CallerShares(pool_size, lock_timeout)
+        reads = Reads(pool_size, shares)
         gathered = GatheredReads(database, reads, times=times)
         group = GroupCommit(database, times=times)
         yield Gateway(
-            database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7, times=times
+            *(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, shares, 10**7),
+            times=times,
         )
     finally:
         await database.close()
@@ -77,7 +79,7 @@ async def grants_pid(gateway: Gateway) -> int:
 
 
 def body(**values: object) -> Body:
-    return Body(json.dumps(values), tuple(values), values)
+    return Body(json.dumps(values).encode(), tuple(values), values)
 
 
 def keyed(key: Key, token: int, table: str = "orders", **values: object) -> Write:
@@ -93,7 +95,7 @@ def matching(filters: tuple[Filter, ...], token: int, table: str = "orders", **v
 
 def listed(token: int, *rows: Mapping[str, object], table: str = "orders") -> Write:
     """A write of the rows of an array: give it to post or patch."""
-    given = Body(json.dumps(rows), tuple(rows[0]), {})
+    given = Body(json.dumps(rows).encode(), tuple(rows[0]), {})
     return Write("post", table, Listed(len(rows)), Token(token), given, preferences=SHOWN)
 
 

@@ -88,7 +88,7 @@ async def test_a_key_of_a_line_that_is_to_be_sent_again_is_not_used_by_a_later_o
 
 
 async def test_a_line_is_begun_when_there_is_room_for_its_verdict_or_it_is_the_first() -> None:
-    window = Window(100)
+    window = Window(100, lambda _size: True)
     first, *others = [window.enter(10) for _ in range(4)]
     assert await window.begin(others[0])
     window.decide(others[0], b"x" * (MOST_BYTES - 1000), begun=True)
@@ -103,3 +103,23 @@ async def test_a_line_is_begun_when_there_is_room_for_its_verdict_or_it_is_the_f
     assert not waits.done()
     window.sent(await window.next())
     assert await waits, "it is the first now"
+
+
+async def test_a_batch_goes_on_with_little_where_there_is_no_room_for_more() -> None:
+    room: list[int] = []
+    window = Window(100, lambda size: bool(room) and room.pop() >= size)
+    lines = []
+    while window.lets_in():
+        lines.append(window.enter(4000))
+    assert len(lines) == 9, "with what a line takes in memory beside its own"
+    coming = asyncio.ensure_future(window.room())
+    await asyncio.sleep(0)
+    assert not coming.done()
+    assert not window.widens(), "a line that is long by itself is not taken now"
+    window.decide(lines[0], b"{}")
+    window.sent(await window.next())
+    await coming
+    room.append(MOST_BYTES)
+    while window.lets_in():
+        lines.append(window.enter(4000))
+    assert len(lines) == 101

@@ -21,6 +21,7 @@ from fencepost.http.batches.atomic import atomic_answer
 from fencepost.http.batches.line import read_line, read_quickly, taken_apart
 from fencepost.http.batches.running import Batch
 from fencepost.http.batches.splitting import Splitter
+from fencepost.http.batches.window import Window
 from fencepost.http.guard import Arrival
 from fencepost.http.problems.response import RequestError
 from fencepost.testing.servers.waiting import PATIENCE
@@ -124,7 +125,8 @@ def begun(
     catalog = catalog or SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller, times=TIMES)
     gateway.for_batch = lambda: gateway
-    batch = Batch(gateway, 1000, client.receive, client.send, arrival, standing, pace)
+    window = Window(LINES, lambda _size: True)
+    batch = Batch(gateway, 1000, client.receive, client.send, window, arrival, standing, pace)
     return batches, asyncio.create_task(batch.run(expects=expects)), arrival
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -214,8 +215,13 @@ def test_a_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     file.write_text("one\n")
     give = token_from_file(file)
     assert give() == "one"
+    file.write_text("\ufefftwo\n\n", "utf-8")
+    assert give() == "two", "a byte order mark is no part of it"
+    for bad, why in ((b" \n", "it is empty"), (b"a\nb\n", "it has more than a token"), (b"\xff", "it is no text")):
+        file.write_bytes(bad)
+        with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: {why}"):
+            give()
     file.write_text("two")
-    assert give() == "two"
     for name in ("FENCEPOST_API_TOKEN", "FENCEPOST_API_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     assert token_from_environment() is None

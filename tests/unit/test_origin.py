@@ -18,7 +18,7 @@ def origin(
 
 def seen(watch: Watch, answer: Origin) -> UnavailableError | None:
     """Ask, get the answer at once, and write if one may."""
-    watch.compare_position(answer, watch.met)
+    watch.compare(answer, watch.met)
     return watch.judge(answer)[0]
 
 
@@ -43,17 +43,17 @@ def test_answers_that_arrive_in_another_order_than_they_were_given_in_are_no_cop
     seen(watch, origin(1000))
     early = watch.met  # a question is sent here, and read at 1500 by the server
     assert seen(watch, origin(2000)) is None
-    watch.compare_position(origin(1500), early)
+    watch.compare(origin(1500), early)
     assert watch.problem(origin(1500)) is None
-    watch.compare_position(origin(1500), None)  # sent before anything was met
+    watch.compare(origin(1500), None)  # sent before anything was met
     assert watch.problem(origin(1500)) is None
 
 
 def test_a_position_of_another_timeline_or_generation_is_not_compared() -> None:
     watch = Watch()
     seen(watch, origin(1000))
-    watch.compare_position(origin(10, location=replace(HERE, timeline=2)), watch.met)
-    watch.compare_position(origin(10, 2, "y"), watch.met)
+    watch.compare(origin(10, location=replace(HERE, timeline=2)), watch.met)
+    watch.compare(origin(10, 2, "y"), watch.met)
     assert watch.problem(origin(1000)) is None
 
 
@@ -76,6 +76,19 @@ def test_what_came_before_what_was_met_is_a_former_primary() -> None:
     assert "former primary" in text(watch.problem(origin(9, 2, "b", knows="0/a")))
 
 
+def test_a_database_without_the_moment_that_was_met_is_a_copy_and_the_original_goes_on() -> None:
+    watch = Watch()
+    assert seen(watch, replace(origin(1000), moment=4, nonce="a")) is None
+    assert seen(watch, replace(origin(2000), moment=5, nonce="b")) is None
+    copy = replace(origin(9000), moment=6, nonce="c", forgot=True)
+    assert "is another copy of the database" in text(seen(watch, copy))
+    assert watch.met is not None
+    assert (watch.met.flushed, watch.met.moment, watch.met.nonce) == (2000, 5, "b"), "nothing of the copy's is met"
+    assert seen(watch, replace(origin(2001), moment=5, nonce="b")) is None
+    raised = replace(copy, generation=2, identity="y", history=frozenset({"1/x", "2/y"}))
+    assert seen(watch, raised) is None, "until the generation is raised"
+
+
 def test_connections_that_were_accepted_before_a_restore_are_asked_again() -> None:
     watch = Watch()
     before = origin(1000)
@@ -91,6 +104,6 @@ def test_a_change_is_reported_once() -> None:
     answered: list[OriginStatus] = []
     watch = Watch(answered.append)
     for answer in (origin(5), origin(6), origin(5), origin(4)):
-        watch.compare_position(answer, watch.met)
+        watch.compare(answer, watch.met)
         watch.judge(answer)
     assert [standing.accepted for standing in answered] == [True, False]

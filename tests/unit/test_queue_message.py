@@ -78,6 +78,7 @@ def test_names_of_headers_are_read_in_any_case_and_headers_of_others_stay() -> N
         ((("method", b"PATCH"), ("fence_token", b"1")), "header fence_token: unknown"),
         ((("method", b"PATCH"), ("fence-token", b"034")), "header fence-token: 034"),
         ((("method", b"PATCH"), ("fence-token", b"")), "header fence-token"),
+        ((("method", b"PATCH"), ("X-Fence-Token", b"34")), "header x-fence-token: the token of a message is in"),
         ((("method", b"PATCH"), ("caller", b"web")), "header caller: it is no key"),
         ((("method", b"PATCH"), ("write-nonce", b"0123")), "header write-nonce: 0123"),
         ((("method", b"PATCH"), ("write-nonce", NONCE.upper().encode())), "header write-nonce"),

@@ -51,7 +51,7 @@ def test_a_file_without_a_jwks_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_without_content_has_no_token(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("\n")
-    with pytest.raises(Exception, match=f"{tmp_path}/s is empty"):
+    with pytest.raises(Exception, match=f"{tmp_path}/s: it is empty"):
         read_api_token(str(tmp_path / "s"))
 
 

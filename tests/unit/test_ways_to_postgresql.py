@@ -16,7 +16,6 @@ PROGRAMS = ("cli", "client", "testing", "torture")
 CALLS = {
     "for_writing": set(),
     "for_leases": set(),
-    "for_lease_of": set(),
     "batch_connection": {"storage/batches/group_commit.py"},
     "require_replicated": {"storage/connections/transactions.py", "storage/batches/group_commit.py"},
     "connect": {

@@ -27,12 +27,11 @@ def read_api_token(file: str | None) -> Token | None:
         return token
     named = file if file is not None else os.environ.get(FILE_VARIABLE)
     try:
-        found = token()  # a file that is not there is better known now than after a wait for the lock
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise click.UsageError(f"the token's file {named} cannot be read: {why}") from error
-    if not found:
-        raise click.UsageError(f"the token's file {named} is empty")
+        token()  # a file that is not there is better known now than after a wait for the lock
+    except OSError as error:
+        raise click.UsageError(f"the token's file {named} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"the token's file {error}") from error
     return token
 
 

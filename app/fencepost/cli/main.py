@@ -1,6 +1,8 @@
 """The command `fencepost`: one subcommand a file, imported when it is asked for."""
 
 import importlib
+import os
+import signal
 from typing import Final
 
 import click
@@ -50,3 +52,13 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="fencepost")
 def main() -> None:
     """Refuse stale writes: a fencing-token enforcing storage gateway for PostgreSQL."""
+    # What started us may have blocked signals, or ignored the end of children: those that we wait for would not come.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if file := os.environ.get("SSLKEYLOGFILE"):  # each TLS context of Python's opens it
+        try:
+            with open(file, "ab"):  # noqa: PTH123 - as ssl opens it
+                pass
+        except OSError as error:
+            raise click.ClickException(f"SSLKEYLOGFILE: {file} cannot be opened: {error.strerror}") from error

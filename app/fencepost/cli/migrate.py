@@ -71,7 +71,8 @@ GRANTS = (
     "GRANT EXECUTE ON FUNCTION fencepost.api_keys_of(text[]), fencepost.api_keys_used(text[]) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.add_refusals(text[], text[], bigint[], text[]) TO {role}",
     "GRANT SELECT ON fencepost.generations TO {role}",
-    "GRANT EXECUTE ON FUNCTION fencepost.origin(), fencepost.prune_horizon(),"
+    "GRANT EXECUTE ON FUNCTION fencepost.origin(bigint, uuid), fencepost.leave_moment(),"
+    " fencepost.prune_horizon(),"
     " fencepost.prune_marks(bigint, xid8, double precision, text, integer), fencepost.sizes() TO {role}",
 )
 

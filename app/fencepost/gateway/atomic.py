@@ -3,6 +3,9 @@
 Each is decided as if it were alone, one after the other, on one connection and inside a savepoint: what is refused can
 so be explained, and then all of it is undone. It locks in the order in which the writes come, which need not be that of
 other transactions: a deadlock is found by PostgreSQL, and whoever it ends starts over (R4), here all of it.
+
+All of it has the time of one statement (FENCEPOST_STATEMENT_TIMEOUT), starts over or not: it holds its rows for no
+longer. COMMIT is not interrupted.
 """
 
 import asyncio
@@ -10,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
+
+import asyncpg
 
 from fencepost.fencing.problem_types import OUTCOME_UNKNOWN
 from fencepost.fencing.problems import Problem
@@ -41,6 +46,8 @@ class _Run:
 
     events: list[Event] = field(default_factory=list)
     doubted: list[tuple[str, Table | None]] = field(default_factory=list)
+    until: float | None = None
+    """When its time is over (the event loop's clock); None: it has no connection yet."""
 
 
 async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -> T | Problem:
@@ -83,8 +90,20 @@ async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _
     run.doubted.clear()
     whole = Together(connection, doubted=run.doubted)
     part = replace(gateway, together=whole, emit=run.events.append)
+    seconds = gateway.database.statement_timeout
+    run.until = run.until or asyncio.get_running_loop().time() + seconds
+
+    async def in_time() -> T:
+        try:
+            async with asyncio.timeout_at(run.until):
+                return await use(part)
+        except TimeoutError:
+            raise asyncpg.QueryCanceledError(
+                f"the batch took more than {seconds:g} s (FENCEPOST_STATEMENT_TIMEOUT), and nothing was written"
+            ) from None
+
     try:
-        return await in_transaction(connection, lambda: use(part))
+        return await in_transaction(connection, in_time)
     except Undone as undone:
         if whole.failed is not None:
             raise whole.failed from undone

@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 from fencepost.gateway.turns import Turns
+from fencepost.quota import ASKING, Shares, most_of
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.errors import UnavailableError
 
@@ -36,27 +37,34 @@ class Batches:
         self.places = asyncio.Semaphore(BATCHES_AT_ONCE * lines)
         self.looks = asyncio.Semaphore(1)
         self.room = asyncio.Semaphore(self.of_lines)
-        self._whole = asyncio.Semaphore(of_whole)
+        self._whole, self._of_caller = asyncio.Semaphore(of_whole), Shares(most_of(of_whole))
         self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
         self._stopped = False
 
     @asynccontextmanager
     async def whole(self) -> AsyncIterator[None]:
         """Have a turn for a batch that is to land as a whole: it keeps a connection, as a request does, and they have
-        half of those of batches. UnavailableError: the turn did not come in time, or the gateway stops.
+        half of those of batches; one caller's have three quarters of these. UnavailableError: the turn did not come in
+        time, or the gateway stops.
         """
+        with self._of_caller.of(ASKING.get()) as own:
+            async with self._in_time(own), self._in_time(self._whole):
+                if self._stopped:
+                    raise UnavailableError("the gateway is stopping: nothing was written")
+                yield
+
+    @asynccontextmanager
+    async def _in_time(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._pool_timeout):
-                await self._whole.acquire()
+                await places.acquire()
         except TimeoutError as error:
             reason = f"other batches that land as a whole were not done within {self._pool_timeout:g} s"
             raise UnavailableError(f"{reason}: nothing was written") from error
         try:
-            if self._stopped:
-                raise UnavailableError("the gateway is stopping: nothing was written")
             yield
         finally:
-            self._whole.release()
+            places.release()
 
     @property
     def stopping(self) -> "asyncio.Future[None]":

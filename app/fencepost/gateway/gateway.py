@@ -15,9 +15,9 @@ from fencepost.fencing.token import BUILTIN
 from fencepost.gateway.batches import Batches, Share
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.kept import KeptAnswers
-from fencepost.gateway.reads import Reads
 from fencepost.gateway.results import Results
 from fencepost.gateway.seals import Seals
+from fencepost.gateway.shares import CallerShares, Reads
 from fencepost.gateway.together import Together
 from fencepost.gateway.turns import Turns
 from fencepost.locks.builtin.leases import PostgresLocks
@@ -25,7 +25,7 @@ from fencepost.locks.leases import Leases
 from fencepost.locks.source_leases.leases import SourceLocks
 from fencepost.observe.events import CallerRefused, Emit
 from fencepost.queues.log import Log
-from fencepost.quota import UNKNOWN, Quota
+from fencepost.quota import ASKING, Quota
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import Connection
@@ -54,6 +54,7 @@ class Gateway:
     turns: Turns
     reads: Reads
     gathered: GatheredReads
+    shares: CallerShares
     max_answer_bytes: int
     kept: KeptAnswers = field(default_factory=lambda: KeptAnswers(1 << 30, 86_400))
     """What is kept of answers under Idempotency-Keys."""
@@ -86,16 +87,10 @@ class Gateway:
     """The transaction that it is one part of what asks; None: it is decided by itself."""
     caller: Caller = EVERYBODY
     """Who asks. What a use case does on users' tables, it does as the caller."""
-    whose: str = UNKNOWN
-    """Who asks about leases, as far as quotas count callers."""
 
     def of(self, caller: Caller) -> "Gateway":
         """Give the same parts to the use cases of this caller's request."""
         return self if caller is self.caller else replace(self, caller=caller)
-
-    def asked_by(self, whose: str) -> "Gateway":
-        """Give the same parts to a request about leases of this caller (quota.py)."""
-        return replace(self, whose=whose)
 
     def connection(self, table: Table) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for questions about a user's table. Raises what Database.connection does."""
@@ -113,7 +108,10 @@ class Gateway:
     async def run_write(self, work: Callable[[Connection], Awaitable[T]], *, runs_code: bool) -> T:
         """Do a write to users' tables as the caller (transactions.py). `runs_code`: see Database.connection."""
         lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None, runs_code=runs_code)
-        return await run_write(lambda: self._of_share(lend()), work)
+        if self.share is not None:
+            return await run_write(lambda: self._of_share(lend()), work)
+        async with self.shares.place(ASKING.get()):
+            return await run_write(lend, work)
 
     def _of_share(self, connection: AbstractAsyncContextManager[Connection]) -> AbstractAsyncContextManager[Connection]:
         """Have a connection lent as one of the batch's share, if a batch's line asks."""
@@ -147,5 +145,4 @@ class Gateway:
 
     def locks_of(self, source: str) -> Leases | None:
         """Find whose leases those of a source are; None: it is not configured here."""
-        found: Leases | None = self.locks if source == BUILTIN else self.sources.get(source)
-        return None if found is None else found.of(self.whose)
+        return self.locks if source == BUILTIN else self.sources.get(source)

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final
 
 from fencepost.fencing.caller import Caller
-from fencepost.gateway.reads import Reads
+from fencepost.gateway.shares import Reads
 from fencepost.quota import UNKNOWN
 from fencepost.storage.batches.batch_queue import ALONE, Alone, BatchQueue, RoleQueues
 from fencepost.storage.batches.group_commit import GroupCommit

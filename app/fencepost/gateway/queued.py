@@ -6,6 +6,7 @@ part is answered, word for word, whatever became of the write.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from fencepost.fencing.problems import Problem
 from fencepost.fencing.queue_problem_types import WRITE_NOT_FOUND
@@ -92,16 +93,16 @@ async def _forgotten(log: Log, write_id: WriteId, owner: str) -> Problem | None:
     """
     waiting = await log.waiting(write_id.position)
     if waiting is None:  # only the offset can be compared
-        is_decided = write_id.position.offset < (await log.decided())[write_id.position.partition]
-    else:
-        is_decided = not waiting
-    if is_decided:
+        if write_id.position.offset < (await log.decided())[write_id.position.partition]:
+            return _not_found(write_id, f"the write at this place in the queue is decided. {_WHY_NOT_FOUND}")
+        return None
+    if not waiting:
         return _not_found(
             write_id,
-            "the write at this place in the queue is decided. Either its result was forgotten, or its id has another"
-            " last part",
+            f"no write waits at this place in the queue any more. {_WHY_NOT_FOUND}; or the log has lost it, and the"
+            " queue was quarantined for that",
         )
-    if waiting and not _is_meant(waiting[0], write_id, owner):
+    if not _is_meant(waiting[0], write_id, owner):
         return _not_found(write_id, "the write that waits at this place in the queue has another last part in its id")
     return None
 
@@ -111,6 +112,9 @@ def _is_meant(received: Received, write_id: WriteId, owner: str) -> bool:
     message = received.message
     nonce = nonce_of(message) or hash_of(write_id.queue, received)
     return write_id.nonce in (None, nonce) and whose(claimed(message)) == owner
+
+
+_WHY_NOT_FOUND: Final = "Its result was forgotten, or its id has another last part"
 
 
 def _not_found(write_id: WriteId, reason: str) -> Problem:

@@ -1,8 +1,9 @@
 """Submitting: a write of one row is put into a queue, and answered when it is safe there. A consumer applies it.
 
 What can be known without the row is answered now, and not later by a dead letter: an unknown table or column, a key
-that does not fit, no token where the table's tokens are a lock's. Where the name of the resource is known without
-PostgreSQL (naming.py), none is needed: writes are taken while it is down.
+that does not fit, no token where the table's tokens are a lock's, a role that may not write so, too many letters as it
+is. Where the name of the resource is known without PostgreSQL (naming.py), none is needed: writes are taken while it is
+down. What it last said of a role's privileges, and of letters, counts then.
 """
 
 from collections.abc import Callable

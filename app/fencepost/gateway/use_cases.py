@@ -33,6 +33,7 @@ from fencepost.gateway.superseded import with_holder
 from fencepost.gateway.writes import insert as inserting
 from fencepost.gateway.writes import keyed, matching
 from fencepost.gateway.writes import patch_rows as arrays
+from fencepost.gateway.writes.expansion import refuse_expansion
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Render, once_of
 from fencepost.gateway.writes.write import Listed, Matching, OneRow, Write
 from fencepost.locks.source import SourceError
@@ -64,11 +65,18 @@ async def write(
     """
 
     def use(table: Table) -> Coroutine[Any, Any, Outcome]:
+        refused = refuse_expansion(table, request.body, gateway.max_answer_bytes)
+        if refused is not None:
+            return _answered(refused)
         if as_message is not None and is_queued(request, table):
             return submit(gateway, request, as_message, table)
         return _write(gateway, request, render, message, table)
 
     return await on_table(gateway, request.table, request.verb, use)
+
+
+async def _answered(outcome: Outcome) -> Outcome:
+    return outcome
 
 
 def _write(

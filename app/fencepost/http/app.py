@@ -21,11 +21,13 @@ from fencepost.fencing.problems import bad_request
 from fencepost.gateway.gateway import Gateway
 from fencepost.http.admin import Admin, admin_app, by_port
 from fencepost.http.admission import Admission, is_named
+from fencepost.http.caller import caller_of
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
 from fencepost.http.problems.response import http_problem, problem_response
 from fencepost.http.rate_limits import RateLimits
+from fencepost.http.requests.bodies import BodiesInHand
 from fencepost.http.routes.batch import PATH, BatchRoute
 from fencepost.http.routes.data import PREFIX, DataRoutes
 from fencepost.http.routes.docs import docs_routes
@@ -37,6 +39,7 @@ from fencepost.http.routes.writes import write_routes
 from fencepost.http.sites import Sites
 from fencepost.identity.authenticator import Authenticator
 from fencepost.observe.events import Emit
+from fencepost.quota import ASKING
 from fencepost.storage.tables.catalog import Catalog
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -46,8 +49,8 @@ ASKED_HEADERS: Final = (
 )  # fmt: skip
 """What pages of other sites may send, where the operator allows them."""
 ANSWERED_HEADERS: Final = (
-    "Content-Location", "Content-Range", "Location", "Preference-Applied", "RateLimit", "RateLimit-Policy",
-    "Retry-After", "WWW-Authenticate", "X-Request-Id",
+    "Content-Location", "Content-Range", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
+    "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Fence-Mark", "X-Fence-Scope", "X-Request-Id",
 )  # fmt: skip
 """What they may read."""
 TAGS: Final = [
@@ -103,8 +106,9 @@ class Application(FastAPI):
         admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         self.add_middleware(edge)
-        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes))
-        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits))
+        bodies = BodiesInHand(parts.max_body_bytes)
+        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes, bodies))
+        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits, bodies))
         self._outermost = _with_cors(self._split, parts.sites)
         if parts.admin is not None:
             app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))
@@ -144,7 +148,8 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
 
     def _gateway_of(self, scope: Scope) -> Gateway:
-        """Give the gateway to the caller of a request."""
+        """Give the gateway to the caller of a request, whose task this is."""
+        ASKING.set(caller_of(scope))
         return self.gateway().of(scope.get(CALLER, EVERYBODY))
 
     def _catalog(self) -> Catalog:

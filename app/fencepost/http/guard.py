@@ -13,6 +13,7 @@ others out for hours; and the answer to a write that has landed cannot be exchan
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -124,6 +125,8 @@ class Guard:
     bounds: Bounds
     emit: Emit
     times: EdgeTimes = field(default_factory=EdgeTimes)
+    for_page: Callable[[bytes | None], dict[str, str]] = lambda _origin: {}
+    """Gives the headers by which a page of this origin may read what is refused."""
     _connections: dict[str, dict[Guarded, None]] = field(default_factory=dict)
     """By the peer's address, the oldest first."""
     _count: int = 0

@@ -83,6 +83,13 @@ class Sites:
             return Problem(CROSS_SITE, "Sec-Fetch-Site: cross-site: a page of another site sent the request.")
         return None
 
+    def for_page(self, origin: bytes | None) -> dict[str, str]:
+        """Give the headers by which a page of an allowed site may read an answer that is made before any route."""
+        text = (origin or b"").decode("latin-1")
+        if text.lower() not in self.origins:
+            return {}
+        return {"Access-Control-Allow-Origin": text, "Vary": "Origin"}
+
 
 def read_sites(listens_on: str, allowed_hosts: str, cors_origins: str, *, addresses: bool = False) -> Sites:
     """Read the settings. Raises SitesError. `addresses`: each address is served, too."""

@@ -49,12 +49,6 @@ class LeaseLimits:
 class Leases(Protocol):
     """The leases of one token source."""
 
-    def of(self, whose: str) -> "Leases":
-        """Give the same leases to a request of this caller (quota.py): its questions take a share of the connections
-        for leases, never all.
-        """
-        ...
-
     async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: asyncio.Future[None]) -> TakeResult:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done; claim with the grant.
 
@@ -74,10 +68,8 @@ class Leases(Protocol):
         """Give the locks back; False: the lease is live, and this is not its secret."""
         ...
 
-    async def inspect(self, lease_id: int, *, first: bool = False) -> Lease | None:
-        """Look at a live lease; None: it is lost, or unknown. `first`: before it is renewed, or the like, so that
-        nothing but other questions about leases may delay it.
-        """
+    async def inspect(self, lease_id: int) -> Lease | None:
+        """Look at a live lease; None: it is lost, or unknown."""
         ...
 
     async def find_ended(self, lease_id: int) -> LostLease | None:

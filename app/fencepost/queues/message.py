@@ -29,6 +29,7 @@ CALLER: Final = "caller"
 WRITE_NONCE: Final = "write-nonce"
 KNOWN: Final = (METHOD, QUERY, PREFER, ACCEPT, CONTENT_TYPE, IDEMPOTENCY_KEY, FENCE_TOKEN, CALLER, WRITE_NONCE)
 """Names of headers, in the order in which they are written. They are read in any case."""
+_OF_HTTP: Final = "x-fence-token"
 OF_OTHERS: Final = ("x-", "trace", "baggage")
 """How the names of headers begin that have nothing to do with the write."""
 
@@ -99,6 +100,8 @@ def read_message(message: Message) -> WriteMessage:
             if known in given:
                 raise MalformedMessageError(f"header {known}: it stands there twice")
             given[known] = value
+        elif known == _OF_HTTP:
+            raise MalformedMessageError(f"header {known}: the token of a message is in its header {FENCE_TOKEN}")
         elif known.startswith(OF_OTHERS):
             others.append((name, value))
         else:

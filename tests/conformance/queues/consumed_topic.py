@@ -42,9 +42,9 @@ class ConsumedTopic:
         return self.gateway.queues[self.name]
 
     @asynccontextmanager
-    async def consumed(self) -> AsyncIterator[None]:
-        """Consume it as the member `a`."""
-        self.consumer = consumer_of(self.gateway, self.name, self.settings, "a")
+    async def consumed(self, member: str = "a") -> AsyncIterator[None]:
+        """Consume it as this member."""
+        self.consumer = consumer_of(self.gateway, self.name, self.settings, member)
         async with consuming(self.gateway, {self.name: self.consumer}, self.settings):
             yield
 

@@ -14,7 +14,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.gathered_reads import GatheredReads
 from fencepost.gateway.outcomes import Done
 from fencepost.gateway.read import ReadOne
-from fencepost.gateway.reads import Reads
+from fencepost.gateway.shares import CallerShares, Reads
 from fencepost.gateway.use_cases import read_one
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements.query import Field, Selected
@@ -53,7 +53,7 @@ async def test_a_connection_that_breaks_under_them_is_no_answer(race: Race, gate
 
 
 async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent: Statements) -> None:
-    reads = Reads(2, 5.0, most_waiting=4)
+    reads = Reads(2, CallerShares(8, 5.0, 4))
     few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, most_waiting=4))
     sent.stop = "before"
     tasks = [asyncio.create_task(read_one(few, ReadOne("orders", (f"k{n}",), caller="a"))) for n in range(4)]
@@ -69,7 +69,7 @@ async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent
 
 async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway: Gateway) -> None:
     """A statement that waits for a connection takes no place: those that it is for have theirs."""
-    reads = Reads(1, 5.0, most_waiting=8)
+    reads = Reads(1, CallerShares(8, 5.0, 8))
     few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, most_waiting=8))
     async with few.reads.connection(few.database, few.caller, "c"):
         tasks = [
@@ -85,7 +85,7 @@ async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway
 
 
 async def test_a_read_that_waits_too_long_for_a_connection_is_refused(gateway: Gateway) -> None:
-    reads = Reads(1, 0.2)
+    reads = Reads(1, CallerShares(8, 0.2))
     few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, wait_at_most=0.2))
     async with few.reads.connection(few.database, few.caller):
         found = await shown_of(reading(few, "k0"))

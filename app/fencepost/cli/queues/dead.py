@@ -118,7 +118,8 @@ def retry(settings: Settings, queue: str, letters: tuple[str, ...], resource: st
 
     A resource that such a letter had stopped goes on. Letters of one resource are appended in their order. Those of
     callers with a role are signed anew, with the keys of the gateway: --seal-keys-file. One that cannot be retried is
-    named, and stays; with --all the others are retried all the same.
+    named, and stays; with --all the others are retried all the same. --all leaves letters of which the message was in
+    another partition than its key belongs to.
     """
     from fencepost.seal_wiring import read_seal_keys  # noqa: PLC0415 - heavy
     from fencepost.startup import StartupError  # noqa: PLC0415
@@ -150,7 +151,8 @@ def _act(
         ids = await _ids_of_letters(database, named)
         without = await _without_letter(log, database, queue)
         found = await _find(log, ids, resource, () if again else [each.write_id for each in without])
-        found, refused = await again.choose(database, found, everything=everything) if again else (found, [])
+        partitions = (await log.state()).partitions if everything else None
+        found, refused = await again.choose(database, found, partitions) if again else (found, [])
         for letter in found:
             name = _resource(letter)
             # What becomes of it is noted first: a message that comes again meanwhile puts no letter any more.

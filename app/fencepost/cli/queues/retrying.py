@@ -17,6 +17,7 @@ from fencepost.fencing.seal import SealKeys
 from fencepost.gateway.results import CALLER_HEADER, CLAIMED_HEADER, IN_HAND, letter_of, state_of
 from fencepost.queues.log import DeadLetter, Message, Position
 from fencepost.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError
+from fencepost.queues.partitioner import partition_of
 from fencepost.queues.signing import sign, unsigned_of, verify
 from fencepost.queues.write_id import MalformedWriteIdError, content_at, content_of, parse_write_id
 from fencepost.storage.connections.connection import Connection
@@ -26,6 +27,10 @@ from fencepost.storage.queues import progress, results
 from fencepost.storage.queues.results import Result
 
 _COPY: Final = "it is a copy of a write that is decided"
+_MOVED: Final = (
+    "its message was in another partition than its key belongs to, because partitions were added, for example. Later"
+    " writes of the resource may be done by now, and this one would undo them: look at the row, and retry it by its ID"
+)
 
 
 class NotRetriedError(click.ClickException):
@@ -43,18 +48,27 @@ class Retrying:
     kept_for: float
 
     async def choose(
-        self, database: Database, letters: Sequence[DeadLetter], *, everything: bool
+        self, database: Database, letters: Sequence[DeadLetter], partitions: int | None = None
     ) -> tuple[list[DeadLetter], list[str]]:
-        """Give the letters that can be retried, and why others cannot. Where not `everything` is wanted, one that
-        cannot is a ClickException.
+        """Give the letters that can be retried, and why others cannot. One that cannot is a ClickException, where the
+        letters were chosen one by one. `partitions`: how many the log has, where all of them are to be retried.
         """
         good, refused = list(letters), []
-        for check in (self.require, self._claim):  # what is claimed stays so: it comes when nothing else can fail
+
+        async def require_place(_: Database, letter: DeadLetter) -> None:
+            if partitions is not None and partition_of(letter.message.key, partitions) != letter.position.partition:
+                raise NotRetriedError(f"{_name(letter)}: {_MOVED}")
+
+        for check in (
+            self.require,
+            require_place,
+            self._claim,
+        ):  # what is claimed stays so: it comes when nothing else can fail
             for letter in tuple(good):
                 try:
                     await check(database, letter)
                 except NotRetriedError as error:
-                    if not everything:
+                    if partitions is None:
                         raise click.ClickException(f"{error.message}: nothing was done") from error
                     refused.append(error.message)
                     good.remove(letter)

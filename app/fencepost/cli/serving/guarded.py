@@ -46,6 +46,21 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _UntilItsEnd(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks: one without a length ends with its connection."""
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        """Send a part of it."""
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            self.chunked_encoding = None if self._has_length else False
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b"")) + message.get("more_body", False)
+        await super().send(message)
+
+
 class GuardedProtocol(ParsingProtocol):
     """One connection."""
 
@@ -274,7 +289,11 @@ class GuardedProtocol(ParsingProtocol):
         """Write the answer, and close a little later: if unread bytes lie in the socket when it is closed, the client
         gets an error of the connection, and may lose the answer.
         """
-        response = problem_response(problem, {"Connection": "close", "X-Content-Type-Options": "nosniff"})
+        headers = {"Connection": "close", "X-Content-Type-Options": "nosniff"}
+        if self._guard is not None:
+            origin = next((value for name, value in self.headers or () if name == b"origin"), None)
+            headers |= self._guard.for_page(origin)
+        response = problem_response(problem, headers)
         head = b"".join(b"%b: %b\r\n" % each for each in response.raw_headers)
         still_unsent = self.unsent
         body = b"" if self._arriving and self.parser.get_method() == b"HEAD" else response.body
@@ -295,6 +314,8 @@ class GuardedProtocol(ParsingProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._under_way = cycle
+        if cycle.scope["http_version"] == "1.0":
+            cycle.__class__ = _UntilItsEnd
         super()._start_asgi_task(cycle, app)
 
     def _watch(self) -> "asyncio.Future[None]":

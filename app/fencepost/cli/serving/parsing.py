@@ -173,6 +173,8 @@ class ParsingProtocol(DrainingProtocol):
             self._stop(bad_request(f"HTTP/{version}: the gateway speaks HTTP/1.1."))
         if self._chunked and version == "1.0":
             self._stop(bad_request("Transfer-Encoding: a request of HTTP/1.0 has none (RFC 9112 §6.1)."))
+        if version == "1.0":  # it knows no 100 Continue (RFC 9110 §10.1.1)
+            self.expect_100_continue = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

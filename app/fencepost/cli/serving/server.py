@@ -91,6 +91,7 @@ def _config(settings: Settings) -> uvicorn.Config:
         # A client's address is that of its connection: a header may say anything.
         proxy_headers=False,
         workers=settings.workers,
+        timeout_keep_alive=math.ceil(settings.keep_alive),
         timeout_graceful_shutdown=math.ceil(settings.shutdown_timeout),
         # Importing the application counts: a worker that still does so must not be taken for hung.
         timeout_worker_healthcheck=60,

@@ -32,10 +32,21 @@ logger = logging.getLogger("fencepost.client")
 
 
 def token_from_file(path: str | os.PathLike[str]) -> Callable[[], str]:
-    """Give a token that is read from a file whenever it is asked for: the file may be replaced."""
+    """Give a token that is read from a file whenever it is asked for: the file may be replaced. Reading raises OSError,
+    and ValueError for a file that has no token, or more than one; both name the file.
+    """
 
     def read() -> str:
-        return Path(path).read_text("utf-8").strip()
+        try:
+            found = Path(path).read_text("utf-8-sig").split()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{os.fspath(path)}: it is no text") from error
+        if len(found) != 1:
+            raise ValueError(f"{os.fspath(path)}: {'it has more than a token' if found else 'it is empty'}")
+        try:
+            return _checked(found[0])
+        except ValueError as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from error
 
     return read
 

@@ -6,6 +6,7 @@ wait for their turn in the gateway for half a minute.
 
 import asyncio
 import math
+import os
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
@@ -122,8 +123,13 @@ class Exchange:
             transport=transport,
             trust_env=False,
         )
-        self._data = connections(limits=_pooled(DATA_CONNECTIONS, DATA_CONNECTIONS))
-        self._upkeep = connections(limits=_pooled(None, IDLE_CONNECTIONS))
+        try:
+            self._data = connections(limits=_pooled(DATA_CONNECTIONS, DATA_CONNECTIONS))
+            self._upkeep = connections(limits=_pooled(None, IDLE_CONNECTIONS))
+        except OSError as error:  # of the file that Python's ssl writes keys to
+            raise ValueError(f"TLS cannot be used: {_reason(error)} (SSLKEYLOGFILE)") from error
+        self._owner: tuple[asyncio.AbstractEventLoop, int] | None = None
+        """The event loop and the process that have used the connections, which belong to them."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -211,6 +217,13 @@ class Exchange:
         )
 
     def _connections(self, call: Call) -> httpx.AsyncClient:
+        owner = (asyncio.get_running_loop(), os.getpid())
+        self._owner = self._owner or owner
+        if self._owner != owner:
+            raise RuntimeError(
+                "this Client was used in another event loop, or before a fork, and its connections belong there:"
+                " make a Client in each, `async with Client(url) as c:`"
+            )
         client = self._upkeep if call.upkeep else self._data
         if client.is_closed:
             raise Unavailable(f"{_shown(call)} was not sent: the client is closed", may_repeat=False)

@@ -36,7 +36,8 @@ class SyncClient(SyncClientCalls, SyncRowCalls):
     def close(self) -> None:
         """Wait for releases that are still under way (seconds), close all connections, and end the thread."""
         try:
-            self._loop.run(self._client.aclose)
+            if not self._loop.is_of_another_process:  # which closes its connections itself
+                self._loop.run(self._client.aclose)
         finally:
             self._loop.close()
 

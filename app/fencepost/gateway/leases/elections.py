@@ -10,7 +10,6 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.acquire_problems import forbidden_lock
 from fencepost.gateway.leases.held import locks
-from fencepost.quota import UNKNOWN
 
 PAGE = 1000
 
@@ -65,8 +64,7 @@ async def watch_election(
         gateway.report_if_forbidden(forbidden)
         yield forbidden
         return
-    # One question is asked for all who watch, whatever each of them may see.
-    everybody = gateway.of(EVERYBODY).asked_by(UNKNOWN)
+    everybody = gateway.of(EVERYBODY)  # one question is asked for all who watch, whatever each of them may see
 
     async def look(asked: Sequence[Key]) -> Mapping[Key, Election | Problem]:
         return await _look(everybody, asked)

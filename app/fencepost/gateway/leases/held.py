@@ -91,7 +91,7 @@ async def withdraw(gateway: Gateway, secret: str) -> Problem | None:
     request that is under way with the secret is granted anything any more.
     """
     hashed = hash_secret(secret, gateway.caller)
-    found = await _map_errors(lambda: gateway.locks.of(gateway.whose).withdraw(hashed), BUILTIN)
+    found = await _map_errors(lambda: gateway.locks.withdraw(hashed), BUILTIN)
     if isinstance(found, Problem):
         return found
     for lease in found.leases:
@@ -123,17 +123,7 @@ async def inspect(gateway: Gateway, lease_id: LeaseId) -> Lease | Problem:
     locks = gateway.locks_of(lease_id.source)
     if locks is None:
         return _unknown_lease(lease_id)
-
-    async def look() -> Lease | None:
-        async with gateway.reads.place(gateway.whose):
-            return await locks.inspect(lease_id.number)
-
-    return await _seen(gateway, lease_id, look)
-
-
-async def _seen(gateway: Gateway, lease_id: LeaseId, look: Callable[[], Awaitable[Lease | None]]) -> Lease | Problem:
-    """Look at a lease as far as the caller may see it."""
-    lease = await _map_errors(look, lease_id.source)
+    lease = await _map_errors(lambda: locks.inspect(lease_id.number), lease_id.source)
     if isinstance(lease, Lease) and forbidden_lock(gateway.caller, lease.names) is not None:
         return _unknown_lease(lease_id)
     return await _explain_loss(gateway, lease_id) if lease is None else lease
@@ -151,12 +141,7 @@ async def locks(
     found = gateway.locks_of(source)
     if found is None:
         return no_such_source(gateway, source, "query")
-
-    async def look() -> list[LockState]:
-        async with gateway.reads.place(gateway.whose):
-            return await found.states(names, after, limit, gateway.caller.locks)
-
-    return await _map_errors(look, source)
+    return await _map_errors(lambda: found.states(names, after, limit, gateway.caller.locks), source)
 
 
 async def _use_lease(
@@ -169,7 +154,7 @@ async def _use_lease(
     if locks is None:
         return _unknown_lease(lease_id)
     if gateway.caller.locks is not None:  # its patterns may be others than when it acquired the lease
-        seen = await _seen(gateway, lease_id, lambda: locks.inspect(lease_id.number, first=True))
+        seen = await inspect(gateway, lease_id)
         if isinstance(seen, Problem):
             gateway.emit(LeaseAsked(verb, seen.name, (), str(lease_id)))
             return seen
@@ -210,8 +195,7 @@ async def _explain_loss(gateway: Gateway, lease_id: LeaseId) -> Problem:
     extra: dict[str, object] = {"lease_id": str(lease_id)}
     try:
         locks = gateway.locks_of(lease_id.source)
-        async with gateway.reads.place(gateway.whose):
-            lost = None if locks is None else await locks.find_ended(lease_id.number)
+        lost = None if locks is None else await locks.find_ended(lease_id.number)
     except StorageError as error:  # it is lost all the same; what became of it is only an explanation
         return Problem(LEASE_LOST, f"Lease {lease_id} is not held.", details=f"{error}", extra=extra)
     if lost is None or forbidden_lock(gateway.caller, lost.names) is not None:

@@ -49,7 +49,7 @@ class Batched:
     once: IdempotentRequest | None = None
 
     @classmethod
-    def of(cls, key: Key, token: Token, body: str, once: IdempotentRequest | None) -> "Batched":
+    def of(cls, key: Key, token: Token, body: bytes, once: IdempotentRequest | None) -> "Batched":
         """Put a request as a batch takes it."""
         if once is None:
             return cls(RowWrite(key, token, body))
@@ -130,7 +130,7 @@ def _order(write: Batched) -> tuple[str, ...]:
 
 
 def _size(write: Batched) -> int:
-    return len(write.row.body)
+    return len(write.row.raw)
 
 
 def _clashes(write: Batched) -> Iterable[tuple[str, str]]:

@@ -44,7 +44,7 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
     if isinstance(ready, Problem):
         return ready
     table, (token, binding) = ready
-    write = Batched.of((), token, request.body.text, once)
+    write = Batched.of((), token, request.body.raw, once)
     # Under a seal it goes alone: which row it makes is known only when it is made.
     lanes = None
     if count == 1 and binding is None:

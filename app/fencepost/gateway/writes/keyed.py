@@ -78,7 +78,7 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
             return refused
     doubtful = doubtful_columns(found, key, request.body) if plan.names_key else ()
     to_fit = plan.alone.creates and needs_fitting(found, key)
-    write = Batched.of(key, token, request.body.text, once)
+    write = Batched.of(key, token, request.body.raw, once)
     # A row's scope is known in the transaction only, where a batch would have raised its mark by then.
     goes_alone = doubtful or to_fit or (binding is not None and not plan.marks.names_rows)
     lanes = None if goes_alone else plan.lanes

@@ -48,7 +48,7 @@ async def write(
     rows = RowsMatching(
         table=table,
         marks=marks,
-        row=RowWrite((), token, request.body.text),
+        row=RowWrite((), token, request.body.raw),
         body=request.body,
         once=once,
         binding=binding,

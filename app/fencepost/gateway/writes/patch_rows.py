@@ -58,7 +58,7 @@ async def write(gateway: Gateway, request: Write, count: int, once: IdempotentRe
     named = binding is not None and marks.names_rows
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
     change = Change(columns, target, request.preferences.in_sql, named=named)
-    row = RowWrite((), token, request.body.text)
+    row = RowWrite((), token, request.body.raw)
     if not count:
         return await perform(gateway, NoRows(table=table, marks=marks, row=row, once=once, binding=binding))
     rows = NamedRows(

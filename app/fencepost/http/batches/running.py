@@ -26,7 +26,7 @@ from fencepost.http.batches.order import Behind, Order, Turn
 from fencepost.http.batches.splitting import Splitter
 from fencepost.http.batches.understanding import LINES_IN_A_ROW, Understood, too_long, understand
 from fencepost.http.batches.verdict import NDJSON, last_line, verdict_of
-from fencepost.http.batches.window import Entry, Window
+from fencepost.http.batches.window import LONG, Entry, Window
 from fencepost.http.guard import Arrival
 from fencepost.http.problems.response import answer_or_problem, problem_response
 from fencepost.http.rate_limits import Pace
@@ -35,6 +35,7 @@ from fencepost.identity.authenticator import Standing
 _STOPPING: Final = "The gateway is stopping."
 _OVER: Final = "The caller's token or key is to be shown again."
 _TOO_MANY_AGAIN: Final = "Too many lines are to be sent again; their verdicts have the reasons."
+_NO_ROOM: Final = f"There is no room now for the line that follows, which has more than {LONG} bytes."
 _NEW_PICTURE: Final = "A table has changed that lines concern which are to be sent again: their place is not known now."
 
 MOST_AGAIN: Final = 1000
@@ -47,8 +48,9 @@ log = structlog.stdlib.get_logger("fencepost.http")
 
 
 class Batch:
-    """A batch. `gateway` is that of its caller; `arrival`: how its body stands with the guard of connections;
-    `standing`: how the caller's credential stands, where there is authentication; `pace`: how fast its lines may come.
+    """A batch. `gateway` is that of its caller; `window` has the lines in hand; `arrival`: how its body stands with the
+    guard of connections; `standing`: how the caller's credential stands, where there is authentication; `pace`: how
+    fast its lines may come.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Batch:
         max_body_bytes: int,
         receive: Receive,
         send: Send,
+        window: Window,
         arrival: Arrival,
         standing: Standing | None,
         pace: Pace | None = None,
@@ -66,7 +69,7 @@ class Batch:
         self._arrival, self._standing, self._pace = arrival, standing, pace
         self._max_body_bytes = max_body_bytes
         self._splitter = Splitter(max_body_bytes)
-        self._order, self._window = Order(), Window(self._batches.lines)
+        self._order, self._window = Order(), window
         self._version = gateway.catalog.current.version
         self._lines = 0
         self._stopped: str | None = None
@@ -100,6 +103,9 @@ class Batch:
                 for raw in () if self._gone else self._splitter.feed(message.get("body", b"")):
                     if not await self._take(raw, tasks):
                         return
+                if self._splitter.begun > LONG and not self._window.widens():
+                    self._stopped = _NO_ROOM
+                    return
                 if not message.get("more_body", False):
                     for raw in () if self._gone else self._splitter.end():
                         await self._take(raw, tasks)
@@ -134,7 +140,7 @@ class Batch:
 
     async def _take(self, raw: bytes | None, tasks: asyncio.TaskGroup) -> bool:
         """Take a line in hand, once there is room; False: it is to be read no more."""
-        if self._window.is_full:
+        if not self._window.lets_in():
             await self._window.room()
         if not self._lines % LINES_IN_A_ROW:
             await asyncio.sleep(0)

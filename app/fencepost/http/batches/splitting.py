@@ -11,6 +11,11 @@ class Splitter:
         self._line = bytearray()
         self._too_long = False
 
+    @property
+    def begun(self) -> int:
+        """Bytes of the line whose end has not come."""
+        return len(self._line)
+
     def feed(self, data: bytes) -> Iterator[bytes | None]:
         """Take a part of the body, and give the lines that end in it; None for one that is too long."""
         start = 0

@@ -12,6 +12,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.writes.places import Place, place_of, place_of_claim
 from fencepost.http.batches.line import ClaimLine, read_line
 from fencepost.http.problems.response import RequestError
+from fencepost.http.requests.data import body_of
 from fencepost.http.requests.headers import read_idempotency_key, read_token
 from fencepost.http.writes.claiming import claim_answer, read_resource
 from fencepost.http.writes.deciding import write_answer
@@ -60,6 +61,7 @@ async def _understood(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Unde
                 "To queue a write, send it as a request.",
             )
         )
+    request.receive = body_of(b"")  # its body is in `write` now, once
     key = None if write.idempotency_key is None else write.idempotency_key.text
     return Understood(place_of(catalog, write), key, lambda gateway: write_answer(gateway, request, write))
 

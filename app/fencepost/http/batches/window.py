@@ -1,12 +1,23 @@
-"""The lines of a batch that are in hand, for their verdicts are not sent: so many at most, and of so many bytes."""
+"""The lines of a batch that are in hand, for their verdicts are not sent: so many at most, and of so many bytes.
+
+Some lines are in hand in any case. For more the batch takes room among the bodies in this process's memory
+(requests/bodies.py). Where there is none it goes on with as few: no batch waits for another one's room.
+"""
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 MOST_BYTES: Final = 8_388_608
 """Bytes that lines and verdicts in hand may have before no more lines are read, and none is begun but the first."""
+_LITTLE: Final = 65_536
+"""As many as a batch may have before it takes room for MOST_BYTES, and where there is no room."""
+LONG: Final = _LITTLE
+"""A line that is longer is taken where there is room only."""
+OF_A_LINE: Final = 4_096
+"""Bytes that a line takes in memory beside its own."""
 _SENT_AT_ONCE: Final = 65_536
 """Bytes of verdicts that are sent as one message. A longer one is sent by itself."""
 
@@ -20,10 +31,10 @@ class Entry:
 
 
 class Window:
-    """`most` lines are in hand at most."""
+    """`most` lines are in hand at most. `take` takes room for so many bytes, or says that there is none."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, take: Callable[[int], bool]) -> None:
+        self._most, self._take, self._limit = most, take, _LITTLE
         self._entries: deque[Entry] = deque()
         self._held = self._bytes = self._begun = 0
         self._expected = 0
@@ -33,19 +44,28 @@ class Window:
         """The first line is decided, or there are no more."""
         self._room = asyncio.Event()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no line is to be read now."""
-        return self._held >= self._most or self._bytes > MOST_BYTES
+    def lets_in(self) -> bool:
+        """Whether a line may be read now. Where it needs more room than the batch has, that is taken."""
+        return self._held < self._most and self._fits(self._bytes)
+
+    def widens(self) -> bool:
+        """Whether the batch has room for more than a few lines, which is taken if it is there."""
+        if self._limit != MOST_BYTES and self._take(MOST_BYTES):
+            self._limit = MOST_BYTES
+        return self._limit == MOST_BYTES
+
+    def _fits(self, size: int) -> bool:
+        return size <= self._limit or (self.widens() and size <= self._limit)
 
     async def room(self) -> None:
         """Wait until a line may be read. One is always let in."""
-        while self._held and self.is_full:
+        while self._held and not self.lets_in():
             self._room.clear()
             await self._room.wait()
 
     def enter(self, size: int) -> Entry:
-        """Take a line in hand, behind the others."""
+        """Take a line of so many bytes in hand, behind the others."""
+        size += OF_A_LINE
         entry = Entry(size)
         self._entries.append(entry)
         self._held += 1
@@ -54,7 +74,7 @@ class Window:
 
     async def begin(self, entry: Entry) -> bool:
         """Wait until the line may be decided: there is room for its verdict, or it is the first. True."""
-        while self._bytes + (self._begun + 1) * self._expected > MOST_BYTES and entry is not self._entries[0]:
+        while entry is not self._entries[0] and not self._fits(self._bytes + (self._begun + 1) * self._expected):
             self._room.clear()
             await self._room.wait()
         self._begun += 1

@@ -2,17 +2,22 @@
 
 import json
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from fencepost.fencing.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
-from fencepost.gateway.writes.write import Body
+from fencepost.gateway.refusals import unavailable
+from fencepost.gateway.writes.write import UNREAD, Body
 from fencepost.http.problems.response import RequestError
 from fencepost.http.requests.headers import Headers
+from fencepost.quota import Quota, most_of
+from fencepost.storage.errors import UnavailableError
 from fencepost.storage.statements.query import Query
 
 
@@ -31,6 +36,79 @@ async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
     if len(body) > limit:
         raise RequestError(_too_large(limit))
     return body
+
+
+class BodiesInHand:
+    """Large bodies in the memory of this process, while they arrive and while their requests wait: so many bytes at
+    most, of one caller three quarters. Small ones are not counted: their number is, at other places.
+    """
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self._largest = max_body_bytes
+        most = MOST_BODIES * max(max_body_bytes, 1 << 20)
+        setting = f"bytes of bodies, {MOST_BODIES} times FENCEPOST_MAX_BODY_BYTES"
+        self._bytes = Quota(most, most_of(most), setting, f"{setting}, and three quarters of it a caller")
+
+    @asynccontextmanager
+    async def counting(self, caller: str, headers: Headers, receive: Receive) -> AsyncIterator[Receive]:
+        """Count the body of a request for the block; it is received by what this gives. RequestError: there is no
+        room for it.
+        """
+        announced = headers.get(b"content-length", b"")
+        taken = min(int(announced), self._largest) if announced.isdigit() else 0
+        if taken:
+            self._take(caller, taken)
+        arrived = 0
+
+        async def counted() -> Message:
+            nonlocal taken, arrived
+            message = await receive()
+            arrived += len(message.get("body", b""))
+            if arrived > SMALL and not taken:
+                self._take(caller, self._largest)
+                taken = self._largest
+            return message
+
+        try:
+            yield counted
+        finally:
+            if taken:
+                self._bytes.give_back(caller, taken)
+
+    @property
+    def bytes(self) -> int:
+        """How many are counted now."""
+        return self._bytes.count
+
+    def _take(self, caller: str, size: int) -> None:
+        full = self._bytes.take(caller, size)
+        if full is not None:
+            raise RequestError(unavailable(UnavailableError(f"there is no room for this body: there are {full}")))
+
+    @contextmanager
+    def room(self, caller: str) -> Iterator[Callable[[int], bool]]:
+        """Give what takes room for so many bytes of a batch's lines, until the block's end, or says that there is
+        none.
+        """
+        taken = 0
+
+        def take(size: int) -> bool:
+            nonlocal taken
+            if self._bytes.take(caller, size) is not None:
+                return False
+            taken += size
+            return True
+
+        try:
+            yield take
+        finally:
+            if taken:
+                self._bytes.give_back(caller, taken)
+
+
+def is_large(headers: Headers) -> bool:
+    """Whether a request's body counts, or may do so: its length is not announced, or has five digits or more."""
+    return b"transfer-encoding" in headers or len(headers.get(b"content-length", b"")) > _DIGITS
 
 
 def _too_large(limit: int) -> Problem:
@@ -109,6 +187,16 @@ def _no_constant(name: str) -> object:
 
 
 _MOST_DIGITS = 300
+_SHORT = 3_000
+"""Characters of the longest text that is kept beside the body's bytes. No index has a longer key."""
+_MOST_COLUMNS = 1_600
+"""PostgreSQL's own limit."""
+MOST_BODIES = 256
+"""So many of the largest bodies have room in a process."""
+SMALL = 65_536
+"""Bytes of a body without an announced length, and of a batch's lines, that are not counted."""
+_DIGITS = 4
+"""Digits of a length that is not counted."""
 _APPLICATION_JSON = b"application/json"
 _NO_TYPE = Problem(
     UNSUPPORTED_MEDIA_TYPE,
@@ -160,7 +248,7 @@ async def read_object(
     raw, value = await read_json(headers, receive, limit)
     if not isinstance(value, dict):
         raise RequestError(bad_request(f"body: {_kind(value)}, where one JSON object is expected"))
-    return _object(raw.decode(), value, columns, complete=complete)
+    return _object(raw, value, columns, complete=complete)
 
 
 async def read_rows(
@@ -169,7 +257,7 @@ async def read_rows(
     """Read the JSON object or array of a POST, and count it; the body's text is always an array."""
     raw, value = await read_json(headers, receive, limit)
     if isinstance(value, dict):
-        return _object(f"[{raw.decode()}]", value, columns, complete=complete), 1
+        return _object(b"[%b]" % raw, value, columns, complete=complete), 1
     return _array(raw, value, columns, complete=complete)
 
 
@@ -179,16 +267,32 @@ async def read_changes(
     """Read the body of a PATCH of several rows: one JSON object for all of them (None), or an array, and count it."""
     raw, value = await read_json(headers, receive, limit)
     if isinstance(value, dict):
-        return _object(raw.decode(), value, columns, complete=complete), None
+        return _object(raw, value, columns, complete=complete), None
     return _array(raw, value, columns, complete=complete)
 
 
-def _object(text: str, value: dict[str, Any], columns: tuple[str, ...] | None, *, complete: bool) -> Body:
-    if columns is None:
-        return Body(text, tuple(value), value)
-    if complete:
+def _object(raw: bytes, value: dict[str, Any], columns: tuple[str, ...] | None, *, complete: bool) -> Body:
+    if columns is not None and complete:
         _require_all(value, columns, 0)
-    return Body(text, columns, value)
+    return _body(raw, value, columns)
+
+
+def _body(raw: bytes, first: dict[str, Any], columns: tuple[str, ...] | None) -> Body:
+    """Make a body of its JSON and of its object, or of the first of its objects."""
+    if columns is None and len(first) > _MOST_COLUMNS:
+        raise RequestError(
+            bad_request(f"body: an object has {len(first)} members; a table has {_MOST_COLUMNS} columns at most.")
+        )
+    if columns is not None and len(first) > _MOST_COLUMNS:
+        first = {name: first[name] for name in columns if name in first}
+    if all(map(_is_short, first.values())):
+        return Body(raw, tuple(first) if columns is None else columns, first)
+    short = {name: value if _is_short(value) else UNREAD for name, value in first.items()}
+    return Body(raw, tuple(first) if columns is None else columns, short)
+
+
+def _is_short(value: object) -> bool:
+    return len(value) <= _SHORT if isinstance(value, str) else not isinstance(value, list | dict)
 
 
 def _require_all(row: dict[str, Any], columns: tuple[str, ...], number: int) -> None:
@@ -242,7 +346,7 @@ def _array(raw: bytes, value: object, columns: tuple[str, ...] | None, *, comple
                     "?columns=a,b names the columns to take; a key that is missing is null then.",
                 )
             )
-    return Body(raw.decode(), columns if columns is not None else tuple(first), first), len(value)
+    return _body(raw, first, columns), len(value)
 
 
 def _kind(value: object) -> str:

@@ -16,11 +16,13 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.http.batches.atomic import atomic_answer
 from fencepost.http.batches.running import Batch
 from fencepost.http.batches.verdict import NDJSON
-from fencepost.http.caller import network_of
+from fencepost.http.batches.window import Window
+from fencepost.http.caller import caller_of, network_of
 from fencepost.http.guard import arrival_of
 from fencepost.http.hanging_up import STANDING
 from fencepost.http.problems.response import RequestError, problem_response
 from fencepost.http.rate_limits import Pace, RateLimits
+from fencepost.http.requests.bodies import BodiesInHand
 from fencepost.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name, media_ranges
 from fencepost.http.requests.query import query_pairs
@@ -36,8 +38,10 @@ _ACCEPTED: Final = frozenset({"*/*", "application/*", NDJSON.decode()})
 class BatchRoute:
     """The route."""
 
-    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, limits: RateLimits) -> None:
-        self._gateway, self._max_body_bytes, self._limits = gateway, max_body_bytes, limits
+    def __init__(
+        self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, limits: RateLimits, bodies: BodiesInHand
+    ) -> None:
+        self._gateway, self._max_body_bytes, self._limits, self._bodies = gateway, max_body_bytes, limits, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a batch."""
@@ -49,8 +53,12 @@ class BatchRoute:
             await response(scope, receive, send)
             return
         gateway, standing = self._gateway(scope), scope.get(STANDING)
-        batch = Batch(gateway, self._max_body_bytes, receive, send, arrival_of(scope), standing, self._pace(scope))
-        await batch.run(expects=b"expect" in by_name(scope["headers"]))
+        with self._bodies.room(caller_of(scope)) as room:
+            window = Window(gateway.batches.lines, room)
+            batch = Batch(
+                gateway, self._max_body_bytes, receive, send, window, arrival_of(scope), standing, self._pace(scope)
+            )
+            await batch.run(expects=b"expect" in by_name(scope["headers"]))
 
     async def _whole(self, scope: Scope, receive: Receive) -> Response | None:
         """Answer what is no stream: a batch that lands as a whole, or another method's. None: it is one. Raises
@@ -63,7 +71,8 @@ class BatchRoute:
         if not _is_atomic(scope["query_string"]):
             return None
         gateway, standing = self._gateway(scope), scope.get(STANDING)
-        return await atomic_answer(gateway, headers, receive, self._max_body_bytes, self._pace(scope), standing)
+        async with self._bodies.counting(caller_of(scope), headers, receive) as counted:
+            return await atomic_answer(gateway, headers, counted, self._max_body_bytes, self._pace(scope), standing)
 
     def _pace(self, scope: Scope) -> Pace | None:
         """Give how fast lines may come. Without authentication nobody's are counted."""

@@ -18,6 +18,7 @@ from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.use_cases import read_many, read_one
 from fencepost.http.caller import caller_of
 from fencepost.http.problems.response import answer_or_problem, problem_response
+from fencepost.http.requests.bodies import BodiesInHand, is_large
 from fencepost.http.requests.data import (
     COLLECTION_METHODS,
     ROW_METHODS,
@@ -44,9 +45,9 @@ _OF_ROWS: Final = frozenset(ROW_METHODS.split(", "))
 class DataRoutes:
     """Everything under /v1/data/, dispatched by the raw path."""
 
-    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> None:
+    def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int, bodies: BodiesInHand) -> None:
         self._gateway = gateway
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes, self._bodies = max_body_bytes, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -72,7 +73,10 @@ class DataRoutes:
             if key is None:
                 return await _read_rows(gateway, asked, name, whose)
             return await _read_row(gateway, asked, name, key, whose)
-        return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
+        if not is_large(headers):
+            return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
+        async with self._bodies.counting(caller_of(scope), headers, receive) as asked.receive:
+            return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
 
 
 async def _read_row(gateway: Gateway, request: DataRequest, name: str, key: Key, caller: str) -> Response:

@@ -108,7 +108,7 @@ def election_routes(gateway: Callable[[Scope], Gateway]) -> APIRouter:
 
         For finding the leader, not for deciding who may write: the fence does that, by the term.
         """
-        return await answer_or_problem(_observe(gateway(request.scope).asked_by(caller_of(request.scope)), request))
+        return await answer_or_problem(_observe(gateway(request.scope), request))
 
     @router.get(
         "/v1/elections/events",

@@ -48,11 +48,8 @@ class LeaseRoutes:
     """The endpoints. Their docstrings are what /docs shows."""
 
     def __init__(self, gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> None:
-        self._gateway_of = gateway
+        self._gateway = gateway
         self._max_body_bytes = max_body_bytes
-
-    def _gateway(self, scope: Scope) -> Gateway:
-        return self._gateway_of(scope).asked_by(caller_of(scope))
 
     async def post_lease(self, request: Request) -> Response:
         """Lock all of `locks`, or nothing. With `wait_ms` wait in the queue, first come first served.

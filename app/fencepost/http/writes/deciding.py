@@ -44,4 +44,4 @@ def _body(write: Write) -> bytes | None:
     if write.body is NO_BODY:
         return None
     # That of a POST is an array by now; a message has the object.
-    return (write.body.text.strip()[1:-1] if write.verb == "post" else write.body.text).encode()
+    return write.body.raw.strip()[1:-1] if write.verb == "post" else write.body.raw

@@ -56,7 +56,7 @@ def _read_idempotency_key(request: DataRequest, table: str, body: Body) -> Idemp
     text = read_idempotency_key(request.raw_headers)
     if text is None:
         return None
-    written = "" if body is NO_BODY else body.text
+    written = b"" if body is NO_BODY else body.raw
     payload = payload_hash(request.method, table.removeprefix("public."), request.row, request.query, written)
     return IdempotencyKey(text, payload)
 

@@ -5,16 +5,14 @@ fenced, before the new one's first write. Order and clock are the database's; se
 """
 
 import asyncio
+import functools
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import Final, Literal, TypeVar
 
 from fencepost.locks.builtin.queue import Queue, Visit
 from fencepost.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
-from fencepost.quota import UNKNOWN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
@@ -50,13 +48,6 @@ class PostgresLocks(Leases):
         self._withdrawing = asyncio.Lock()
         self.queue = queue
         self.limits = limits or LeaseLimits()
-        self.whose = UNKNOWN
-
-    def of(self, whose: str) -> "PostgresLocks":
-        """Give the same locks to a request of this caller."""
-        theirs = copy(self)
-        theirs.whose = whose
-        return theirs
 
     async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> TakeResult:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
@@ -201,12 +192,12 @@ class PostgresLocks(Leases):
 
     async def _withdrawing_one(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
         # Not as grants, which may wait for rows; and one at a time, so that renewals find a connection all the same.
-        async with self._database.lease_shares.place(self.whose), self._withdrawing:
-            return await run_write(self._database.for_leases, statement)
+        async with self._withdrawing:
+            return await self._ask(statement, writing=True)
 
-    async def inspect(self, lease_id: int, *, first: bool = False) -> Lease | None:
-        """Look at a live lease. `first`: before it is renewed, or the like."""
-        return await self._ask(lambda c: leases.inspect(c, lease_id), writing=first)
+    async def inspect(self, lease_id: int) -> Lease | None:
+        """Look at a live lease."""
+        return await self._ask(lambda c: leases.inspect(c, lease_id))
 
     async def find_ended(self, lease_id: int) -> LostLease | None:
         """Look at a lease that is over, as long as it is remembered."""
@@ -232,11 +223,11 @@ class PostgresLocks(Leases):
             pass
         position: int | None = 0
         while position is not None:
-            position = await self._ask(partial(_forget, keep_seconds, position), writing=True)
+            position = await self._ask(functools.partial(_forget, keep_seconds, position), writing=True)
 
     async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
         if writing:
-            return await run_write(partial(self._database.for_lease_of, self.whose), statement)
+            return await run_write(self._database.for_leases, statement)
         # What others read, a list of all locks say, is no reason for renewals to wait.
         async with self._database.connection() as connection:
             return await statement(connection)

@@ -2,14 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from fencepost.locks.pending_releases import PendingReleases
 from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceQuarantinedError
-from fencepost.quota import UNKNOWN
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
@@ -48,13 +45,6 @@ class Grants:
         self._database, self._failed, self._quarantined = database, failed, quarantined
         self.times, self.clock = times.sources, times.clock
         self.pending = PendingReleases()
-        self.whose = UNKNOWN
-
-    def of(self, whose: str) -> "Grants":
-        """Give the same to a request of this caller."""
-        theirs = copy(self)
-        theirs.whose = whose
-        return theirs
 
     async def grant(
         self, wanted: LockRequest, before: SourceState, wait_s: float, gone: "asyncio.Future[None]"
@@ -175,7 +165,7 @@ class Grants:
 
     async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
-        return await run_write(partial(self._database.for_lease_of, self.whose), statement)
+        return await run_write(self._database.for_leases, statement)
 
     def ms_since(self, moment: float) -> int:
         """How many ms have gone since a moment of the clock, rounded up."""

@@ -14,7 +14,6 @@ A crash between two steps leaves a hold whose handle no process knows. It expire
 
 import asyncio
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -67,12 +66,6 @@ class SourceLocks(Leases):
         self._database = database
         self._grants = Grants(name, source, database, failed, quarantined, times)
         self._watch = HoldWatch(source, self._grants.ask, failed, times)
-
-    def of(self, whose: str) -> "SourceLocks":
-        """Give the same leases to a request of this caller."""
-        theirs = copy(self)
-        theirs._grants = self._grants.of(whose)  # noqa: SLF001 - its own
-        return theirs
 
     async def open(self) -> None:
         """Register the source, and get it ready. The service need not be there, nor need the database take writes: then
@@ -211,9 +204,8 @@ class SourceLocks(Leases):
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, by="holder"))
         return True
 
-    async def inspect(self, lease_id: int, *, first: bool = False) -> Lease | None:
+    async def inspect(self, lease_id: int) -> Lease | None:
         """Look at a live lease."""
-        del first
         lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
         return None if lease is None else public(lease, ())
 

@@ -18,6 +18,7 @@ from confluent_kafka.admin import ListOffsetsResultInfo as Ends
 from confluent_kafka.cimpl import NewTopic
 
 from fencepost.queues.kafka.errors import NO_TOPIC, BrokerErrors, kafka_error, made, place, unavailable
+from fencepost.queues.kafka.labels import label_of
 from fencepost.queues.kafka.letters import MORE_THAN_ITS_MESSAGE
 from fencepost.queues.kafka.oldest import OldestMessages
 from fencepost.queues.kafka.url import KafkaSettings
@@ -92,18 +93,25 @@ class Cluster:
         return [found[each] for each in range(count)]
 
     async def decided(self) -> list[int]:
-        """Ask what the group has committed, by partition; 0 where it has nothing."""
+        """Ask what the group has committed, by partition; 0 where it has nothing, or what it has is of a topic of this
+        name that was deleted.
+        """
         return await self._settled(self._decided)
 
     async def _decided(self) -> list[int]:
         topic = self._settings.topic
-        count = len((await self._described()).partitions)
+        described = await self._described()
+        count = len(described.partitions)
         asked = [TopicPartition(topic, each) for each in range(count)]
         found = await asyncio.to_thread(self._the_reader.committed, asked, timeout=_ANSWERS_WITHIN_S)
         for each in found:
             if each.error is not None:
                 raise KafkaException(each.error)
-        committed = {each.partition: each.offset for each in found}
+        committed = {
+            each.partition: each.offset
+            for each in found
+            if (label := label_of(each)) is None or label.topic_id == str(described.topic_id)
+        }
         return [max(0, committed.get(each, 0)) for each in range(count)]
 
     async def oldest(self) -> list[float | None]:

@@ -19,7 +19,7 @@ from fencepost.queues.kafka.errors import LOGGER, BrokerErrors, is_fatal, kafka_
 from fencepost.queues.kafka.ledger import MemberLedger
 from fencepost.queues.kafka.membership import is_fenced, leave, static_name
 from fencepost.queues.kafka.messages import place_of, received_from
-from fencepost.queues.kafka.positions import Positions
+from fencepost.queues.kafka.positions import Positions, unassign
 from fencepost.queues.kafka.unowned import Unowned
 from fencepost.queues.kafka.url import KafkaSettings
 from fencepost.queues.log import LogChangedError, LogError, LogUnavailableError, Received, namesake
@@ -261,11 +261,11 @@ class KafkaConsumer:
         """Commit what is done of these; librdkafka does so in the call that gives them up."""
         self._store(each.partition for each in partitions)
         self._lose(partitions)
-        client.incremental_unassign(partitions)
+        unassign(client, partitions)
 
     def _taken_away(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         self._lose(partitions)
-        client.incremental_unassign(partitions)
+        unassign(client, partitions)
 
     def _lose(self, partitions: Iterable[TopicPartition]) -> None:
         lost = self._ledger.lost(each.partition for each in partitions)

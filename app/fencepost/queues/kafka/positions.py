@@ -194,10 +194,19 @@ class Positions:
         )
 
     def _move(self, partition: int, offset: int) -> None:
-        """Take from there. librdkafka seeks in no partition whose position was refused: it is assigned anew."""
+        """Take from there. librdkafka seeks in no partition whose position was refused: it is assigned anew. It may
+        have been unassigned already, by a call that was interrupted between the two, or by the end of its topic.
+        """
         there = TopicPartition(self._settings.topic, partition, offset)
-        self._client.incremental_unassign([there])
+        unassign(self._client, [there])
         self._client.incremental_assign([there])
+
+
+def unassign(client: Consumer, partitions: Iterable[TopicPartition]) -> None:
+    """Unassign those of these partitions that are assigned: librdkafka refuses all where one is not."""
+    assigned = {each.partition for each in client.assignment()}
+    if chosen := [each for each in partitions if each.partition in assigned]:
+        client.incremental_unassign(chosen)
 
 
 def _epoch(position: TopicPartition) -> int:

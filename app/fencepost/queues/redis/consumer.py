@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from fencepost.queues.log import TAKEN_BYTES, LogError, Received, namesake
+from fencepost.queues.log import TAKEN_BYTES, LogChangedError, LogError, Received, namesake
 from fencepost.queues.redis.entry import read_entry
 from fencepost.queues.redis.layout import Layouts, QueueLayout
-from fencepost.queues.redis.scripts import CLAIM, DONE, GIVE_UP, READ
+from fencepost.queues.redis.scripts import CLAIM, DONE, GIVE_UP, MISSED, READ
 from fencepost.queues.redis.server import RedisServer
 from fencepost.queues.redis.url import QueueKeys
 
@@ -121,7 +121,27 @@ class RedisConsumer:
         for partition in mine:
             self._read.setdefault(partition, 0)
         await self._share(quota)
-        return True
+        return await self._has_all(layout)
+
+    async def _has_all(self, layout: QueueLayout) -> bool:
+        """Look whether messages are gone that nobody has done (LogChangedError); False: the queue is another one."""
+        streams = [self._keys.stream(partition) for partition in range(layout.partitions)]
+        answer = await self._server.run(
+            MISSED,
+            (self._keys.queue, self._keys.done, *streams),
+            *(layout.text, QueueLayout.new(layout.partitions).text),
+            about=f"what is missing in {self._keys.queue}",
+        )
+        if answer == [layout.text.encode()]:
+            return True
+        self._changed(layout)
+        if len(answer) == 1:
+            return False
+        number, missed = answer
+        raise LogChangedError(
+            f"{missed} messages of {streams[number - 1]} that it had acknowledged are gone, and nobody has decided"
+            " them: the stream was trimmed (XTRIM), or they were deleted by hand (XDEL)"
+        )
 
     async def _share(self, quota: int) -> None:
         """Give up what is too much: partitions first of which nothing is in hand."""
@@ -200,11 +220,13 @@ class RedisConsumer:
         for partition, sequences in list(self._to_delete.items()):
             while sequences and self._layout is not None:
                 some = sorted(sequences)[:_AT_ONCE]
+                ids = [f"0-{sequence}" for sequence in some]
                 stream = self._keys.stream(partition)
                 deleted = await self._server.run(
                     DONE,
-                    (self._keys.queue, self._keys.owner(partition), stream),
-                    *(self._layout.text, self._asker, *(f"0-{sequence}" for sequence in some)),
+                    (self._keys.queue, self._keys.owner(partition), stream, self._keys.done),
+                    *(self._layout.text, self._asker, partition),
+                    *ids,
                     about=f"deleting what is done of {stream}",
                 )
                 if deleted < 0:  # not its owner any more: the next one decides them anew, and that may be this member

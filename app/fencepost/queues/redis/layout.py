@@ -82,7 +82,8 @@ class Layouts:
         wanted, about = self._where[PARTITIONS], f"the queue {self._keys.queue}"
         text: Any
         if self._makes:
-            text = await self._server.run(MAKE, [self._keys.queue], self.none_yet.text, about=about, durable=True)
+            keys = (self._keys.queue, self._keys.done)
+            text = await self._server.run(MAKE, keys, self.none_yet.text, about=about, durable=True)
         else:
             text = await self._server.command("GET", self._keys.queue, about=about)
         if text is None:

@@ -62,8 +62,8 @@ class RedisLog:
         stream = self._keys.stream(partition)
         answer = await self._server.run(
             APPEND,
-            (self._keys.queue, stream),
-            *(layout.text, known, successor),
+            (self._keys.queue, stream, self._keys.done),
+            *(layout.text, known, successor, partition),
             *fields_of(message),
             about=f"a message to {stream}",
             durable=True,

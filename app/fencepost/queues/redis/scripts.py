@@ -5,6 +5,8 @@ every script compares it, so that nothing is done to another queue of the same n
 are gone which were there replaces the incarnation: from then on all processes see that this is another log.
 
 The stream of a partition has the messages that are not decided yet: done is XDEL, and the stream keeps its last id.
+How many were deleted so is counted, and compared with what the stream says
+that it had and has: messages that were trimmed, or deleted by hand, are missed, and the queue gets another incarnation.
 Messages are read with XRANGE behind what their owner has read before, from the start when it is a new owner. There is
 no consumer group: a partition has one owner, and what is not done is what is in the stream, in order. A group would
 write one more record into the journal for each message, to say the same.
@@ -42,23 +44,60 @@ local function last_of(key)
 end
 """
 
+_MISSED: Final = """
+-- How many messages of a stream are gone that nobody has done. `done`: the key with the counts of those that are done.
+-- `at`: the number of the partition.
+local function missed(key, done, at)
+  if redis.call('EXISTS', key) == 0 then return 0 end
+  local info, length, added = redis.call('XINFO', 'STREAM', key), 0, 0
+  for n = 1, #info, 2 do
+    if info[n] == 'length' then length = info[n + 1] elseif info[n] == 'entries-added' then added = info[n + 1] end
+  end
+  return added - length - (tonumber(redis.call('HGET', done, at)) or 0)
+end
+"""
+
 MAKE: Final = Script("""
--- ARGV the layout of a new queue. Gives the layout that it has.
+-- KEYS queue, done; ARGV the layout of a new queue. Gives the layout that it has.
 local layout = redis.call('GET', KEYS[1])
 if layout then return layout end
 redis.call('SET', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
+redis.call('HSET', KEYS[2], 'of', ARGV[1])
 return ARGV[1]
 """)
 
+MISSED: Final = Script(f"""{_MISSED}
+-- KEYS queue, done, streams; ARGV layout, a layout to replace this one if messages are missed. Gives the layout; or the
+-- number of the first stream of which messages are gone that nobody has done, from 1, and how many. Where the counts
+-- are of another layout, or are not there, they begin anew.
+local layout = redis.call('GET', KEYS[1])
+if layout ~= ARGV[1] then return {{layout}} end
+local of, found, number = redis.call('HGET', KEYS[2], 'of'), 0, 0
+if of == layout then
+  for at = 3, #KEYS do
+    if found <= 0 then number, found = at - 2, missed(KEYS[at], KEYS[2], at - 3) end
+  end
+  if found <= 0 then return {{layout}} end
+  layout = ARGV[2]
+  redis.call('SET', KEYS[1], layout)
+end
+redis.call('DEL', KEYS[2])
+redis.call('HSET', KEYS[2], 'of', layout)
+for at = 3, #KEYS do redis.call('HSET', KEYS[2], at - 3, missed(KEYS[at], KEYS[2], at - 3)) end
+if found <= 0 then return {{layout}} end
+return {{number, found}}
+""")
+
 APPEND: Final = Script(f"""
--- KEYS queue, stream; ARGV layout, the highest sequence that the asker knows of, a layout to replace this one if
--- messages are lost, then the fields. Gives the message's sequence; or the layout where it is another; or false where
--- there is none.
+-- KEYS queue, stream, done; ARGV layout, the highest sequence that the asker knows of, a layout to replace this one if
+-- messages are lost, the number of the partition, then the fields. Gives the message's sequence; or the layout where it
+-- is another; or false where there is none.
 local layout = redis.call('GET', KEYS[1])
 if layout ~= ARGV[1] then return layout end
 local time = redis.call('TIME')
 local at = string.format('%d.%06d', time[1], time[2])
-local id = redis.call('XADD', KEYS[2], '0-*', 'at', at, unpack(ARGV, 4))
+local id = redis.call('XADD', KEYS[2], '0-*', 'at', at, unpack(ARGV, 5))
 local sequence = tonumber(string.sub(id, 3))
 if sequence <= tonumber(ARGV[2]) then
   redis.call('XDEL', KEYS[2], id)
@@ -66,7 +105,7 @@ if sequence <= tonumber(ARGV[2]) then
   return ARGV[3]
 end
 if sequence > {MOST_OFFSET + 1} then
-  redis.call('XDEL', KEYS[2], id)
+  redis.call('HINCRBY', KEYS[3], ARGV[4], redis.call('XDEL', KEYS[2], id))
   return redis.error_reply('ERR the partition is full: no token can be made of its next offset')
 end
 return sequence
@@ -203,9 +242,12 @@ return answer
 """)
 
 DONE: Final = Script("""
--- KEYS queue, owner, stream; ARGV layout, asker, ids. Gives how many were there, or -1: the asker is not the owner.
+-- KEYS queue, owner, stream, done; ARGV layout, asker, the number of the partition, ids. Gives how many were there, or
+-- -1: the asker is not the owner.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] or redis.call('GET', KEYS[2]) ~= ARGV[2] then return -1 end
-return redis.call('XDEL', KEYS[3], unpack(ARGV, 3))
+local deleted = redis.call('XDEL', KEYS[3], unpack(ARGV, 4))
+redis.call('HINCRBY', KEYS[4], ARGV[3], deleted)
+return deleted
 """)
 
 GIVE_UP: Final = Script("""

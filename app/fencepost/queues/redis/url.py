@@ -54,6 +54,7 @@ class QueueKeys:
     def __init__(self, prefix: str, stream: str) -> None:
         self.queue = f"{prefix}{{{stream}}}"
         self.members = f"{self.queue}:members"
+        self.done = f"{self.queue}:done"
         self.dead = f"{self.queue}:dead"
         self.dead_order = f"{self.queue}:dead:order"
         self.dead_counts = f"{self.queue}:dead:counts"

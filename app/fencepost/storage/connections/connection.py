@@ -7,7 +7,7 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.storage.connections.origin import ORIGIN, Origin, Watch
+from fencepost.storage.connections.origin import ORIGIN_SINCE, Origin, Watch
 from fencepost.storage.connections.session import PINNED, BackendRegistry, restoring, settle, why_unwritable
 from fencepost.storage.errors import OutcomeUnknownError
 
@@ -46,7 +46,7 @@ class Backend:
 
 _WHO = f"""
 SELECT o.*, pg_backend_pid() AS pid, (SELECT a.backend_start FROM pg_stat_activity a WHERE a.pid = pg_backend_pid())
-       AS started FROM ({ORIGIN}) AS o"""
+       AS started FROM ({ORIGIN_SINCE}) AS o"""
 
 
 class GatewayConnection(asyncpg.Connection):
@@ -103,11 +103,12 @@ class GatewayConnection(asyncpg.Connection):
     async def introduce(self, watch: Watch) -> None:
         """Ask both, in one query: what a pool does with each new connection. `watch` compares the answer."""
         before = watch.met
-        row = await self.fetchrow(_WHO)
+        met = (None, None) if before is None else (before.moment, before.nonce)
+        row = await self.fetchrow(_WHO, *met)
         if row is None:
             raise RuntimeError("fencepost.origin() gave no row")
         self.backend, self.origin = Backend(row["pid"], row["started"]), Origin.of(row)
-        watch.compare_position(self.origin, before)
+        watch.compare(self.origin, before)
 
 
 def gateway_connection(connection: Connection) -> GatewayConnection:

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from fencepost.fencing.caller import EVERYBODY, Caller
+from fencepost.quota import ASKING, Quota, Shares, most_of
 from fencepost.storage.connections import roles
 from fencepost.storage.connections.connection import (
     Connection,
@@ -19,7 +20,6 @@ from fencepost.storage.connections.connection import (
     session_settings,
 )
 from fencepost.storage.connections.grant_slots import GrantSlots
-from fencepost.storage.connections.lease_shares import LeaseShares
 from fencepost.storage.connections.origin import OriginStatus, Watch
 from fencepost.storage.connections.pool import ClosedError, Pool
 from fencepost.storage.connections.read_only import ReadOnly, look
@@ -66,9 +66,13 @@ class Database:
         self._report = report
         self._times, self._clock = times.connections, times.clock
         self.grants = GrantSlots(self.for_leases, limits.lease_pool_size, times)
-        self.lease_shares = LeaseShares(limits.lease_pool_size, limits.most_waiting, limits.pool_timeout)
-        self._waiting = dict.fromkeys(self._pools, 0)
+        most = limits.most_waiting
+        of_caller = "three quarters of FENCEPOST_MAX_WAITING"
+        self._waiting = {pool: Quota(most, most_of(most), "FENCEPOST_MAX_WAITING", of_caller) for pool in self._pools}
+        self._of_leases = Shares(max(most_of(limits.lease_pool_size), self.grants.most_of_caller + 1))
         self._ending: Timer | None = None
+        self.moment_due = False
+        """Whether something was written since the newest moment (R19), when it was last looked."""
 
     @classmethod
     async def open(
@@ -139,16 +143,34 @@ class Database:
         """
         return self._lend(self._pool, caller, writing=True, counted=counted, runs_code=runs_code)
 
-    def for_leases(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend `run_write` a connection for leases and their queues, for which no other request waits."""
-        return self._lend(self._lease_pool, EVERYBODY, writing=True)
-
     @asynccontextmanager
-    async def for_lease_of(self, whose: str) -> AsyncIterator[Connection]:
-        """Lend one for a request of this caller about its leases, in the caller's share (lease_shares.py)."""
-        lent = self._lend(self._lease_pool, EVERYBODY, writing=True)
-        async with self.lease_shares.place(whose), lent as connection:
-            yield connection
+    async def for_leases(self) -> AsyncIterator[Connection]:
+        """Lend `run_write` a connection for leases and their queues, for which no other request waits. One caller has
+        three quarters of them, so that others' leases are renewed however much it asks for.
+        """
+        with self._of_leases.of(ASKING.get()) as own:
+            async with AsyncExitStack() as stack:
+                await self._in_turn(own, stack)
+                yield await stack.enter_async_context(self._lend(self._lease_pool, EVERYBODY, writing=True))
+
+    async def _in_turn(self, own: asyncio.Semaphore, stack: AsyncExitStack) -> None:
+        """Take one of a caller's connections for leases. UnavailableError: none was free in time."""
+        if own.locked():
+            caller = ASKING.get()
+            with self._waiting[self._lease_pool].place(caller) as full:
+                if full is not None:
+                    raise UnavailableError(f"requests about leases wait for a connection to PostgreSQL: {full}")
+                try:
+                    async with asyncio.timeout(self._limits.pool_timeout):
+                        await own.acquire()
+                except TimeoutError as error:
+                    raise UnavailableError(
+                        f"no connection for leases within {self._limits.pool_timeout:g} s: {caller} has as many as one"
+                        " may have"
+                    ) from error
+        else:
+            await own.acquire()
+        stack.callback(own.release)
 
     def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for batches of writes (group_commit.py), which are counted there."""
@@ -248,7 +270,7 @@ class Database:
         if newer:
             self.expire()
         if error is not None:
-            if watch.met is not None and not behind.origin.follows(watch.met):
+            if watch.met is not None and (behind.origin.forgot or not behind.origin.follows(watch.met)):
                 behind.terminate()  # it leads elsewhere: the next one may not
             raise error
 
@@ -262,7 +284,7 @@ class Database:
                     with map_errors(writing=False):
                         await behind.introduce(self._watch)  # the generation may have been raised since
                     await self._require_origin(behind)
-                    generation = behind.origin.generation
+                    generation, self.moment_due = behind.origin.generation, behind.origin.due
                     with map_errors(writing=False):
                         here, new = await look(connection)
                     if here and behind.opened < begun:  # it may be a leftover: a new one shows
@@ -282,11 +304,9 @@ class Database:
         """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
         session takes none, but one that has just been opened.
         """
-        if counted and self._waiting[pool] >= self._limits.most_waiting:
-            raise UnavailableError(
-                f"{self._waiting[pool]} requests wait for a connection to PostgreSQL already (FENCEPOST_MAX_WAITING)"
-            )
-        self._waiting[pool] += counted
+        caller, waiting = ASKING.get(), self._waiting[pool]
+        if counted and (full := waiting.take(caller)) is not None:
+            raise UnavailableError(f"requests wait for a connection to PostgreSQL: there are {full}")
         try:
             async with asyncio.timeout(self._limits.pool_timeout):
                 begun = asyncio.get_running_loop().time()
@@ -302,7 +322,8 @@ class Database:
         except ClosedError as error:
             raise UnavailableError("the gateway is shutting down") from error
         finally:
-            self._waiting[pool] -= counted
+            if counted:
+                waiting.give_back(caller)
 
     @property
     def statement_timeout(self) -> float:

@@ -12,7 +12,10 @@ look like the original in every other way. So each new connection reads where it
 4. its WAL is not behind what this process had met in the same generation: a server on the same timeline never goes
    back, not by a crash either, because the position compared is that of what was safe on disk. A copy of the data
    directory that was put in the original's place does. Once that was seen, the generation is refused for good: the
-   copy's own writes soon carry it past the position that gave it away.
+   copy's own writes soon carry it past the position that gave it away;
+5. it has the newest moment that this process had met in the same generation: a random mark that gateways leave while
+   the database is written to. A copy that was written to before it was put in place is ahead by its WAL, and was taken
+   before that moment all the same.
 
 What is met is compared with what was known before the question was sent: answers arrive in another order than they were
 given in. It is kept in the process: a gateway that was started since knows nothing of it.
@@ -34,8 +37,10 @@ from fencepost.storage.errors import QuarantinedError, StandbyError, Unavailable
 ORIGIN: Final = """
 SELECT o.in_recovery, o.system_identifier, o.timeline, o.database_oid, o.relation_oid, o.flushed, o.generation,
        CAST(o.identity AS text) AS identity, o.known_system, o.known_timeline, o.known_database, o.known_relation,
-       o.history, o.above
+       o.history, o.above, o.moment, CAST(o.nonce AS text) AS nonce, o.forgot, o.due
   FROM fencepost.origin() AS o"""
+ORIGIN_SINCE: Final = ORIGIN.replace("origin()", "origin($1, CAST($2 AS uuid))")
+"""The same, compared with a moment that was met: its number and nonce, or nulls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,9 @@ class Met:
     history: frozenset[str]
     back_at: int | None = None
     remade: int | None = None
+    moment: int | None = None
+    nonce: str | None = None
+    """The newest moment that was met there; None: there was none."""
 
     def members(self) -> dict[str, object]:
         """Give it for a problem's body."""
@@ -99,6 +107,13 @@ class Origin:
     known: Location | None
     history: frozenset[str]
     above: int | None
+    moment: int | None = None
+    nonce: str | None = None
+    """The newest moment that is stored there."""
+    forgot: bool = False
+    """Whether the moment is missing that was met before the question was sent."""
+    due: bool = False
+    """Whether something was written there since the newest moment."""
 
     @classmethod
     def of(cls, row: asyncpg.Record) -> "Origin":
@@ -113,6 +128,10 @@ class Origin:
             None if row["generation"] is None else known,
             frozenset(row["history"] or ()),
             row["above"],
+            row["moment"],
+            row["nonce"],
+            row["forgot"],
+            row["due"],
         )
 
     def same_history(self, other: "Origin") -> bool:
@@ -172,6 +191,14 @@ class Origin:
                     **self._members(),
                     "met": {**met.members(), "flushed": _lsn(met.flushed), "found": _lsn(met.back_at)},
                 },
+            )
+        if self.forgot and met.identity == self.identity:
+            return QuarantinedError(
+                f"{self._here()}, and what gateways left in it now and then (fencepost.moments) shows that it is"
+                " another copy of the database than the one that this gateway has met: one of the two was made from the"
+                " other's data directory, before something that was acknowledged, and has forgotten that. Decide which"
+                " one goes on, end the other, and on the one that goes on: fencepost generation raise --reason …",
+                {**self._members(), "met": met.members()},
             )
         if met.remade is not None and met.identity == self.identity and self.found.relation != met.remade:
             return QuarantinedError(
@@ -242,7 +269,7 @@ class Watch:
 
     before = watch.met                  # before the question is sent
     origin = ...                        # the answer
-    watch.compare_position(origin, before)
+    watch.compare(origin, before)
     """
 
     def __init__(self, changed: Callable[[OriginStatus], None] = lambda _status: None) -> None:
@@ -250,8 +277,8 @@ class Watch:
         self._changed = changed
         self._reported: OriginStatus | None = None
 
-    def compare_position(self, origin: Origin, before: Met | None) -> None:
-        """Compare a new answer's position with what was known before it was asked for."""
+    def compare(self, origin: Origin, before: Met | None) -> None:
+        """Compare a new answer's position with what was known before it was asked for, and take note of its moment."""
         now = self.met
         if now is None or before is None or origin.flushed is None or now.back_at is not None:
             return
@@ -259,12 +286,16 @@ class Watch:
             if replace(origin.found, relation=now.location.relation) == now.location:
                 self.met = replace(now, remade=origin.found.relation)
             return
-        if not now.identity == before.identity == origin.identity:
+        if not now.identity == before.identity == origin.identity or origin.forgot:
             return
         if origin.flushed < before.flushed:
             self.met = replace(now, back_at=origin.flushed)
-        elif origin.flushed > now.flushed:
-            self.met = replace(now, flushed=origin.flushed)
+            return
+        if origin.flushed > now.flushed:
+            now = replace(now, flushed=origin.flushed)
+        if origin.moment is not None and origin.moment > (now.moment or 0):
+            now = replace(now, moment=origin.moment, nonce=origin.nonce)
+        self.met = now
 
     def problem(self, origin: Origin) -> UnavailableError | None:
         """Return why nothing may be written there, as far as this process knows."""
@@ -278,7 +309,15 @@ class Watch:
         if error is None and origin.generation is not None and origin.identity is not None:
             newer = self.met is not None and self.met.identity != origin.identity
             if self.met is None or newer:
-                self.met = Met(origin.generation, origin.identity, origin.found, origin.flushed or 0, origin.history)
+                self.met = Met(
+                    origin.generation,
+                    origin.identity,
+                    origin.found,
+                    origin.flushed or 0,
+                    origin.history,
+                    moment=origin.moment,
+                    nonce=origin.nonce,
+                )
         reason = None if error is None else str(error)
         if self._reported is None or (self._reported.generation, self._reported.reason) != (origin.generation, reason):
             self._reported = OriginStatus(error is None, origin.generation, reason)

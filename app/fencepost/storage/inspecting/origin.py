@@ -58,7 +58,7 @@ async def examine_origin(connection: Connection) -> list[Finding]:
 
 
 async def _origin(connection: Connection) -> list[Finding]:
-    if not await connection.fetchval("SELECT has_function_privilege('fencepost.origin()', 'EXECUTE')"):
+    if not await connection.fetchval("SELECT has_function_privilege('fencepost.origin(bigint, uuid)', 'EXECUTE')"):
         return []  # doctor has reported it, of the privileges
     row = await connection.fetchrow(ORIGIN)
     if row is None:

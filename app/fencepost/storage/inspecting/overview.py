@@ -185,7 +185,7 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
         "'fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[])', 'EXECUTE')"
         " AND has_function_privilege('fencepost.lock_counts()', 'EXECUTE')"
         " AND has_function_privilege('fencepost.issued_to(bigint)', 'EXECUTE')"
-        " AND has_function_privilege('fencepost.origin()', 'EXECUTE')"
+        " AND has_function_privilege('fencepost.origin(bigint, uuid)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.source_state(text, text)', 'EXECUTE')"
         " AND has_function_privilege('fencepost.prune_marks(bigint, xid8, double precision, text, integer)', 'EXECUTE')"
     )

@@ -6,9 +6,9 @@ of the statement (`fencepost.too_large`), which undoes the write with all that b
 one row        its JSON has so many bytes, once it is made
 several rows   the write keeps the columns that are shown, as they are stored; only behind it, one row after the other,
                they become JSON, which is added up: the row that makes it too much is the last one that is made
-a column that `select` names several times
-               so often the bytes of its value, before any JSON is made: by its name alone a short request could have
-               PostgreSQL build a gigabyte of one row
+a column that `select` names several times, as it is, by paths or cast
+               each of these has its JSON made first, one after the other, and counts as often as it is named: by names
+               alone a short request could have PostgreSQL build a gigabyte of one row
 
 A batch (group_commit.py) gives each of its writes MOST_IN_A_BATCH. What is larger fails it, and is decided alone.
 """
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.storage.statements.parameters import Bound
-from fencepost.storage.statements.query import QueryError, Select, Selected
-from fencepost.storage.statements.query_sql import render_select
+from fencepost.storage.statements.query import Field, QueryError, Select, Selected
+from fencepost.storage.statements.query_sql import render_select, render_value
 from fencepost.storage.statements.row_sql import json_row
 from fencepost.storage.tables.catalog import Table, quote
 
@@ -38,7 +38,7 @@ class Shown:
     columns: tuple[str, ...]
     """The columns that it reads, each once."""
     repeated: tuple[tuple[str, int], ...]
-    """Columns that it names more than once, and how often."""
+    """What it names of columns that it names more than once, in SQL, and how often."""
     most: int
     """How many bytes of JSON the rows may have in all."""
 
@@ -90,8 +90,8 @@ def shown(table: Table, select: Select, most: int) -> Shown:
     targets = render_select(table, select, bound)
     if bound.values:
         raise QueryError("select: a JSON path can be selected in GET only, not in the answer of a write")
-    named = _named(table, select)
-    return Shown(targets, tuple(named), repeated(table, select), most)
+    columns = dict.fromkeys(field.column for field, _ in _named(table, select))
+    return Shown(targets, tuple(columns), repeated(table, select, bound), most)
 
 
 def nothing(most: int) -> Shown:
@@ -99,28 +99,42 @@ def nothing(most: int) -> Shown:
     return Shown("", (), (), most)
 
 
-def repeated(table: Table, select: Select) -> tuple[tuple[str, int], ...]:
-    """Find the columns that are named more than once, whatever they are cast to; not what a path leads to."""
-    return tuple((column, times) for column, times in _named(table, select).items() if times > 1)
+def repeated(table: Table, select: Select, bound: Bound) -> tuple[tuple[str, int], ...]:
+    """Find the columns that are named more than once: what is named of them, in SQL, and how often."""
+    if select is None or len(select) < 2:  # noqa: PLR2004 - of one name there is no second one
+        return ()
+    named = _named(table, select)
+    of_column: Counter[str] = Counter()
+    for (field, _), times in named.items():
+        of_column[field.column] += times
+    return tuple(
+        (render_value(table, field, cast, bound), times)
+        for (field, cast), times in named.items()
+        if of_column[field.column] > 1
+    )
 
 
-def _named(table: Table, select: Select) -> Counter[str]:
-    named: Counter[str] = Counter()
+def _named(table: Table, select: Select) -> Counter[tuple[Field, str | None]]:
+    named: Counter[tuple[Field, str | None]] = Counter()
     for item in ("*",) if select is None else select:
-        if not isinstance(item, Selected):
-            named.update(table.visible)
-        elif not item.field.path:
-            named[item.field.column] += 1
+        if isinstance(item, Selected):
+            named[item.field, item.cast] += 1
+        else:
+            named.update((Field(column), None) for column in table.visible)
     return named
 
 
 def guarded(targets: str, repeated: Sequence[tuple[str, int]], most: int) -> str:
-    """Make the JSON of the row `r`, unless the columns that are repeated have too many bytes by themselves."""
+    """Make the JSON of the row `r`, unless what is repeated has too many bytes by itself."""
     json = f"{json_row(targets)}::text"
     if not repeated:
         return json
-    sizes = " + ".join(f"{times}::bigint * coalesce(octet_length(r.{quote(c)}::text), 0)" for c, times in repeated)
-    return f"CASE WHEN {sizes} <= {most}::bigint THEN {json} ELSE {_too_large(most)} END"
+    # VALUES: PostgreSQL forgets the JSON of one before it makes that of the next.
+    sizes = ", ".join(
+        f"({times}::bigint * coalesce(octet_length(pg_catalog.to_json({value})::text), 0))" for value, times in repeated
+    )
+    sent = f"(SELECT pg_catalog.sum(v.size)::bigint FROM (VALUES {sizes}) AS v(size))"
+    return f"CASE WHEN {sent} <= {most}::bigint THEN {json} ELSE {_too_large(most)} END"
 
 
 def added_up(rows: str) -> str:

@@ -163,15 +163,19 @@ def _in(operand: str, equals: str, type_: str, values: tuple[str, ...], bound: B
     return f"{operand} {equals} ANY (CAST({placeholder} AS {type_}[]))"
 
 
-def _target(table: Table, item: Selected, bound: Bound, alias: str) -> str:
-    sql, _ = _operand(table, item.field, bound, alias)
-    if item.cast is not None:
-        if item.field.column == MARK_COLUMN:
+def render_value(table: Table, field: Field, cast: str | None, bound: Bound, alias: str = "r") -> str:
+    """Render what is selected: a column or a place inside it, maybe cast. Raise UnknownColumnError, QueryError."""
+    sql, _ = _operand(table, field, bound, alias)
+    if cast is not None:
+        if field.column == MARK_COLUMN:
             raise QueryError(f"select: {MARK_COLUMN} is a string, as tokens are in all JSON: it takes no cast")
-        sql = f"CAST({sql} AS {cast_type(table, item.cast)})"
-    elif item.field == Field(MARK_COLUMN):
-        # Tokens are text in JSON: JavaScript loses integers past 2^53.
-        sql += "::text"
+        return f"CAST({sql} AS {cast_type(table, cast)})"
+    # Tokens are text in JSON: JavaScript loses integers past 2^53.
+    return f"{sql}::text" if field == Field(MARK_COLUMN) else sql
+
+
+def _target(table: Table, item: Selected, bound: Bound, alias: str) -> str:
+    sql = render_value(table, item.field, item.cast, bound, alias)
     name = item.alias if item.alias is not None else _default_name(item.field)
     if not name or len(name.encode()) > _MAX_NAME_BYTES:
         raise QueryError(f"select: {name!r} cannot name a column; give an alias of 1 to {_MAX_NAME_BYTES} bytes")

@@ -30,6 +30,12 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+_OF_NUMBERS: Final = frozenset({"numeric", "jsonb", "numrange", "nummultirange"}) | frozenset(
+    {"_numeric", "_jsonb", "_numrange", "_nummultirange"}
+)
+"""Types of PostgreSQL's own whose values have numbers of any length."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One column.
@@ -63,6 +69,11 @@ class Column:
 
     has_parts: bool = False
     """Whether values are arrays or composites, or become json by a cast of their type's own, as hstores do."""
+
+    @property
+    def expands(self) -> bool:
+        """Whether a short value may have a long text, because it has numbers: `1e131071` has 131,072 digits."""
+        return self.base_name in _OF_NUMBERS or (self.has_parts and "." in self.base_type)
 
     @property
     def takes_path(self) -> bool:
@@ -140,6 +151,8 @@ class Table:
     columns: Mapping[str, Column]
     key: tuple[str, ...]
     fence: Fence | None = None
+    expanding: frozenset[str] = frozenset()
+    """Columns with short values that may have long texts (`Column.expands`)."""
     lossy_key: bool = False
     """Whether a key value may change on its way into the column: numeric(5,2), timestamp(0)."""
     key_constraint: str | None = None

@@ -200,6 +200,7 @@ def _table(
         row_security=row["row_security"],
         columns=columns,
         key=key,
+        expanding=frozenset(column.name for column in columns.values() if column.expands),
         lossy_key=not lossy.isdisjoint(key),
         unique_columns=frozenset(row["unique_columns"] or ()),
         key_constraint=row["key_constraint"],

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from fencepost.storage.connections.connection import Connection
+from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.origin import ORIGIN, Origin
+from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.upkeep.raising import call_with_retries
 
 
@@ -58,6 +60,13 @@ async def raise_generation(connection: Connection, reason: str, above: int | Non
     call_with_retries raises.
     """
     return await call_with_retries(connection, "SELECT fencepost.raise_generation($1, $2)", reason, above)
+
+
+async def leave_moment(database: Database) -> None:
+    """Leave a random mark in the database that a copy of before does not have. Raises StorageError."""
+    await run_write(
+        database.for_writing, lambda connection: connection.execute("SELECT fencepost.leave_moment()"), repeatable=True
+    )
 
 
 async def lagging_tables(connection: Connection) -> list[str]:

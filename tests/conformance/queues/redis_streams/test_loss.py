@@ -9,6 +9,7 @@ from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, messa
 from tests.conformance.redis_bench import command, redis_server
 
 from fencepost.queues.log import LogChangedError, LogUnavailableError, Position
+from fencepost.queues.redis.consumer import RedisConsumer
 from fencepost.queues.redis.log import RedisLog
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
@@ -102,6 +103,33 @@ async def test_who_takes_notices_that_an_old_file_was_restored(restorable: Resto
     assert lost == [frozenset({0})]
     assert (await log_at(url).state()).incarnation != incarnation
     await consumer.close()
+
+
+@pytest.mark.parametrize("by", [("XTRIM", "MAXLEN", "3"), ("XDEL", "0-5")])
+async def test_messages_that_were_trimmed_or_deleted_by_hand_are_missed_once(
+    port: int, log: RedisLog, by: tuple[str, ...]
+) -> None:
+    for number in range(9):
+        await log.append(message(number))
+    incarnation = (await log.state()).incarnation
+    consumer = log.consumer("a", lambda _: None, 0.01)
+    received = await consumer.take(2, 1)
+    await consumer.done(received[1:])
+    assert await consumer.take(0, 0.05) == [], "what is done is not missed, in whatever order"
+    await command(port, by[0], f"{QUEUE}:0", *by[1:])
+    gone = 5 if by[0] == "XTRIM" else 1
+    with pytest.raises(LogChangedError, match=rf"^{gone} messages of .*:0 that it had acknowledged are gone"):
+        await missed(consumer)
+    assert (await log.state()).incarnation != incarnation, "for all, also for those who have not looked"
+    assert len(await consumer.take(9, 1)) == 8 - gone, "once: an operator raises the source, and it goes on"
+    await consumer.done(await consumer.take(9, 0.05))
+    assert await consumer.take(0, 0.05) == []
+    await consumer.close()
+
+
+async def missed(consumer: RedisConsumer) -> None:
+    for _ in range(100):
+        await consumer.take(0, 0.05)
 
 
 async def test_entries_whose_time_would_be_the_token_are_refused(port: int, log: RedisLog) -> None:
