@@ -187,7 +187,7 @@ BAD = [
     ("max_waiters", "0"), ("max_watchers", "0"), ("max_waiters_per_caller", "0"), ("max_watchers_per_caller", "0"),
     ("lease_history", "0"), ("idempotency_retention", "0"), ("max_kept_bytes", "0"), ("max_letter_bytes", "0"),
     ("max_answer_bytes", "0"), ("max_connections", "0"), ("max_connections_per_address", "0"),
-    ("max_head_bytes", "4095"), ("head_timeout", "0"), ("body_timeout", "0"), ("least_rate", "0"),
+    ("max_head_bytes", "4095"), ("keep_alive", "0"), ("head_timeout", "0"), ("body_timeout", "0"), ("least_rate", "0"),
     ("mark_retention", "0"), ("shutdown_timeout", "0"), ("log_level", "loud"), ("log_format", "xml"),
 ]  # fmt: skip
 """Values that a setting cannot have."""
