@@ -8,7 +8,7 @@ long PostgreSQL has been silent; or the metrics without what only the database k
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 import asyncpg
 
@@ -74,15 +74,25 @@ class Question(Generic[T]):
         return answer
 
 
+_NO_KEYS: Final = "none could be fetched (FENCEPOST_JWT_JWKS): no JWT can be verified"
+
+
 class Health:
     """What a gateway reports about itself."""
 
     def __init__(
-        self, gateway: Gateway, metrics: Metrics, consumers: Mapping[str, QueueConsumer] | None = None
+        self,
+        gateway: Gateway,
+        metrics: Metrics,
+        consumers: Mapping[str, QueueConsumer] | None = None,
+        has_keys: Callable[[], bool] | None = None,
     ) -> None:
-        """`consumers`: those of this process, by the names of their queues."""
+        """`consumers`: those of this process, by the names of their queues. `has_keys`: whether there are keys by which
+        JWTs are verified; None: none are fetched.
+        """
         self._gateway = gateway
         self._consumers = consumers or {}
+        self._has_keys = has_keys
         self._metrics = metrics
         self._readiness: Question[wire.Readiness] = Question(self._ask_readiness, gateway.times)
         self._figures: Question[Literal[True]] = Question(self._ask_figures, gateway.times)
@@ -134,6 +144,7 @@ class Health:
                 for table in loaded.tables.values()
                 if table.fence is not None and not table.fence.intact
             },
+            "keys": "not fetched" if self._has_keys is None else "known" if self._has_keys() else _NO_KEYS,
             "sources": sources,
             "queues": queues,
         }
@@ -144,6 +155,7 @@ class Health:
             self._ask_database(), describe_sources(self._gateway), describe_queues(self._gateway, self._consumers)
         )
         ready = schema is not None and schema.works and origin is not None and origin.accepted
+        ready = ready and (self._has_keys is None or self._has_keys())
         described = "unknown" if schema is None else schema.describe()
         return self._readiness_body(database, described, origin, sources, queues, ready=ready)
 

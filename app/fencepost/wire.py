@@ -249,5 +249,7 @@ class Readiness(TypedDict):
     catalog: str
     fences: dict[str, str]
     """Of the tables whose fence does not hold, by their names: why."""
+    keys: str
+    """Whether there are keys to verify JWTs by: `known`, `not fetched` where they are none of a JWKS, or why not."""
     sources: dict[str, str]
     queues: dict[str, str]

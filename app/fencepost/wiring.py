@@ -105,7 +105,9 @@ class _Serving:
             consumers = consumers_here(gateway, settings)
             if authentication is not None and authentication.names_roles:
                 await _require_roles(gateway)
-            runtime.gateway, runtime.health = gateway, Health(gateway, metrics, consumers)
+            jwks = None if authentication is None else authentication.jwks
+            has_keys = None if jwks is None else lambda: jwks.current() is not None
+            runtime.gateway, runtime.health = gateway, Health(gateway, metrics, consumers, has_keys)
             _rest_from_garbage()
             try:
                 async with (

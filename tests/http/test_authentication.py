@@ -213,6 +213,7 @@ async def test_keys_that_cannot_be_had_are_503(demo_database: str, start_gateway
                 answer = await api.http.get(path, headers=headers)
                 assert (answer.status_code, answer.json()["code"]) == (503, "FP039")
                 await api.check_problem(503, answer.headers, answer.content)
+            assert (await api.http.get("/readyz")).status_code == 503
 
 
 @pytest.fixture

@@ -164,3 +164,17 @@ async def test_a_fences_story_names_the_holders(api: Api, shop: Shop) -> None:
     story = (await api.ask("GET", f"fences?resource=orders/{key}")).json()["story"]
     assert [(event["token"], event["by"]) for event in story] == [(str(drawn), None)]
     assert (await api.ask("GET", f"fences?resource=orders/{shop.key()}")).json()["story"] == []
+
+
+async def test_a_sequence_that_is_behind_what_is_recorded_is_named_with_what_to_run(api: Api, shop: Shop) -> None:
+    """As after a restore of the one and not of the other: it was a 409 of the table's primary key."""
+    given = await lease(api, "behind")
+    (before,) = await shop.sql("SELECT last_value FROM fencepost.tokens")
+    await shop.sql(f"SELECT setval('fencepost.tokens', {given['token']}, false)")
+    try:
+        answer = await api.ask("POST", "leases", {"lock": "behind-2", "ttl_ms": 60_000})
+        assert code(answer) == (503, "FP015"), answer.text
+        assert "the sequence fencepost.tokens is behind" in answer.json()["detail"]
+        assert "generation raise" in answer.json()["hint"]
+    finally:
+        await shop.sql(f"SELECT setval('fencepost.tokens', {before[0]})")

@@ -50,6 +50,12 @@ async def test_a_page_of_another_site_may_not_write(http: httpx.AsyncClient) -> 
             assert (await http.get("/v1/locks")).json() == [], (method, path)
 
 
+async def test_the_origin_null_is_no_host_of_a_request_without_one(gateway_url: str) -> None:
+    head = b"POST /v1/leases HTTP/1.0\r\nOrigin: null\r\nContent-Type: application/json\r\nContent-Length: 12\r\n\r\n"
+    answer = await ask(gateway_url, head + b'{"lock":"x"}')
+    assert (answer.status, answer.body["code"]) == (403, "FP032")
+
+
 async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, start_gateway: StartGateway) -> None:
     url = await start_gateway(
         demo_database, cors_origins="https://shop.example", allowed_hosts="Shop.example, 10.0.0.5"

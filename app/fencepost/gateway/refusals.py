@@ -89,6 +89,14 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
         if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, members.get("resource")):
             return _moved_problem(error, table, members["resource"])
         return _of_trigger(error, members, _rule_of(table, members.get("resource")))
+    if error.schema == "fencepost" and error.constraint == "draws_pkey":
+        return Problem(
+            SOURCE_QUARANTINED,
+            "A token was drawn that had been drawn before: the sequence fencepost.tokens is behind what is recorded, as"
+            " after a restore of one and not of the other. Nothing was granted.",
+            hint="fencepost generation raise --reason …",
+            retry_after=QUARANTINED_RETRY_AFTER,
+        )
     if error.sqlstate == UNFENCED or (error.constraint == MARK_CHECK and error.sqlstate == "23514"):
         return _unfenced(error, table)
     kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))

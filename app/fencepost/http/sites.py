@@ -72,7 +72,7 @@ class Sites:
         if origin is not None:
             text = origin.decode("latin-1").lower()
             _, _, of = text.partition("://")
-            if "," not in text and (text in self.origins or of == host.decode("latin-1").lower()):
+            if "," not in text and (text in self.origins or (of and of == host.decode("latin-1").lower())):
                 return None
             return Problem(
                 CROSS_SITE,

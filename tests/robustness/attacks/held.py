@@ -6,8 +6,6 @@ from 127.0.0.1, another caller from 127.0.0.2. Each attack ends by itself.
 - batches: two batches of 18 lines that land as a whole, each line a second.
 - filters: 14 PATCHes by a filter wait for a row that is locked.
 - grants: 12 acquires claim that row.
-- renewals: 1,015 connections renew leases that are not there.
-- letters: 300 queued writes of 50 kB without a credential, which the anonymous role may not make.
 """
 
 import asyncio
@@ -34,11 +32,8 @@ CREATE TABLE slow (LIKE things INCLUDING ALL);
 INSERT INTO slow SELECT id, 0 FROM generate_series(1, 100) id;
 CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1); RETURN NEW; END';
 CREATE TRIGGER slowly BEFORE UPDATE ON slow FOR EACH ROW EXECUTE FUNCTION slowly();
-CREATE ROLE nobody_web;
-GRANT SELECT ON things TO nobody_web;
 """
 SECONDS: Final = 12
-SECRET: Final = "0123456789abcdef0123456789abcdef"
 NDJSON: Final = {"Content-Type": "application/x-ndjson"}
 Ask = Callable[[httpx.AsyncClient, int], Awaitable[httpx.Response]]
 
@@ -61,11 +56,6 @@ def acquire(client: httpx.AsyncClient, number: int) -> Awaitable[httpx.Response]
     """Claim the locked row; another caller claims nothing."""
     claim = {"claim": ["things/1"]} if number >= 0 else {}
     return client.post("/v1/leases", json={"lock": f"lock-{number}-{time.time_ns()}", **claim})
-
-
-def renew(client: httpx.AsyncClient, number: int) -> Awaitable[httpx.Response]:
-    """Renew a lease that is not there."""
-    return client.post(f"/v1/leases/{10**12 + number}/renew", json={}, headers={"X-Lease-Secret": SECRET})
 
 
 @asynccontextmanager
@@ -110,33 +100,6 @@ async def _status(asked: Awaitable[httpx.Response]) -> int:
         return 0
 
 
-async def renewals(url: str) -> None:
-    """Renew what is not there by a thousand connections, while another caller renews its lease."""
-    async with client_at("127.0.0.2", url) as client:
-        lease = (await client.post("/v1/leases", json={"lock": "mine", "ttl_ms": 60_000})).json()
-
-    def own(client: httpx.AsyncClient, _number: int) -> Awaitable[httpx.Response]:
-        secret = {"X-Lease-Secret": lease["secret"]}
-        return client.post(f"/v1/leases/{lease['lease_id']}/renew", json={}, headers=secret)
-
-    await attack(url, "renewals", renew, 1015, own)
-
-
-async def letters(url: str, owner: psycopg.Connection) -> None:
-    """Queue writes that nobody may make."""
-    size = "SELECT count(*), coalesce(sum(length(value)), 0) FROM fencepost.queue_dead"
-    body, answered = {"note": "x" * 50_000}, Counter[int]()
-    async with client_at("127.0.0.1", url) as client:
-        for number in range(300):
-            headers = {"X-Fence-Token": str(number + 1), "Prefer": "respond-async"}
-            answered[(await client.patch("/v1/data/things/9", json=body, headers=headers)).status_code] += 1
-    for _ in range(40):
-        if owner.execute("SELECT count(*) FROM fencepost.queued").fetchone() == (0,):
-            break
-        await asyncio.sleep(0.25)
-    click.echo(f"letters: answered {dict(answered)}; letters and their bytes: {owner.execute(size).fetchone()}")
-
-
 def run(directory: Path) -> None:
     """Make all of them."""
     postgres = Postgres(bin_dir=embedded_bin_dir(), data_dir=directory / "data")
@@ -152,17 +115,6 @@ def run(directory: Path) -> None:
                 asyncio.run(attack(gateway.url, "filters", by_filter, 14, by_filter))
                 asyncio.run(attack(gateway.url, "grants", acquire, 12, acquire))
                 keeper.rollback()
-                asyncio.run(renewals(gateway.url))
-            keys = directory / "keys"
-            keys.write_text(f"k1:{'a' * 43}=")
-            settings = {
-                "FENCEPOST_ANON_ROLE": "nobody_web",
-                "FENCEPOST_JWT_SECRET": SECRET,
-                "FENCEPOST_SEAL_KEYS_FILE": str(keys),
-                "FENCEPOST_ROLES": "nobody_web",
-            }
-            with GatewayServer(postgres.url, directory / "log", settings=settings) as gateway:
-                asyncio.run(letters(gateway.url, owner))
 
 
 if __name__ == "__main__":
