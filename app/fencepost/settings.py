@@ -4,6 +4,7 @@ The descriptions here are the options' help and the table of docs/settings.md (a
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -290,12 +291,47 @@ class Settings(BaseSettings):
                 raise ValueError(f"{given}: {error}") from None
         return None if given == "" else value
 
+    @field_validator("database_url")
+    @classmethod
+    def _one_url(cls, value: SecretStr | None) -> SecretStr | None:
+        """Refuse what clients of PostgreSQL read in different ways: the one asks another server, the other shows it."""
+        if value is not None and (fault := database_url_fault(value.get_secret_value())) is not None:
+            raise ValueError(fault)
+        return value
+
     @field_validator(*DECIDING, mode="before")
     @classmethod
     def _not_blank(cls, value: object) -> object:
         if isinstance(value, str) and value and not value.replace(",", " ").strip():
             raise ValueError("it has nothing but blanks and commas")
         return value
+
+
+_BLANK: Final = re.compile(r"[\s\x00-\x1f\x7f]")
+_HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%25\w+)?\]|[^\[\]:@]+)(?::([0-9]{1,5}))?")
+_LAST_PORT: Final = 65_535
+
+
+def database_url_fault(url: str) -> str | None:
+    """Say what is wrong with the form of a database URL, without anything of it; None: nothing."""
+    encoded = "a special character in user or password is percent-encoded: a blank is %20, / %2F, ? %3F, @ %40, # %23"
+    scheme, _, rest = url.partition("://")
+    authority = re.split("[/?]", rest, maxsplit=1)[0]
+    user, _, hosts = authority.rpartition("@")
+    query = rest.partition("?")[2]
+    if _BLANK.search(url):
+        return f"it has a blank, or more than one line; {encoded}"
+    if scheme not in ("postgresql", "postgres"):
+        return "it is postgresql://user:password@host:port/database"
+    if "#" in url or "@" in user or "@" in rest[len(authority) :]:
+        return f"it has a # or an @ where none may be; {encoded}"
+    for number, host in enumerate(hosts.split(",") if hosts else (), 1):
+        found = _HOST.fullmatch(host)
+        if found is None or not (found[1] is None or 0 < int(found[1]) <= _LAST_PORT):
+            return f"its host number {number} is no host:port; {encoded}"
+    if any("=" not in each for each in query.split("&") if query):
+        return f"behind its ? is something that is no name=value; {encoded}"
+    return None
 
 
 def _content(file: Path, name: str) -> str:

@@ -5,6 +5,7 @@ from base64 import b64encode
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr, ValidationError
 from tests.support.tokens import RSA, SECRET
 
 from fencepost.cli.api_token import read_api_token
@@ -116,3 +117,35 @@ async def test_a_service_account_without_a_namespace_is_refused(
         (tmp_path / name).write_text(content)
     with pytest.raises(SourceConfigError, match="namespace: it is empty"):
         await access.read(access.InCluster(tmp_path))
+
+
+SOUND = "postgresql://u:p%40%2F@db-1.example:5432/shop"
+GOOD_URLS = (
+    *(
+        SOUND,
+        SOUND.replace("postgresql", "postgres"),
+        f"{SOUND}?sslmode=require&application_name=x",
+        "postgresql:///shop",
+    ),
+    *("postgresql://u@[::1]:5432/x", "postgresql://a:1,b:2/x?target_session_attrs=read-write"),
+    "postgresql:///shop?host=/run/postgresql",
+)
+BAD_URLS = {
+    "a blank, or more than one line": (f"{SOUND}\nsecond", f"{SOUND} ", "postgresql://u:s3 cret@db/x", f"{SOUND}\x00"),
+    "postgresql://user": ("postgresql:u:s3cret@db/x", "u:s3cret@db/x", "mysql://u:s3cret@db/x", "host=a"),
+    "a # or an @ where none": ("postgresql://u:s3@x@db/x", "postgresql://u:s3#cret@db/x", "postgresql://u:s3/x@db/x"),
+    "host number 2": ("postgresql://u:s3cret@a:1,/x", "postgresql://u:s3cret@a,b:99999/x", "postgresql://u@a,b:0/x"),
+    "host number 1": ("postgresql://u:s3cret@a:1:2/x", "postgresql://u:s3cret@[::1/x"),
+    "no name=value": ("postgresql://u:s3cret@a/x?sslmode", "postgresql://u@a/x?a=b&"),
+}
+
+
+def test_a_database_url_is_one_url_and_its_fault_is_said_without_it() -> None:
+    for good in GOOD_URLS:
+        assert Settings(database_url=SecretStr(good)).database_url is not None
+    for fault, urls in BAD_URLS.items():
+        for bad in urls:
+            with pytest.raises(ValidationError) as raised:
+                Settings(database_url=SecretStr(bad))
+            assert fault in str(raised.value), bad
+            assert "s3" not in str(raised.value), bad

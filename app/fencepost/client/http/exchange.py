@@ -294,15 +294,16 @@ def _pooled(most: int | None, idle: int) -> httpx.Limits:
 
 
 def _check_url(url: str) -> httpx.URL:
-    """Read the gateway's URL; ValueError if it is none."""
+    """Read the gateway's URL; ValueError if it is none, which shows no password."""
+    shown = "url" if "@" in url else f"url {url!r}"
     try:
         read = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ValueError(f"url {url!r}: {error}") from error
+        raise ValueError(f"{shown}: {'it cannot be read' if '@' in url else error}") from error
     if read.scheme not in ("http", "https") or not read.host:
-        raise ValueError(f"url {url!r}: a gateway is at http://host:port or https://host:port")
+        raise ValueError(f"{shown}: a gateway is at http://host:port or https://host:port")
     if read.port is not None and read.port > _LAST_PORT:
-        raise ValueError(f"url {url!r}: a port is at most {_LAST_PORT}")
+        raise ValueError(f"{shown}: a port is at most {_LAST_PORT}")
     if "?" in url or "#" in url:
-        raise ValueError(f"url {url!r}: a gateway's URL has no query (?) and no fragment (#)")
+        raise ValueError(f"{shown}: a gateway's URL has no query (?) and no fragment (#)")
     return read
