@@ -16,7 +16,6 @@ from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.use_cases import read_many, read_one
-from fencepost.http.caller import caller_of
 from fencepost.http.problems.response import answer_or_problem, problem_response
 from fencepost.http.requests.bodies import BodiesInHand, is_large
 from fencepost.http.requests.data import (
@@ -34,6 +33,7 @@ from fencepost.http.requests.query import parse_query
 from fencepost.http.responses.answers import list_answer, read_answer
 from fencepost.http.writes.deciding import write_answer
 from fencepost.http.writes.reading import read_write
+from fencepost.quota import ASKING
 from fencepost.storage.statements.parameters import Key
 
 PREFIX: Final = b"/v1/data/"
@@ -69,13 +69,13 @@ class DataRoutes:
         asked = DataRequest(method, raw_key, scope["query_string"], raw_headers, headers, receive)
         gateway = self._gateway(scope)
         if method in _READING:
-            whose = caller_of(scope)
+            whose = ASKING.get()
             if key is None:
                 return await _read_rows(gateway, asked, name, whose)
             return await _read_row(gateway, asked, name, key, whose)
         if not is_large(headers):
             return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
-        async with self._bodies.counting(caller_of(scope), headers, receive) as asked.receive:
+        async with self._bodies.counting(ASKING.get(), headers, receive) as asked.receive:
             return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
 
 
