@@ -189,6 +189,8 @@ def _no_constant(name: str) -> object:
 _MOST_DIGITS = 300
 _SHORT = 3_000
 """Characters of the longest text that is kept beside the body's bytes. No index has a longer key."""
+_TINY = 512
+"""Bytes of a body whose objects take little room, whatever they are."""
 _MOST_COLUMNS = 1_600
 """PostgreSQL's own limit."""
 MOST_BODIES = 256
@@ -285,7 +287,7 @@ def _body(raw: bytes, first: dict[str, Any], columns: tuple[str, ...] | None) ->
         )
     if columns is not None and len(first) > _MOST_COLUMNS:
         first = {name: first[name] for name in columns if name in first}
-    if all(map(_is_short, first.values())):
+    if len(raw) <= _TINY or all(map(_is_short, first.values())):
         return Body(raw, tuple(first) if columns is None else columns, first)
     short = {name: value if _is_short(value) else UNREAD for name, value in first.items()}
     return Body(raw, tuple(first) if columns is None else columns, short)
