@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import asyncpg
 
@@ -35,7 +35,7 @@ from fencepost.quota import Quota, most_of
 from fencepost.seal_wiring import SealKeysFile
 from fencepost.settings import Settings
 from fencepost.source_wiring import ConfiguredSource, sources_opened
-from fencepost.startup import StartupError
+from fencepost.startup import StartupError, UnreachableError, within
 from fencepost.stopping import Stopping
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections import session
@@ -43,7 +43,7 @@ from fencepost.storage.connections.allowed_roles import AllowedRoles
 from fencepost.storage.connections.connection import UNREADABLE_URL, Limits
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.origin import ORIGIN
-from fencepost.storage.errors import SessionError, StorageError
+from fencepost.storage.errors import SessionError, StorageError, UnavailableError
 from fencepost.storage.queues.letters import LetterBound
 from fencepost.storage.schema import versions
 from fencepost.storage.tables.cache import CatalogCache
@@ -52,18 +52,37 @@ from fencepost.storage.tables.privileges import KnownPrivileges
 from fencepost.times import TIMES, Times
 
 LOGGER: Final = logging.getLogger("fencepost")
+_PASSING: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+)
+"""No server, none that may be asked yet, none that has a connection left, or a connection that broke."""
+
+
+class Configured(NamedTuple):
+    """What the settings name beside the database."""
+
+    sources: Sequence[ConfiguredSource]
+    queues: Sequence[ConfiguredQueue]
+    seal_keys: SealKeys | None
 
 
 async def check_database(dsn: str) -> None:
-    """Raise StartupError unless the database can be reached and has the schema that this version works with."""
+    """Raise StartupError unless the database can be reached and has the schema that this version works with.
+    UnreachableError: it cannot be reached, or takes no connections now.
+    """
     try:
         connection = await session.connect_first(dsn, session.PINNED)
     except SessionError as error:
         raise StartupError(f"{error}") from error
     except (ValueError, OverflowError) as error:  # the first quotes the URL, and with it perhaps the password
         raise StartupError(UNREADABLE_URL) from error
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StartupError(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
+    except (*_PASSING, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        kind = UnreachableError if isinstance(error, _PASSING) else StartupError
+        raise kind(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
     try:
         schema = await versions.fit(connection)
         if schema.works:
@@ -72,6 +91,8 @@ async def check_database(dsn: str) -> None:
         raise StartupError(
             f"{error}: run `fencepost migrate --gateway-role` for the role in the database URL"
         ) from error
+    except _PASSING as error:
+        raise UnreachableError(f"the connection to PostgreSQL broke: {str(error) or type(error).__name__}") from error
     finally:
         await connection.close()
     if not schema.works:
@@ -83,26 +104,55 @@ async def open_gateway(
     settings: Settings,
     dsn: str,
     emit: Emit,
-    configured: Sequence[ConfiguredSource],
-    configured_queues: Sequence[ConfiguredQueue],
-    seal_keys: SealKeys | None,
+    configured: Configured,
     keys: background.Keys | None = None,
     times: Times = TIMES,
+    *,
+    roles_named: bool = False,
 ) -> AsyncIterator[Gateway]:
-    """Connect, read the catalog, start what runs beside the requests; all of it ends with the block. Raises
-    StartupError.
+    """Connect, read the catalog, start what runs beside the requests; all of it ends with the block. While PostgreSQL
+    cannot be reached, the start begins again, for `--start-timeout` seconds. `roles_named`: callers' tokens name roles,
+    and the login must not be one that may become any. Raises StartupError.
     """
-    await check_database(dsn)
-    gateway = await _connect(settings, dsn, emit, Seals(seal_keys, settings.seal_lifetime), times)
+    async with AsyncExitStack() as stack:
+
+        async def once() -> Gateway:
+            await check_database(dsn)
+            try:
+                return await stack.enter_async_context(
+                    _opened(settings, dsn, emit, configured, keys, times, roles_named=roles_named)
+                )
+            except SessionError as error:
+                raise StartupError(f"{error}") from error
+            except UnavailableError as error:
+                raise UnreachableError(f"PostgreSQL could not be asked: {error}") from error
+
+        yield await within(settings.start_timeout, once, times)
+
+
+@asynccontextmanager
+async def _opened(
+    settings: Settings,
+    dsn: str,
+    emit: Emit,
+    configured: Configured,
+    keys: background.Keys | None,
+    times: Times,
+    *,
+    roles_named: bool,
+) -> AsyncIterator[Gateway]:
+    gateway = await _connect(settings, dsn, emit, Seals(configured.seal_keys, settings.seal_lifetime), times)
     file = None if settings.seal_keys_file is None else SealKeysFile(settings.seal_keys_file, gateway.seals, emit)
     stopping = Stopping(settings.shutdown_timeout)
     retention = background.Retention(settings.lease_history, settings.mark_retention, settings.idempotency_retention)
     try:
         await _look_first(gateway, _served(settings))
+        if roles_named and (reason := await gateway.roles.why_not_start(gateway.database)) is not None:
+            raise StartupError(reason)
         async with (
             background.run_upkeep(dsn, background.Upkeep(gateway, retention, stopping, keys, file)),
-            sources_opened(configured, gateway, emit, stopping, history=settings.lease_history) as opened,
-            queues_opened(configured_queues, gateway.database, dsn, emit) as queues,
+            sources_opened(configured.sources, gateway, emit, stopping, history=settings.lease_history) as opened,
+            queues_opened(configured.queues, gateway.database, dsn, emit) as queues,
         ):
             yield replace(gateway, sources=opened, queues=queues, default_queue=settings.default_queue)
     finally:
@@ -141,6 +191,8 @@ async def _look_first(gateway: Gateway, served: Served) -> None:
     """
     try:
         await gateway.catalog.reload()
+    except UnavailableError:
+        raise
     except StorageError as error:
         raise StartupError(f"the catalog cannot be read: {error}") from error
     found = gateway.catalog.current.tables

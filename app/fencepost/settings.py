@@ -229,6 +229,10 @@ class Settings(BaseSettings):
         description="How long, at least, marks of keys without a row are kept, where tokens are built in; a floor"
         " replaces them.",
     )
+    start_timeout: Annotated[float, Field(ge=0)] = Field(
+        default=30.0,
+        description="How long the gateway, while it starts, goes on trying to reach PostgreSQL; 0: it tries once.",
+    )
     shutdown_timeout: Seconds = Field(
         default=30.0, description="How long requests in flight may take to finish after SIGTERM or Ctrl-C."
     )

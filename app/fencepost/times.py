@@ -32,6 +32,8 @@ class ConnectionTimes:
 
     open_within: float = 10.0
     """A connection may take so long to open."""
+    start_pause: float = 0.5
+    """Between two tries to reach PostgreSQL while the gateway starts."""
     give_back_within: float = 5.0
     """A connection may take so long to give a caller's role back."""
     full_for: float = 5.0

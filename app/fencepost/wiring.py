@@ -11,9 +11,8 @@ from fastapi import FastAPI
 
 from fencepost import background, wire
 from fencepost.consumer_wiring import consumers_here, consuming
-from fencepost.fencing.seal import SealKeys
 from fencepost.gateway.gateway import Gateway
-from fencepost.gateway_wiring import open_gateway
+from fencepost.gateway_wiring import Configured, open_gateway
 from fencepost.health import Health
 from fencepost.http.admin import Admin
 from fencepost.http.app import Application, Parts
@@ -33,9 +32,8 @@ from fencepost.observe.metrics import Metrics
 from fencepost.queue_wiring import ConfiguredQueue, read_queues
 from fencepost.seal_wiring import read_seal_keys
 from fencepost.settings import Settings
-from fencepost.source_wiring import ConfiguredSource, read_sources
+from fencepost.source_wiring import read_sources
 from fencepost.startup import StartupError
-from fencepost.storage.errors import UnavailableError
 from fencepost.times import TIMES, Times
 
 GC_THRESHOLD: Final = 20_000
@@ -90,7 +88,7 @@ class _Serving:
 
     settings: Settings
     dsn: str
-    configured: tuple[Sequence[ConfiguredSource], Sequence[ConfiguredQueue], SealKeys | None]
+    configured: Configured
     observers: _Observers
     runtime: Runtime
     authentication: Authentication | None
@@ -101,10 +99,11 @@ class _Serving:
         """Have a gateway in the runtime, and all that runs beside its requests, as long as the block runs."""
         settings, times, authentication, runtime = self.settings, self.times, self.authentication, self.runtime
         emit, metrics = self.observers.emit, self.observers.metrics
-        async with open_gateway(settings, self.dsn, emit, *self.configured, self._keys(), times) as gateway:
+        roles_named = authentication is not None and authentication.names_roles
+        async with open_gateway(
+            settings, self.dsn, emit, self.configured, self._keys(), times, roles_named=roles_named
+        ) as gateway:
             consumers = consumers_here(gateway, settings)
-            if authentication is not None and authentication.names_roles:
-                await _require_roles(gateway)
             jwks = None if authentication is None else authentication.jwks
             has_keys = None if jwks is None else lambda: jwks.current() is not None
             runtime.gateway, runtime.health = gateway, Health(gateway, metrics, consumers, has_keys)
@@ -135,7 +134,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
         raise StartupError(
             "FENCEPOST_DATABASE_URL is not set; `fencepost serve` runs an embedded PostgreSQL without it"
         )
-    configured = read_sources(settings), read_queues(settings), read_seal_keys(settings)
+    configured = Configured(read_sources(settings), read_queues(settings), read_seal_keys(settings))
     dsn = settings.database_url.get_secret_value()
     logs.configure(settings.log_level, settings.log_format)
     runtime, observers = Runtime(), _Observers()
@@ -190,16 +189,6 @@ def _admin(settings: Settings) -> Admin | None:
     return Admin(settings.admin_port, read_sites(settings.admin_host, settings.allowed_hosts, "", addresses=True))
 
 
-async def _require_roles(gateway: Gateway) -> None:
-    """Refuse to start where tokens could name any role of the database."""
-    try:
-        reason = await gateway.roles.why_not_start(gateway.database)
-    except UnavailableError as error:
-        raise StartupError(f"the login of the gateway cannot be looked at: {error}") from error
-    if reason is not None:
-        raise StartupError(reason)
-
-
 def _rate_limits(settings: Settings, *, authenticated: bool) -> RateLimits:
     per_caller = read_rate("rate limit", settings.rate_limit)
     if per_caller is not None and not authenticated:
@@ -228,9 +217,8 @@ async def consumer_gateway(
     logs.configure(settings.log_level, settings.log_format)
     log = logs.EventLog()
     dsn = settings.database_url.get_secret_value()
-    async with open_gateway(
-        settings, dsn, log.on_event, read_sources(settings), queues, read_seal_keys(settings), times=times
-    ) as gateway:
+    configured = Configured(read_sources(settings), queues, read_seal_keys(settings))
+    async with open_gateway(settings, dsn, log.on_event, configured, times=times) as gateway:
         _rest_from_garbage(GC_THRESHOLD_OF_CONSUMERS)
         yield gateway
 

@@ -109,7 +109,8 @@ def test_a_database_that_cannot_be_reached_is_one_line(short_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     url = f"postgresql://u:secret@127.0.0.1:{port}/db"
-    code, output = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=url)
+    given = ("--port", "0", "--start-timeout", "0")
+    code, output = refused(*given, directory=short_dir, FENCEPOST_DATABASE_URL=url)
     assert (code, output.count("\n")) == (1, 1)
     assert "secret" not in output
 
@@ -119,7 +120,8 @@ HEAVY = {"alembic", "sqlalchemy", "httpx"}
 
 def test_on_the_users_own_database_nothing_heavy_is_loaded(short_dir: Path) -> None:
     url = "postgresql://u@127.0.0.1:1/db"
-    _, output = refused("--port", "0", directory=short_dir, FENCEPOST_DATABASE_URL=url, PYTHONPROFILEIMPORTTIME="1")
+    given = ("--port", "0", "--start-timeout", "0")
+    _, output = refused(*given, directory=short_dir, FENCEPOST_DATABASE_URL=url, PYTHONPROFILEIMPORTTIME="1")
     loaded = {line.rpartition("|")[2].strip() for line in output.splitlines()}
     assert "fencepost.gateway_wiring" in loaded, output[-500:]
     assert loaded & HEAVY == set()

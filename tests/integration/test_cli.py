@@ -189,7 +189,8 @@ BAD = [
     ("lease_history", "0"), ("idempotency_retention", "0"), ("max_kept_bytes", "0"), ("max_letter_bytes", "0"),
     ("max_answer_bytes", "0"), ("max_connections", "0"), ("max_connections_per_address", "0"),
     ("max_head_bytes", "4095"), ("keep_alive", "0"), ("head_timeout", "0"), ("body_timeout", "0"), ("least_rate", "0"),
-    ("mark_retention", "0"), ("shutdown_timeout", "0"), ("log_level", "loud"), ("log_format", "xml"),
+    ("mark_retention", "0"), ("start_timeout", "-1"), ("shutdown_timeout", "0"),
+    ("log_level", "loud"), ("log_format", "xml"),
 ]  # fmt: skip
 """Values that a setting cannot have."""
 SWITCHES = {"api_keys", "demo", "serve_unprotected", "allow_remote", "access_log", "consume_here", "stop_resources"}

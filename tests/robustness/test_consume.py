@@ -159,7 +159,9 @@ async def test_workers_share_the_partitions_and_one_that_dies_is_started_again(
     ],
 )
 def test_what_keeps_it_from_starting_is_one_clear_line(arguments: tuple[str, ...], said: str, database: str) -> None:
-    ended = CliRunner().invoke(main, ["consume", *arguments], env={"FENCEPOST_DATABASE_URL": database})
+    ended = CliRunner().invoke(
+        main, ["consume", *arguments, "--start-timeout", "0"], env={"FENCEPOST_DATABASE_URL": database}
+    )
     assert ended.exit_code == 1
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1, ended.stderr

@@ -61,7 +61,7 @@ def _serve(settings: Settings) -> None:
         ports = dict(zip(("port", "admin_port"), (each.getsockname()[1] for each in listeners), strict=False))
         resolved = settings.model_copy(update={"database_url": SecretStr(url), **ports})
         os.environ.update(to_environment(resolved))
-        token = asyncio.run(_prepare(url, embedded=embedded is not None, demo=settings.demo))
+        token = asyncio.run(_prepare(url, settings, embedded=embedded is not None))
         run_gateway(
             resolved,
             listeners,
@@ -105,13 +105,13 @@ def _database(settings: Settings) -> Iterator[tuple[str, PostgresServer | None]]
         yield server.url, server
 
 
-async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
+async def _prepare(url: str, settings: Settings, *, embedded: bool) -> int | None:
     """Bring the database to where the gateway can start on it. A database of the user's is only looked at.
 
     Returns the token for the demo's curl line; None without a demo.
     """
     from fencepost.gateway_wiring import check_database  # noqa: PLC0415
-    from fencepost.startup import StartupError  # noqa: PLC0415
+    from fencepost.startup import StartupError, within  # noqa: PLC0415
     from fencepost.storage.demo import load  # noqa: PLC0415
     from fencepost.storage.protecting.check import ProtectError  # noqa: PLC0415
 
@@ -120,8 +120,8 @@ async def _prepare(url: str, *, embedded: bool, demo: bool) -> int | None:
         from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415
 
         await upgrade(url)
-    await check_database(url)
-    if not demo:
+    await within(settings.start_timeout, lambda: check_database(url))
+    if not settings.demo:
         return None
     try:
         return await load(url)

@@ -23,8 +23,9 @@ from fencepost.settings import Settings
 
 _SETTINGS: Final = (
     "database_url", "data_dir", "schemas", "queues", "sources", "pool_size", "batch_pool_size", "lease_pool_size",
-    "max_waiting", "pool_timeout", "statement_timeout", "lock_timeout", "max_body_bytes", "max_rows", "stop_resources",
-    "shutdown_timeout", "max_kept_bytes", "idempotency_retention", "seal_keys_file", "roles", "log_level", "log_format",
+    "max_waiting", "pool_timeout", "statement_timeout", "lock_timeout", "max_body_bytes", "max_rows",
+    "stop_resources", "start_timeout", "shutdown_timeout", "max_kept_bytes", "idempotency_retention",
+    "seal_keys_file", "roles", "log_level", "log_format",
 )  # fmt: skip
 _RESTART_PAUSE: Final = 2.0
 """Seconds before a worker that died is started again."""
@@ -73,9 +74,10 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 async def _check(settings: Settings, names: Sequence[str]) -> None:
     """Find out what keeps the workers from starting. Raises StartupError."""
     from fencepost.gateway_wiring import check_database  # noqa: PLC0415
+    from fencepost.startup import within  # noqa: PLC0415
 
     chosen_queues(settings, names)
-    await check_database(database_url(settings))
+    await within(settings.start_timeout, lambda: check_database(database_url(settings)))
 
 
 async def _consume(settings: Settings, names: Sequence[str], member: str, *, echo: bool = False) -> None:

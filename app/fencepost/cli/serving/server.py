@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -113,6 +114,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.started:
+            raise KeyboardInterrupt  # the start may wait for PostgreSQL, and there is nothing to drain
+        super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
         if not self._database_runs():

@@ -7,6 +7,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 
@@ -47,6 +48,12 @@ class WorkerServer(uvicorn.Server):
         self._held: set[socket.socket] = set()
         self._arriving: set[asyncio.Task[None]] = set()
         asyncio.get_running_loop().add_reader(self._channel, self._take)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain; a start that waits for PostgreSQL ends at once."""
+        if not self.started:
+            raise SystemExit(0)
+        super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: report that this worker lives, and its connections."""
