@@ -175,10 +175,15 @@ async def _connect(settings: Settings, dsn: str, emit: Emit, seals: Seals, times
     )
     roles, privileges = AllowedRoles(_listed(settings.roles), times), KnownPrivileges(times)
 
+    version = 0
+
     def on_load(catalog: Catalog) -> None:
+        nonlocal version
         roles.forget()
         privileges.forget()
-        emit(_loaded(catalog))
+        protected = sum(1 for table in catalog.tables.values() if table.fence is not None)
+        changed, version = catalog.version != version, catalog.version
+        emit(CatalogLoaded(catalog.version, len(catalog.tables), protected, changed))
 
     catalog = CatalogCache(database, on_load, _served(settings))
     made = _assemble(settings, database, catalog, emit, times)
@@ -214,11 +219,6 @@ def _served(settings: Settings) -> Served:
 
 def _listed(setting: str) -> list[str]:
     return [name.strip() for name in setting.split(",") if name.strip()]
-
-
-def _loaded(catalog: Catalog) -> CatalogLoaded:
-    protected = sum(1 for table in catalog.tables.values() if table.fence is not None)
-    return CatalogLoaded(catalog.version, len(catalog.tables), protected)
 
 
 def _limits(settings: Settings) -> Limits:

@@ -56,6 +56,8 @@ class QueueStatus:
             parts.append(f"oldest {self.oldest_s:.0f} s")
         parts += [f"{what} {count}" for what, count in self.counts.items()]
         parts.append("dead letters unknown" if self.letters is None else f"dead letters {self.letters}")
+        if self.letters:
+            parts[-1] += f" (fencepost dead list {self.known.name})"
         parts += self.faults(paused)
         if not configured:
             parts.append("not configured at this gateway")

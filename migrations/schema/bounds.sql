@@ -45,17 +45,17 @@ DECLARE
   oldest bigint := fencepost.oldest();  -- after issued(), see there
 BEGIN
   IF p_token > issued THEN
-    PERFORM fencepost.refuse('FP018',
-      format('token %s for %s was never issued: the built-in source has issued none above %s',
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('token %s for %s was never issued: the built-in source has issued none above %s',
              p_token, p_resource, issued),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text),
-      'Tokens of this table come from leases: POST /v1/leases, or fencepost lock.');
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text)::text,
+      HINT = 'Tokens of this table come from leases: POST /v1/leases, or fencepost lock.';
   ELSIF p_token < oldest AND NOT fencepost.break_glass() THEN  -- that one keeps a row's mark, however old
-    PERFORM fencepost.refuse('FP409',
-      format('stale token %s for %s: a token of an earlier generation, all of which are void up to %s',
+    RAISE EXCEPTION USING ERRCODE = 'FP409',
+      MESSAGE = format('stale token %s for %s: a token of an earlier generation, all of which are void up to %s',
              p_token, p_resource, oldest - 1),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'mark', (oldest - 1)::text),
-      'The database was failed over or restored since this token was drawn. Do not retry: acquire the lock anew and read again.');
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'mark', (oldest - 1)::text)::text,
+      HINT = 'The database was failed over or restored since this token was drawn. Do not retry: acquire the lock anew and read again.';
   END IF;
 END $$;
 
@@ -67,30 +67,30 @@ DECLARE
   oldest bigint := fencepost.oldest(p_source);  -- after issued(), see there
 BEGIN
   IF to_regclass('fencepost.' || pg_catalog.quote_ident('tokens_' || p_source)) IS NULL THEN
-    PERFORM fencepost.refuse('FP018',
-      format('the source %s is not registered, so no token for %s was issued', p_source, p_resource),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', '0', 'source', p_source),
-      '`fencepost source list` shows those that are.');
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('the source %s is not registered, so no token for %s was issued', p_source, p_resource),
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', '0', 'source', p_source)::text,
+      HINT = '`fencepost source list` shows those that are.';
   ELSIF p_token >> 48 > oldest >> 48 THEN
-    PERFORM fencepost.refuse('FP018',
-      format('token %s for %s is of generation %s, and the source %s is at generation %s: it is not one of its tokens',
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('token %s for %s is of generation %s, and the source %s is at generation %s: it is not one of its tokens',
              p_token, p_resource, p_token >> 48, p_source, oldest >> 48),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text, 'source', p_source),
-      'Send the token as it came with the lease.');
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text, 'source', p_source)::text,
+      HINT = 'Send the token as it came with the lease.';
   ELSIF p_token > issued THEN
-    PERFORM fencepost.refuse('FP018',
-      format('token %s for %s was never issued, as far as is known here: none above %s of the source %s was',
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('token %s for %s was never issued, as far as is known here: none above %s of the source %s was',
              p_token, p_resource, issued, p_source),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text, 'source', p_source),
-      CASE WHEN strpos(p_source, ':') > 0 THEN 'Tokens of this table are positions in its queue: consumers give them.'
-        ELSE format('Acquire through POST /v1/leases with "source": "%s"; for locks that are taken elsewhere, protect the table with --verify.', p_source) END);
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', issued::text, 'source', p_source)::text,
+      HINT = CASE WHEN strpos(p_source, ':') > 0 THEN 'Tokens of this table are positions in its queue: consumers give them.'
+        ELSE format('Acquire through POST /v1/leases with "source": "%s"; for locks that are taken elsewhere, protect the table with --verify.', p_source) END;
   ELSIF p_token < oldest AND NOT fencepost.break_glass() THEN
-    PERFORM fencepost.refuse('FP409',
-      format('stale token %s for %s: a token of an earlier generation of the source %s, all of which are void up to %s',
+    RAISE EXCEPTION USING ERRCODE = 'FP409',
+      MESSAGE = format('stale token %s for %s: a token of an earlier generation of the source %s, all of which are void up to %s',
              p_token, p_resource, p_source, oldest - 1),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'mark', (oldest - 1)::text),
-      CASE WHEN strpos(p_source, ':') > 0 THEN 'The generation of the queue was raised since this message was taken: it comes again.'
-        ELSE 'The generation of the source was raised since this token was drawn. Do not retry: acquire the lock anew and read again.' END);
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'mark', (oldest - 1)::text)::text,
+      HINT = CASE WHEN strpos(p_source, ':') > 0 THEN 'The generation of the queue was raised since this message was taken: it comes again.'
+        ELSE 'The generation of the source was raised since this token was drawn. Do not retry: acquire the lock anew and read again.' END;
   END IF;
 END $$;
 
@@ -117,18 +117,18 @@ DECLARE
 BEGIN
   IF p_token <= p_mark THEN RETURN; END IF;
   IF p_token > p_max_token THEN
-    PERFORM fencepost.refuse('FP018',
-      format('token %s for %s is above %s, the highest that its table takes', p_token, p_resource, p_max_token),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', p_max_token::text,
-                        'source', 'external'),
-      'Give the token as the lock service gave it. If that counts so far: `fencepost protect TABLE --max-token N` sets the highest token that the table takes.');
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('token %s for %s is above %s, the highest that its table takes', p_token, p_resource, p_max_token),
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', p_max_token::text,
+                        'source', 'external')::text,
+      HINT = 'Give the token as the lock service gave it. If that counts so far: `fencepost protect TABLE --max-token N` sets the highest token that the table takes.';
   ELSIF p_token - base > p_max_jump THEN
-    PERFORM fencepost.refuse('FP018',
-      format('token %s for %s is more than %s above %s, the mark or floor from which it would rise',
+    RAISE EXCEPTION USING ERRCODE = 'FP018',
+      MESSAGE = format('token %s for %s is more than %s above %s, the mark or floor from which it would rise',
              p_token, p_resource, p_max_jump, base),
-      json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', (base + p_max_jump)::text,
-                        'source', 'external', 'max_jump', p_max_jump::text),
-      'Give the token as the lock service gave it. If that has counted so far: `fencepost protect TABLE --max-jump N` sets how far a token may be above the mark.');
+      DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', (base + p_max_jump)::text,
+                        'source', 'external', 'max_jump', p_max_jump::text)::text,
+      HINT = 'Give the token as the lock service gave it. If that has counted so far: `fencepost protect TABLE --max-jump N` sets how far a token may be above the mark.';
   END IF;
 END $$;
 

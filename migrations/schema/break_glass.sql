@@ -47,7 +47,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = '42501',
       MESSAGE = format('%s may not break the glass: fencepost.break_glass is set', session_user),
       DETAIL = 'That is for roles which may execute fencepost.may_break_glass().',
-      HINT = format('Write with a token: SET LOCAL fencepost.token = ''36''. Or ask %s for: GRANT EXECUTE ON FUNCTION'
+      HINT = format('Write with a token: SET LOCAL fencepost.token = ''<token>''. Or ask %s for: GRANT EXECUTE ON FUNCTION'
         ' fencepost.may_break_glass() TO %I',
         (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = 'fencepost'), session_user);
   END IF;

@@ -18,7 +18,7 @@ BEGIN
   IF given !~ '^[1-9][0-9]{0,18}$' OR given::numeric > 9223372036854775807 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP400',
       MESSAGE = format('malformed fence token %L', given),
-      HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''36''';
+      HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''<token>''';
   END IF;
   RETURN given::bigint;
 END $$;
@@ -27,7 +27,7 @@ CREATE FUNCTION fencepost.malformed(token text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   RAISE EXCEPTION USING ERRCODE = 'FP400', MESSAGE = format('malformed fence token %L', token),
-    HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''36''';
+    HINT = 'A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = ''<token>''';
 END $$;
 
 -- Under epoch the token of a row that is inserted may equal the mark, if it was given explicitly (-36). The BEFORE trigger

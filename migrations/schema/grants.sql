@@ -81,7 +81,7 @@ GRANT EXECUTE ON FUNCTION
   -- force_release.sql
   fencepost.force_release,
   -- judging.sql
-  fencepost.accepts, fencepost.is_own_write, fencepost.verdict, fencepost.refuse, fencepost.enforce,
+  fencepost.accepts, fencepost.is_own_write, fencepost.verdict, fencepost.enforce,
   fencepost.judge_update,
   -- bounds.sql
   fencepost.beyond, fencepost.require_reach, fencepost.require_reach_of_row, fencepost.issued(), fencepost.oldest(),

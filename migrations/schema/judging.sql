@@ -49,14 +49,7 @@ RETURN CASE WHEN fencepost.accepts(rule, mark, token) THEN 'accepted'
             WHEN token = mark THEN 'spent'
             ELSE 'stale' END;
 
--- Refuse a write for its token: the one place that raises for a mark (FP409), for no token (FP428) and for a bound (FP018).
-CREATE FUNCTION fencepost.refuse(code text, message text, detail json, hint text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-  RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, DETAIL = detail::text, HINT = hint;
-END $$;
-
--- What comes of a verdict: it returns where the write may happen, recorded behind broken glass, and raises where it may not. The row of an
+-- What comes of a verdict, and the one place that raises for a mark (FP409) and for no token (FP428): it returns where the write may happen, recorded behind broken glass, and raises where it may not. The row of an
 -- INSERT has its mark already when a higher one refuses it: no glass helps there. Token 0: its row came without one.
 CREATE FUNCTION fencepost.enforce(verdict text, tab text, resource text, verb text, token bigint, mark bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -68,25 +61,25 @@ BEGIN
   END IF;
   IF verdict = 'own' THEN RETURN; END IF;
   IF verdict = 'no token' THEN
-    PERFORM fencepost.refuse('FP428',
-      format(CASE WHEN token = 0 THEN '%s is protected: the row reached the table without a fence token'
+    RAISE EXCEPTION USING ERRCODE = 'FP428',
+      MESSAGE = format(CASE WHEN token = 0 THEN '%s is protected: the row reached the table without a fence token'
              ELSE '%s is protected: a write needs a fence token' END, resource),
-      json_build_object('resource', resource),
-      CASE WHEN token = 0
+      DETAIL = json_build_object('resource', resource)::text,
+      HINT = CASE WHEN token = 0
         THEN 'Its trigger zzz_fencepost_ins is gone, or one that fires later set last_fence_token: see fencepost doctor.'
         WHEN current_setting('fencepost.token', true) <> ''
-        THEN format('fencepost.token is %L, which is for another table: ''36'' is for all of them, ''orders=36'' for the'
+        THEN format('fencepost.token is %L, which is for another table: ''<token>'' is for all of them, ''orders=<token>'' for the'
           ' table that Fencepost calls orders.', current_setting('fencepost.token', true))
-        ELSE 'In the same transaction: SET LOCAL fencepost.token = ''36'' with the token that the lock service gave.' END);
+        ELSE 'In the same transaction: SET LOCAL fencepost.token = ''<token>'', with the one that the lock service gave.' END;
   ELSE
-    PERFORM fencepost.refuse('FP409',
-      format('%s token %s for %s: its mark is %s', verdict, token, resource, mark),
-      json_build_object('resource', resource, 'presented', token::text, 'mark', mark::text),
-      CASE WHEN current_setting('fencepost.break_glass', true) <> ''
+    RAISE EXCEPTION USING ERRCODE = 'FP409',
+      MESSAGE = format('%s token %s for %s: its mark is %s', verdict, token, resource, mark),
+      DETAIL = json_build_object('resource', resource, 'presented', token::text, 'mark', mark::text)::text,
+      HINT = CASE WHEN current_setting('fencepost.break_glass', true) <> ''
         THEN 'Behind broken glass no mark falls: leave last_fence_token out, and the row takes the mark of its key.'
         WHEN verdict = 'spent'
         THEN 'Under the rule strict each token writes a resource once: mint another one.'
-        ELSE 'A newer token has been accepted since. Do not retry: acquire the lock anew and read again.' END);
+        ELSE 'A newer token has been accepted since. Do not retry: acquire the lock anew and read again.' END;
   END IF;
 END $$;
 

@@ -25,10 +25,10 @@ CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int DEFAU
 CREATE TABLE public."Odd/ Name" (id text PRIMARY KEY);
 """
 
-NO_TOKEN = "In the same transaction: SET LOCAL fencepost.token = '36' with the token that the lock service gave."
+NO_TOKEN = "In the same transaction: SET LOCAL fencepost.token = '<token>', with the one that the lock service gave."
 STALE = "A newer token has been accepted since. Do not retry: acquire the lock anew and read again."
 SPENT = "Under the rule strict each token writes a resource once: mint another one."
-MALFORMED = "A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = '36'"
+MALFORMED = "A token is a positive integer of at most 9223372036854775807: SET LOCAL fencepost.token = '<token>'"
 ANOTHER_KEY = "Delete the row and insert it under its new key, each with a token."
 TRUNCATE = "DELETE the rows with a token, or `fencepost unprotect` the table first."
 UNISSUED = "Tokens of this table come from leases: POST /v1/leases, or fencepost lock."
@@ -81,8 +81,8 @@ REFUSALS = [
     Refusal(UNSEEN, None, "FP428", "orders/gone is protected: the row reached the table without a fence token",
             of("orders/gone"), TRIGGER_GONE),
     Refusal(UPDATE, "lines=31", "FP428", "orders/k is protected: a write needs a fence token",
-            of("orders/k"), "fencepost.token is 'lines=31', which is for another table: '36' is for all of them,"
-            " 'orders=36' for the table that Fencepost calls orders."),
+            of("orders/k"), "fencepost.token is 'lines=31', which is for another table: '<token>' is for all of them,"
+            " 'orders=<token>' for the table that Fencepost calls orders."),
     Refusal("UPDATE public.lines SET n = 1", None, "FP428", "lines/a%2Cb,7 is protected: a write needs a fence token",
             of("lines/a%2Cb,7"), NO_TOKEN),
     Refusal("""DELETE FROM public."Odd/ Name" """, None, "FP428",
@@ -119,7 +119,7 @@ REFUSALS = [
     # Break-glass
     Refusal(UPDATE, None, "42501", f"{STRANGER} may not break the glass: fencepost.break_glass is set",
             "That is for roles which may execute fencepost.may_break_glass().",
-            "Write with a token: SET LOCAL fencepost.token = '36'. Or ask postgres for: GRANT EXECUTE ON FUNCTION"
+            "Write with a token: SET LOCAL fencepost.token = '<token>'. Or ask postgres for: GRANT EXECUTE ON FUNCTION"
             f" fencepost.may_break_glass() TO {STRANGER}",
             glass=REASON, login=STRANGER),
     Refusal(DELETE, None, "FP400", "'??' is no reason to break the glass: one has three characters or more that are"

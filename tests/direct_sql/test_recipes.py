@@ -47,7 +47,8 @@ async def test_psql_prints_what_is_on_the_page(shop: str, postgres: PostgresServ
 async def test_the_first_block_runs(shop: str, postgres: PostgresServer) -> None:
     first = re.search(r"```sql\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert first is not None
-    done = await asyncio.to_thread(run, f"psql $DATABASE_URL -v ON_ERROR_STOP=1 <<'SQL'\n{first[1]}SQL", postgres, shop)
+    code = first[1].replace("<token>", "36")
+    done = await asyncio.to_thread(run, f"psql $DATABASE_URL -v ON_ERROR_STOP=1 <<'SQL'\n{code}SQL", postgres, shop)
     assert done.stdout.split() == ["BEGIN", "SET", "UPDATE", "1", "COMMIT"]
 
 

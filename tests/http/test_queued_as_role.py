@@ -281,11 +281,11 @@ async def test_what_a_role_may_counts_when_it_is_applied_and_a_retry_keeps_the_c
     assert await stage.state(web, WEB) == ("failed", 403, "42501")
     assert await stage.state(other, OTHER) == ("failed", 403, "FP043")
     await owner.execute(f"GRANT INSERT ON stamps TO {WEB}; GRANT {OTHER} TO {LOGIN}")
-    refused = await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)
+    refused = await command("dead", "retry", "--no-wait", DEFAULT, "--all", database=stage.dsn)
     assert (refused.exit_code, "--seal-keys-file" in refused.output) == (1, True)
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
     assert await stage.rows("SELECT count(*) FROM fencepost.queue_letters") == [(2,)]
-    assert (await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)).exit_code == 0
+    assert (await command("dead", "retry", "--no-wait", DEFAULT, "--all", database=stage.dsn)).exit_code == 0
     await stage.consume()
     assert await stage.rows("SELECT count(*) FROM fencepost.queue_letters") == [(0,)]
     assert await stage.rows("SELECT id, who FROM stamps WHERE length(id) > 1 ORDER BY id") == [

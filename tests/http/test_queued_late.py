@@ -40,7 +40,7 @@ async def test_a_copy_whose_record_is_forgotten_has_no_second_effect(
     assert (await stage.rows(ROW), len(await dead.list(9))) == (before, 1)
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
     monkeypatch.setenv("FENCEPOST_IDEMPOTENCY_RETENTION", "999999")
-    retried = await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)
+    retried = await command("dead", "retry", "--no-wait", DEFAULT, "--all", database=stage.dsn)
     assert (retried.exit_code, len(await dead.list(9))) == (1, 1), retried.output
 
 
@@ -66,7 +66,7 @@ async def test_a_retry_of_which_nothing_was_done_does_not_take_the_writes_effect
     await dead.put(replace(copy, id=f"{DEFAULT}.7.9.{'0' * 16}"))  # made up
     await stage.queue.append(message)
     ids = [each.id for each in await dead.list(9)]
-    refused = await command("dead", "retry", DEFAULT, *ids, database=stage.dsn)
+    refused = await command("dead", "retry", "--no-wait", DEFAULT, *ids, database=stage.dsn)
     assert (refused.exit_code, "nothing was done" in refused.output) == (1, True), refused.output
     await stage.consume()
     assert await stage.rows("SELECT n FROM stamps WHERE id = 's'") == [(7,)]
@@ -82,5 +82,5 @@ async def test_a_letter_whose_caller_was_taken_away_is_refused(stage: Stage) -> 
     await dead.put(
         replace(letter, message=replace(letter.message, value=b'{"n": 8}', headers=letter.message.headers[1:]))
     )
-    refused = await command("dead", "retry", DEFAULT, letter.id, database=stage.dsn)
+    refused = await command("dead", "retry", "--no-wait", DEFAULT, letter.id, database=stage.dsn)
     assert (refused.exit_code, "was that of a caller" in refused.output) == (1, True), refused.output

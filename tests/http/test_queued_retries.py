@@ -66,14 +66,14 @@ async def test_letters_are_retried_however_long_they_waited_and_made_up_ones_are
     await dead.put(replace(other, message=letters[b"stamps/a", "42501"].message))
     await dead.put(DeadLetter(f"{DEFAULT}.0.9.{'0' * 16}", "42501", Position(0, 9), applied, other.at))
     await owner.execute(f"GRANT INSERT ON stamps TO {WEB}")
-    retried = await command("dead", "retry", DEFAULT, "--all", database=stage.dsn)
+    retried = await command("dead", "retry", "--no-wait", DEFAULT, "--all", database=stage.dsn)
     assert (retried.exit_code, retried.output.count("there is no record of a write that failed")) == (1, 2)
     assert "2 of the letters cannot be retried" in retried.output
     await stage.consume()
     assert await stage.rows("SELECT id, n, who FROM stamps WHERE id IN ('a', 'b')") == [("a", 2, WEB)]
     assert len(await dead.list(9)) == 2
     await dead.put(first := letters[b"stamps/a", "42501"])
-    again = await command("dead", "retry", DEFAULT, first.id, database=stage.dsn)
+    again = await command("dead", "retry", "--no-wait", DEFAULT, first.id, database=stage.dsn)
     assert (again.exit_code, "was retried as" in again.output, "nothing was done" in again.output) == (1, True, True)
     await pruned(stage)
     kept = await stage.rows("SELECT key FROM fencepost.idempotency WHERE caller = 'queue'")
@@ -92,7 +92,7 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
     if first == "the write":
         await stage.consume()
     (letter,) = await stage.queue.log.dead.list(9)
-    retried = await command("dead", "retry", DEFAULT, letter.id, database=stage.dsn)
+    retried = await command("dead", "retry", "--no-wait", DEFAULT, letter.id, database=stage.dsn)
     assert (retried.exit_code, "copy of a write" in retried.output) == (int(first != "the copy"), first != "the copy")
     await stage.consume()
     assert await stage.queue.states() == {"failed": 1, "applied": 1}

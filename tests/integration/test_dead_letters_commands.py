@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.consuming import Queue, consumed, make_tables, opened, token, write
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, Connection
 from tests.support.queued import queueing
 
 from fencepost.cli.main import main
@@ -17,6 +17,7 @@ from fencepost.queues.postgres.dead_letters import PostgresDeadLetters
 from fencepost.queues.registry import DEFAULT
 from fencepost.storage.leases import sources
 from fencepost.storage.protecting.protect import protect
+from fencepost.testing.servers.waiting import eventually
 
 Run = Callable[..., Any]
 
@@ -65,6 +66,10 @@ async def test_list_and_show_say_what_is_wrong(queue: Queue, run: Run) -> None:
     shown = json.loads((await run("dead", "show", DEFAULT, letter)).output)
     assert (shown["id"], shown["body"], shown["resource"]) == (letter, '{"colour": "red"}', "orders/k2")
     assert ["method", "PATCH"] in shown["headers"]
+    looked = await run("doctor")
+    assert looked.exit_code == 0
+    found = f"WARNING  queue {DEFAULT}: dead letters: 3, writes that were acknowledged and are not applied."
+    assert f"{found} `fencepost dead list {DEFAULT}`\n" in looked.output
     (line,) = [line for line in (await run("status")).output.splitlines() if line.startswith(f"queue {DEFAULT}")]
     assert ("failed 3" in line, "2 resources stopped" in line) == (True, True), line
 
@@ -81,7 +86,7 @@ async def test_a_letter_that_is_dropped_or_retried_stays_so_when_its_message_com
         [dropped, retried],
     )
     assert (await run("dead", "drop", DEFAULT, dropped)).exit_code == 0
-    named_twice = await run("dead", "retry", DEFAULT, retried, retried)
+    named_twice = await run("dead", "retry", DEFAULT, "--no-wait", retried, retried)
     assert (named_twice.exit_code, named_twice.output.count("appended again")) == (0, 1)
     for each in messages:
         await queue.owner.execute(
@@ -109,7 +114,7 @@ async def test_a_letter_that_is_retried_twice_has_one_effect(
 
     with monkeypatch.context() as patched:
         patched.setattr(PostgresDeadLetters, "drop", fail)
-        assert (await run("dead", "retry", DEFAULT, letter)).exit_code == 1
+        assert (await run("dead", "retry", DEFAULT, "--no-wait", letter)).exit_code == 1
     async with consumed(queue):
         await queue.empty()
         once = await queue.owner.fetchval(mark)
@@ -124,11 +129,11 @@ async def test_a_letter_of_another_partition_is_retried_by_name_only(queue: Queu
     (moved,) = await _ids(queue, "orders/k2")
     await queue.owner.execute("ALTER TABLE orders ADD COLUMN colour text")
     await queue.owner.execute("UPDATE fencepost.queue_dead SET partition = partition + 1 WHERE id = $1", moved)
-    retried = await run("dead", "retry", DEFAULT, "--all")
+    retried = await run("dead", "retry", DEFAULT, "--no-wait", "--all")
     assert (retried.exit_code, retried.output.count("appended again")) == (1, 2), retried.output
     assert f"{moved} orders/k2: its message was in another partition" in retried.output
     assert await _ids(queue, "orders/k2") == [moved]
-    assert (await run("dead", "retry", DEFAULT, moved)).exit_code == 0
+    assert (await run("dead", "retry", DEFAULT, "--no-wait", moved)).exit_code == 0
 
 
 async def test_a_letter_that_is_dropped_lets_its_resource_go_on(queue: Queue, run: Run) -> None:
@@ -152,7 +157,7 @@ async def test_stops_whose_letters_are_gone_are_listed_and_cleared(queue: Queue,
     assert f"gone: `fencepost dead drop {DEFAULT} {first}` lets it go on" in listed.output
     shown = (await run("dead", "list", DEFAULT, "--resource", "orders/k1", "--json")).output.splitlines()
     assert [each["id"] for each in map(json.loads, shown) if each.get("gone")] == [first]
-    retried = await run("dead", "retry", DEFAULT, "--all")
+    retried = await run("dead", "retry", DEFAULT, "--no-wait", "--all")
     assert f"{first} orders/k1: the resource is stopped by this write, and its dead letter is gone" in retried.output
     dropped = await run("dead", "drop", DEFAULT, "--resource", "orders/k1")
     assert f"{first} orders/k1: the letter was gone; the resource goes on\n" in dropped.output
@@ -191,8 +196,8 @@ async def test_the_page_of_a_write_says_what_became_of_its_letter(queue: Queue, 
         assert await page(first) == (True, False, None)
         await run("dead", "drop", DEFAULT, first)
         assert await page(first) == (False, True, None)
-        output = (await run("dead", "retry", DEFAULT, third)).output
-        again = output.rpartition(" ")[2].strip()
+        output = (await run("dead", "retry", DEFAULT, "--no-wait", third)).output
+        again = output.rpartition("whether it is applied is not known yet: GET /v1/writes/")[2].strip()
         assert await page(third) == (False, False, again)
         async with consumed(queue):
             await queue.empty()
@@ -227,3 +232,59 @@ async def test_a_write_that_waits_while_its_table_changes_from_a_lock_to_a_queue
             await queue.empty()
         assert list(await queue.letters()) == ["orders/k1"]
         assert [await queue.n(key) for key in ("k1", "k2", "k3")] == [0, 2, 3]
+
+
+async def test_a_retry_waits_for_the_decision_and_keeps_what_the_fence_refuses(
+    database: str, connect: Connect, run: Run
+) -> None:
+    """k1 is applied, k2 fails again, k3's row has a later write before the retry, k4's after its append."""
+    owner = await connect()
+    await make_tables(owner, source="external")
+    async with opened(database, owner) as queue:
+        await queue.append(
+            *(write(f"orders/k{n}", body={"colour": "red", "n": n}, token=token(34)) for n in (1, 2, 3, 4))
+        )
+        async with consumed(queue):
+            await queue.empty()
+        before = {each.message.key.decode(): each.id for each in await queue.log.dead.list(10)}
+        await owner.execute("ALTER TABLE orders ADD colour text CHECK (order_id <> 'k2' OR colour <> 'red')")
+
+        async def overtake(key: str) -> None:
+            async with owner.transaction():
+                await owner.execute("SET LOCAL fencepost.token = '36'")
+                await owner.execute("UPDATE orders SET colour = 'blue' WHERE order_id = $1", key)
+
+        await overtake("k3")
+        stale = await run("dead", "retry", DEFAULT, before["orders/k3"])
+        assert (stale.exit_code, stale.output.count("\n")) == (1, 1)
+        assert "the fence would refuse its token 34, since the mark of orders/k3 is 36 by now" in stale.output
+        waiting = asyncio.create_task(run("dead", "retry", DEFAULT, "--all", "--wait", "600"))
+        await eventually(lambda: appended(owner, 3), what="what can be retried is appended")
+        await overtake("k4")
+        async with consumed(queue):
+            retried = await waiting
+        after = {each.message.key.decode(): each.id for each in await queue.log.dead.list(10)}
+    for key, said in (
+        ("k1", "applied"),
+        ("k2", f"failed again, and its letter is {after['orders/k2']} now: 23514: "),
+        ("k3", "the fence would refuse its token 34"),
+        ("k4", "refused, and the letter stays: FP001: "),
+    ):
+        assert f"{before[f'orders/{key}']} orders/{key}: {said}" in retried.output, retried.output
+    assert retried.exit_code == 1
+    assert after == {key: before[key] for key in ("orders/k3", "orders/k4")} | {"orders/k2": after["orders/k2"]}
+    coloured = "SELECT array_agg(colour ORDER BY order_id) FROM orders WHERE colour IS NOT NULL"
+    assert await owner.fetchval(coloured) == ["red", "blue", "blue"]
+
+
+async def appended(owner: Connection, count: int) -> bool:
+    found: int = await owner.fetchval("SELECT count(*) FROM fencepost.queued")
+    return found == count
+
+
+async def test_a_retry_that_nobody_decides_keeps_its_letter(queue: Queue, run: Run) -> None:
+    (letter,) = await _ids(queue, "orders/k2")
+    retried = await run("dead", "retry", DEFAULT, letter, "--wait", "0.01")
+    assert retried.exit_code == 1
+    assert "is not decided yet, and the letter stays\nnothing was decided for 0.01 s" in retried.output
+    assert await _ids(queue, "orders/k2") == [letter]

@@ -112,7 +112,10 @@ async def test_what_became_of_messages_is_shown_everywhere(connect: Connect, dat
         await owner.execute("UPDATE fencepost.queued SET appended_at = appended_at - interval '1 h'")
         described, shown = (await describe_queues(queue.gateway, {}))[DEFAULT], await measured(queue)
         status = await asyncio.to_thread(run_command, database, "status")
-    line = r"generation 0; lag 1; oldest 36\d\d s; applied 1; refused 0; failed 1; redelivered 0; dead letters 1"
+    line = (
+        r"generation 0; lag 1; oldest 36\d\d s; applied 1; refused 0; failed 1; redelivered 0;"
+        r" dead letters 1 \(fencepost dead list postgres:default\)"
+    )
     assert re.fullmatch(line, described)
     assert re.search(f"^queue {DEFAULT}: {line}$", status, re.MULTILINE)
     partition = str(partition_of(b"orders/k1", 8))

@@ -7,10 +7,14 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
+from fencepost import gateway_wiring
 from fencepost.fencing.problems import Problem
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.use_cases import MOST_DOUBTS, on_table
+from fencepost.gateway_wiring import Configured
+from fencepost.observe import events
+from fencepost.settings import Settings
 from fencepost.storage.errors import RefusedError
 from fencepost.storage.tables.catalog import Table
 
@@ -52,3 +56,20 @@ async def test_it_is_not_run_for_ever(race: Race) -> None:
         request = Changing(race, gateway, 100)
         assert isinstance(await on_table(gateway, "orders", "patch", request.use), Problem)
         assert request.runs == MOST_DOUBTS + 1
+
+
+async def test_a_look_that_finds_nothing_new_keeps_the_picture_and_is_no_news(race: Race) -> None:
+    settings = Settings.model_validate({"database_url": race.dsn, "consume_here": False})
+    found: list[events.Event] = []
+    async with gateway_wiring.open_gateway(settings, race.dsn, found.append, Configured((), (), None)) as gateway:
+        catalog, before = gateway.catalog, gateway.catalog.current
+        again = await catalog.reload()
+        assert (again.version, again.tables is before.tables, again.begun > before.begun) == (
+            before.version,
+            True,
+            True,
+        )
+        await race.observer.execute("ALTER TABLE public.orders ADD later int")
+        assert (await catalog.reload()).version == before.version + 1
+    changed = [event.changed for event in found if isinstance(event, events.CatalogLoaded)]
+    assert (changed[:2], changed.count(True)) == ([True, False], 2)

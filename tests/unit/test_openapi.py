@@ -15,7 +15,9 @@ from fencepost.fencing.problem_types import PROBLEM_TYPES
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.openapi.types import column_schema, value_schema
 from fencepost.http.requests.preferences import PREFERENCES, Route, read_preferences
+from fencepost.settings import Settings
 from fencepost.storage.tables.catalog import Catalog
+from fencepost.wiring import create_app
 
 Document = dict[str, Any]
 
@@ -291,3 +293,11 @@ def test_numbers_that_json_cannot_write_are_strings(base: str) -> None:
     validator = jsonschema_rs.Draft202012Validator(value_schema(column("c", base)))
     assert all(map(validator.is_valid, (1.5, 2, "NaN", "Infinity", "-Infinity", None)))
     assert not validator.is_valid("1.5")
+
+
+def test_no_parameter_is_documented_under_a_name_of_the_code() -> None:
+    app = create_app(Settings.model_validate({"database_url": "postgresql://unused"}))
+    paths = get_openapi(title="", version="", routes=app.routes)["paths"].values()
+    named = [each["name"] for path in paths for operation in path.values() for each in operation.get("parameters", [])]
+    assert "resource" in named
+    assert [name for name in named if name.startswith("_")] == []

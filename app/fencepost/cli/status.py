@@ -256,7 +256,7 @@ def doctor(settings: Settings) -> None:
             findings.append(await inspect_session.examine_session(database_url(settings)))
             findings.append(await inspect_session.examine_room(connection, settings.workers, settings.pool_sizes))
             findings += await examine_sources(connection, configured, queues)
-            findings += await examine_queues(logs)
+            findings += await examine_queues(connection, logs)
             findings += await examine_seals(connection, settings)
         return findings
 

@@ -8,7 +8,7 @@ from fencepost.fencing.problem_types import ROW_NOT_FOUND
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.fencing.resource import Resource
 from fencepost.fencing.scope import Scope
-from fencepost.fencing.token import NO_MARK, Rule, Token, accepts, shown_mark
+from fencepost.fencing.token import Rule, Token, accepts, shown_mark
 from fencepost.gateway.claims.resources import refuse_scope, scope_named
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
@@ -128,9 +128,7 @@ def _entry(event: str, token: int, mark: int, rule: Rule, at: str | None, by: Is
 
 
 def _body(found: ResourceState, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
-    absent = found.recorded if found.row_absent else None
-    known = found.live if found.live is not None else absent
-    mark = known if known is not None else NO_MARK
+    mark = found.mark
     story: list[dict[str, object]] = []
     if found.recorded is not None:
         event = "deleted, or claimed without a row" if found.row_absent else "created"

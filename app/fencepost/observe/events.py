@@ -68,11 +68,12 @@ class HolderUnknown:
 
 @dataclass(frozen=True, slots=True)
 class CatalogLoaded:
-    """A new picture of the database is in use."""
+    """The database was looked at; `changed`: another picture of it is in use."""
 
     version: int
     tables: int
     protected: int
+    changed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

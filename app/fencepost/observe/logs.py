@@ -179,6 +179,8 @@ def _level(event: Event) -> int:  # noqa: PLR0911 - one for each kind
             return logging.DEBUG if verb == "read" else logging.INFO
         case LeaseAsked(verdict=verdict):  # nor is a lock that is held; a lease that was lost is
             return logging.INFO if verdict == "FP012" else logging.DEBUG
+        case CatalogLoaded(changed=False):
+            return logging.DEBUG
         case CatalogLoaded() | Pruned() | SealKeysRead() | KeysFetched():
             return logging.INFO
         case (

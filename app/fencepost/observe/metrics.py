@@ -134,7 +134,7 @@ class Metrics:
                 self._leases.queue_failures.inc()
             case HolderUnknown(table):
                 self._writes.holders_unknown.labels(table).inc()
-            case CatalogLoaded(_, tables, protected):
+            case CatalogLoaded(tables=tables, protected=protected):
                 self._database.reloads.inc()
                 self._database.tables.labels("yes").set(protected)
                 self._database.tables.labels("no").set(tables - protected)

@@ -1,14 +1,17 @@
-"""What `fencepost doctor` asks the logs of the configured queues: which of their servers' settings lose messages."""
+"""What `fencepost doctor` asks the logs of the queues: dead letters, and which settings of servers lose messages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
 from fencepost.queue_wiring import ConfiguredQueue, read_queues
 from fencepost.queues.log import LogError
+from fencepost.queues.registry import DEFAULT
 from fencepost.settings import Settings
 from fencepost.startup import StartupError
+from fencepost.storage.connections.connection import Connection
 from fencepost.storage.inspecting.overview import Finding
+from fencepost.storage.queues import table_log
 
 
 def read_configured_queues(settings: Settings) -> list[ConfiguredQueue]:
@@ -19,16 +22,23 @@ def read_configured_queues(settings: Settings) -> list[ConfiguredQueue]:
         raise click.ClickException(str(error)) from error
 
 
-async def examine_queues(configured: Sequence[ConfiguredQueue]) -> list[Finding]:
-    """Ask each log for its advice; one that cannot be asked is an error."""
-    findings = []
+async def examine_queues(connection: Connection, configured: Sequence[ConfiguredQueue]) -> list[Finding]:
+    """Ask each log for its dead letters and its advice; one that cannot be asked is an error."""
+    findings = _dead(DEFAULT, await table_log.count_dead(connection))
     for queue in configured:
         subject = f"queue {queue.name}"
         try:
             await queue.log.open()
             findings += [Finding("warning", subject, text) for text in await queue.log.advice()]
+            findings += _dead(queue.name, await queue.log.dead.count())
         except LogError as error:
             findings.append(Finding("error", subject, f"{error}"))
         finally:
             await queue.log.close()
     return findings
+
+
+def _dead(queue: str, letters: Mapping[int, int]) -> list[Finding]:
+    count = sum(letters.values())
+    text = f"dead letters: {count}, writes that were acknowledged and are not applied. `fencepost dead list {queue}`"
+    return [Finding("warning", f"queue {queue}", text)] if count else []

@@ -1,7 +1,9 @@
 """`fencepost dead`: the dead letters of a queue, what is wrong with each, and what becomes of it."""
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -12,7 +14,8 @@ from fencepost.cli.database import database_url, run_command
 from fencepost.cli.options import settings_options
 from fencepost.cli.queues.names import chosen_queues
 from fencepost.cli.queues.retrying import Retrying, place_of
-from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS
+from fencepost.consuming.outcome import reason_of
+from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS, state_of
 from fencepost.observe.events import Event, SourceTrouble
 from fencepost.queues.log import DeadLetter, Log, LogError, Message
 from fencepost.queues.message import CALLER, FENCE_TOKEN
@@ -23,11 +26,16 @@ from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.queues import results, stopped
+from fencepost.storage.queues.results import Result
 from fencepost.storage.queues.stopped import Stopped
 
 T = TypeVar("T")
 _ALL: Final = 1_000_000
 _WIDTH: Final = 100
+_LOOK_EVERY: Final = 0.1
+"""Seconds between two looks for decisions."""
+_LOOK_AT: Final = 1000
+"""How many writes a look asks for."""
 _GONE: Final = "the resource is stopped by this write, and its dead letter is gone"
 _SETTINGS: Final = ("database_url", "data_dir", "queues")
 
@@ -112,14 +120,34 @@ def _chosen(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
 
 
 @dead.command()
+@click.option(
+    "--wait",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds for which a decision is waited for, since the last one.",
+)
+@click.option(
+    "--no-wait", is_flag=True, help="Drop the letters once their messages are appended, without the decisions."
+)
 @_chosen(*_SETTINGS, "seal_keys_file", "idempotency_retention")
-def retry(settings: Settings, queue: str, letters: tuple[str, ...], resource: str | None, everything: bool) -> None:
-    """Append the messages of dead letters to the end of QUEUE again, as they were, and drop the letters.
+def retry(
+    settings: Settings,
+    queue: str,
+    letters: tuple[str, ...],
+    resource: str | None,
+    everything: bool,
+    wait: float,
+    no_wait: bool,
+) -> None:
+    """Append the messages of dead letters to the end of QUEUE again, as they were, and wait for what they come to.
 
-    A resource that such a letter had stopped goes on. Letters of one resource are appended in their order. Those of
-    callers with a role are signed anew, with the keys of the gateway: --seal-keys-file. One that cannot be retried is
-    named, and stays; with --all the others are retried all the same. --all leaves letters of which the message was in
-    another partition than its key belongs to.
+    The letter of a write that is applied, or fails again under another letter, is dropped. That of a write which the
+    fence refuses stays, and the exit code is 1. A letter that the fence would refuse now is not appended. A resource
+    that a letter had stopped goes on when the letter is appended. Letters of one resource are appended in their order.
+    Those of callers with a role are signed anew, with the keys of the gateway: --seal-keys-file. One that cannot be
+    retried is named, and stays; with --all the others are retried all the same. --all leaves letters of which the
+    message was in another partition than its key belongs to.
     """
     from fencepost.seal_wiring import read_seal_keys  # noqa: PLC0415 - heavy
     from fencepost.startup import StartupError  # noqa: PLC0415
@@ -128,7 +156,85 @@ def retry(settings: Settings, queue: str, letters: tuple[str, ...], resource: st
         again = Retrying(queue, read_seal_keys(settings), settings.idempotency_retention)
     except StartupError as error:
         raise click.ClickException(str(error)) from error
-    _act(settings, queue, (letters, resource, everything), again)
+    _require_choice(letters, resource, everything=everything)
+
+    async def act(log: Log, database: Database) -> tuple[int, int, list[str]]:
+        found = await _find(log, await _ids_of_letters(database, letters), resource, ())
+        for stop in await _without_letter(log, database, queue):
+            if everything or stop.write_id in letters or stop.resource == resource:
+                click.echo(f"{stop.write_id} {stop.resource}: {_GONE}, and nothing can be appended: drop it", err=True)
+        partitions = (await log.state()).partitions if everything else None
+        found, refused = await again.choose(database, found, partitions)
+        appended = {await _append(log, database, again, letter): letter for letter in found}
+        if not no_wait:
+            return len(found), await _decided(log, database, queue, appended, wait), refused
+        for write_id, letter in appended.items():
+            await _over(log, database, queue, letter, f"{RETRIED_AS}{write_id}")
+            click.echo(f"{_name(letter)}: whether it is applied is not known yet: GET /v1/writes/{write_id}")
+        return len(found), 0, refused
+
+    done, open_, refused = _on_queue(settings, queue, act)
+    for each in refused:
+        click.echo(each, err=True)
+    if refused:
+        raise click.ClickException(f"{len(refused)} of the letters cannot be retried, and are there as they were")
+    if open_:
+        raise click.ClickException(f"{open_} of {done} letters were not applied")
+    click.echo("" if done else "no dead letters", nl=not done)
+
+
+async def _append(log: Log, database: Database, again: Retrying, letter: DeadLetter) -> str:
+    """Append the message of a letter again, and return the id of its write. That a retry has begun is noted first: a
+    message that comes again meanwhile puts no letter any more.
+    """
+    await _note(database, again.queue, letter.id, _resource(letter), IN_HAND)
+    nonce = new_nonce()
+    appended = str(WriteId(again.queue, await log.append(again.message(letter, nonce)), nonce))
+    click.echo(f"{_name(letter)}: appended again as {appended}")
+    return appended
+
+
+async def _over(log: Log, database: Database, queue: str, letter: DeadLetter, became: str) -> None:
+    await _note(database, queue, letter.id, _resource(letter), became)
+    await log.dead.drop(letter.id)
+
+
+async def _decided(log: Log, database: Database, queue: str, appended: Mapping[str, DeadLetter], wait: float) -> int:
+    """Wait for what the writes of these ids come to, say so, and drop the letters of those that are applied or have
+    another letter by now. Returns how many were not applied. A letter that stays can be retried again: its write has
+    one effect.
+    """
+    undecided, others, last = list(appended), 0, time.monotonic()
+    while undecided and time.monotonic() - last <= wait:
+        found = await _results(database, undecided[:_LOOK_AT])
+        for write_id, result in found.items():
+            undecided.remove(write_id)
+            others += not await _settled(log, database, queue, appended[write_id], write_id, result)
+        if found:
+            last = time.monotonic()
+        else:
+            await asyncio.sleep(_LOOK_EVERY)
+    for write_id in undecided:
+        click.echo(f"{_name(appended[write_id])}: {write_id} is not decided yet, and the letter stays", err=True)
+    if undecided:
+        click.echo(f"nothing was decided for {wait:g} s: does a consumer run? `fencepost queue {queue}`", err=True)
+    return others + len(undecided)
+
+
+async def _settled(log: Log, database: Database, queue: str, letter: DeadLetter, write_id: str, result: Result) -> bool:
+    """Say what the write that retries a letter came to, and drop the letter unless the fence refused the write. Whether
+    it was applied.
+    """
+    state, reason = state_of(result.answer), reason_of(result.answer)
+    if state == "refused":
+        click.echo(f"{_name(letter)}: refused, and the letter stays: {reason}", err=True)
+        return False
+    await _over(log, database, queue, letter, f"{RETRIED_AS}{write_id}")
+    if state == "applied":
+        click.echo(f"{_name(letter)}: applied")
+        return True
+    click.echo(f"{_name(letter)}: failed again, and its letter is {result.id} now: {reason}", err=True)
+    return False
 
 
 @dead.command()
@@ -137,49 +243,28 @@ def drop(settings: Settings, queue: str, letters: tuple[str, ...], resource: str
     """Drop dead letters: their writes will not happen. A resource that such a letter had stopped goes on, also where
     the letter itself is gone.
     """
-    _act(settings, queue, (letters, resource, everything), None)
+    _require_choice(letters, resource, everything=everything)
 
-
-def _act(
-    settings: Settings, queue: str, chosen: tuple[Sequence[str], str | None, bool], again: Retrying | None
-) -> None:
-    named, resource, everything = chosen
-    if sum((bool(named), resource is not None, everything)) != 1:
-        raise click.UsageError("name the letters by ID, or by --resource, or --all")
-
-    async def act(log: Log, database: Database) -> tuple[int, list[str]]:
-        ids = await _ids_of_letters(database, named)
+    async def act(log: Log, database: Database) -> int:
+        ids = await _ids_of_letters(database, letters)
         without = await _without_letter(log, database, queue)
-        found = await _find(log, ids, resource, () if again else [each.write_id for each in without])
-        partitions = (await log.state()).partitions if everything else None
-        found, refused = await again.choose(database, found, partitions) if again else (found, [])
+        found = await _find(log, ids, resource, [each.write_id for each in without])
         for letter in found:
-            name = _resource(letter)
-            # What becomes of it is noted first: a message that comes again meanwhile puts no letter any more.
-            await _note(database, queue, letter.id, name, IN_HAND if again else DROPPED)
-            if again:
-                nonce = new_nonce()
-                position = await log.append(again.message(letter, nonce))
-                appended = WriteId(queue, position, nonce)
-                await _note(database, queue, letter.id, name, f"{RETRIED_AS}{appended}")
-            await log.dead.drop(letter.id)
-            click.echo(f"{letter.id} {name}: {f'appended again as {appended}' if again else 'dropped'}")
-        chosen = [each for each in without if everything or each.write_id in ids or each.resource == resource]
-        for stop in chosen:
-            if again:
-                click.echo(f"{stop.write_id} {stop.resource}: {_GONE}, and nothing can be appended: drop it", err=True)
-                continue
+            await _over(log, database, queue, letter, DROPPED)
+            click.echo(f"{_name(letter)}: dropped")
+        stops = [each for each in without if everything or each.write_id in ids or each.resource == resource]
+        for stop in stops:
             await _note(database, queue, stop.write_id, stop.resource, DROPPED)
             click.echo(f"{stop.write_id} {stop.resource}: the letter was gone; the resource goes on")
-        return len(found) + len(chosen), refused
+        return len(found) + len(stops)
 
-    done, refused = _on_queue(settings, queue, act)
-    for each in refused:
-        click.echo(each, err=True)
-    if refused:
-        raise click.ClickException(f"{len(refused)} of the letters cannot be retried, and are there as they were")
-    if done == 0:
+    if _on_queue(settings, queue, act) == 0:
         click.echo("no dead letters")
+
+
+def _require_choice(letters: Sequence[str], resource: str | None, *, everything: bool) -> None:
+    if sum((bool(letters), resource is not None, everything)) != 1:
+        raise click.UsageError("name the letters by ID, or by --resource, or --all")
 
 
 async def _note(database: Database, queue: str, letter_id: str, resource: str, became: str) -> None:
@@ -192,13 +277,15 @@ async def _note(database: Database, queue: str, letter_id: str, resource: str, b
     await run_write(database.for_writing, note, repeatable=True)
 
 
+async def _results(database: Database, ids: Sequence[str]) -> dict[str, Result]:
+    return await run_write(database.for_writing, lambda connection: results.results(connection, ids), repeatable=True)
+
+
 async def _ids_of_letters(database: Database, ids: Sequence[str]) -> list[str]:
     """Give the ids that the letters of these writes have, each once: where a message is in the log twice, its letter
     has the id under which it was decided.
     """
-    decided = await run_write(
-        database.for_writing, lambda connection: results.results(connection, ids), repeatable=True
-    )
+    decided = await _results(database, ids)
     return list(dict.fromkeys(decided[each].id if each in decided else each for each in ids))
 
 
@@ -255,6 +342,10 @@ def _report(event: Event) -> None:
 
 def _resource(letter: DeadLetter) -> str:
     return letter.message.key.decode("utf-8", "replace")
+
+
+def _name(letter: DeadLetter) -> str:
+    return f"{letter.id} {_resource(letter)}"
 
 
 def _when(letter: DeadLetter) -> str:

@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import asyncpg
 import click
 
-from fencepost.fencing.seal import SealKeys
+from fencepost.fencing.resource import Resource
+from fencepost.fencing.seal import SealKeys, number_of
+from fencepost.fencing.token import accepts
+from fencepost.gateway.preconditions import require_key
 from fencepost.gateway.results import CALLER_HEADER, CLAIMED_HEADER, IN_HAND, letter_of, state_of
 from fencepost.queues.log import DeadLetter, Message, Position
-from fencepost.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError
+from fencepost.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError, read_message
 from fencepost.queues.partitioner import partition_of
 from fencepost.queues.signing import sign, unsigned_of, verify
 from fencepost.queues.write_id import MalformedWriteIdError, content_at, content_of, parse_write_id
@@ -25,6 +29,12 @@ from fencepost.storage.connections.engine import Database
 from fencepost.storage.connections.transactions import run_write
 from fencepost.storage.queues import progress, results
 from fencepost.storage.queues.results import Result
+from fencepost.storage.statements.asking import read_resource
+from fencepost.storage.statements.query import QueryError
+from fencepost.storage.statements.scope_marks import marks
+from fencepost.storage.statements.scope_names import scope_of_row
+from fencepost.storage.tables.cache import CatalogCache
+from fencepost.storage.tables.catalog import Catalog, ProtectedTable
 
 _COPY: Final = "it is a copy of a write that is decided"
 _MOVED: Final = (
@@ -54,16 +64,18 @@ class Retrying:
         letters were chosen one by one. `partitions`: how many the log has, where all of them are to be retried.
         """
         good, refused = list(letters), []
+        catalog = await CatalogCache(database).reload()
 
         async def require_place(_: Database, letter: DeadLetter) -> None:
             if partitions is not None and partition_of(letter.message.key, partitions) != letter.position.partition:
                 raise NotRetriedError(f"{_name(letter)}: {_MOVED}")
 
-        for check in (
-            self.require,
-            require_place,
-            self._claim,
-        ):  # what is claimed stays so: it comes when nothing else can fail
+        async def require_newer(_: Database, letter: DeadLetter) -> None:
+            async with database.connection() as connection:
+                await _require_newer(connection, catalog, letter)
+
+        # What is claimed stays so: it comes when nothing else can fail.
+        for check in (self.require, require_place, require_newer, self._claim):
             for letter in tuple(good):
                 try:
                     await check(database, letter)
@@ -147,6 +159,38 @@ class Retrying:
             return made
         signed = verify(letter.message, self.queue, self.keys)
         return sign(made, self.queue, self.keys, signed.caller, _now())
+
+
+async def _require_newer(connection: Connection, catalog: Catalog, letter: DeadLetter) -> None:
+    """Raise NotRetriedError where the fence would refuse the token that the letter's message carries. What only the
+    write itself shows, because the message is malformed or there is no such table, is left to it.
+    """
+    try:
+        write = read_message(letter.message)
+        resource, token = write.named, number_of(write.token)
+    except MalformedMessageError:
+        return
+    table = catalog.find_or_scope(resource.table)
+    if token is None or table is None or not isinstance(table, ProtectedTable):
+        return
+    try:
+        mark = await _mark(connection, table, resource)
+    except (asyncpg.PostgresError, QueryError):
+        return
+    if mark is not None and not accepts(table.fence.rule, mark, token):
+        raise NotRetriedError(
+            f"{_name(letter)}: the fence would refuse its token {token}, since the mark of {write.resource} is {mark}"
+            " by now: later writes or claims are done. Drop it, or write what is wanted under a new token"
+        )
+
+
+async def _mark(connection: Connection, table: ProtectedTable, resource: Resource) -> int | None:
+    scope = table.fence.scope
+    require_key(table, resource.key)
+    if scope is None:
+        return (await read_resource(connection, table, resource.key)).mark
+    name = await scope_of_row(connection, table, scope, resource.key)
+    return None if name is None else (await marks(connection, scope, [name]))[0].mark
 
 
 def place_of(letter: DeadLetter) -> Position:

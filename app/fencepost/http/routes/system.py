@@ -6,7 +6,7 @@ They are FastAPI's, so they document themselves.
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 from starlette.types import Scope
@@ -48,7 +48,15 @@ KeyHeader = Annotated[
         json_schema_extra={"pattern": IDEMPOTENCY_KEY_PATTERN},  # as above: `read_idempotency_key` checks
     ),
 ]
-ResourceQuery = Annotated[str | None, Query(description="The resource: table/key.", examples=["orders/order-123"])]
+# Read by `_resource_parameter`.
+_RESOURCE: Final[dict[str, Any]] = {
+    "name": "resource",
+    "in": "query",
+    "required": True,
+    "description": "The resource: table/key.",
+    "schema": {"type": "string"},
+    "example": "orders/order-123",
+}
 
 CLAIM_BODY: dict[str, Any] = {
     "requestBody": {
@@ -103,9 +111,10 @@ def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> AP
         "/v1/fences",
         response_model=wire.FenceAnswer,
         summary="What is known of a resource: mark, rule, source",
+        openapi_extra={"parameters": [_RESOURCE]},
         responses=_FENCE_PROBLEMS,
     )
-    async def get_fence(request: Request, _resource: ResourceQuery = None) -> Response:
+    async def get_fence(request: Request) -> Response:
         """Show a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
         return await answer_or_problem(_explain(gateway, request))
 

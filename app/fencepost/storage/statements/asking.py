@@ -9,6 +9,7 @@ from typing import Final
 
 import asyncpg
 
+from fencepost.fencing.token import NO_MARK
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.statements.given import Given, elements, key_texts, keys
 from fencepost.storage.statements.parameters import BODY, OF_KEY, Key, Parameter, Statement, compiled
@@ -153,6 +154,12 @@ class ResourceState:
     recorded: int | None
     row_absent: bool | None
     changed_at: str | None
+
+    @property
+    def mark(self) -> int:
+        """The row's mark, or that of the key without a row."""
+        known = self.recorded if self.live is None and self.row_absent else self.live
+        return NO_MARK if known is None else known
 
 
 async def read_resource(connection: Connection, table: ProtectedTable, key: Key) -> ResourceState:

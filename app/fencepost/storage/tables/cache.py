@@ -8,6 +8,7 @@ share it. A change that no request stumbles over (a new column) is seen by the l
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
@@ -68,11 +69,14 @@ class CatalogCache:
         return asyncio.shield(self._loading)
 
     async def _read(self) -> Catalog:
-        """Load. Where a table has got code of users' that may change sessions, connections are made anew: it may have
-        run in them since, unseen.
+        """Load. Where nothing has changed, the tables stay the ones that there were, with all that was made of them.
+        Where a table has got code of users' that may change sessions, connections are made anew: it may have run in
+        them since, unseen.
         """
         async with self._database.connection(counted=False) as connection:  # one load at a time
             catalog = await load(connection, self._served, self._current.version + 1)
+        if catalog.tables == self._current.tables and self._current.version:
+            catalog = replace(catalog, version=self._current.version, tables=self._current.tables)
         if catalog.runs_new_code(self._current):
             self._database.expire()
         self._current = catalog

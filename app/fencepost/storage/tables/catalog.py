@@ -242,7 +242,9 @@ EVERYTHING: Final = Served()
 
 @dataclass(frozen=True)
 class Catalog:
-    """One picture of the database. `version` rises with each load; `begun` is when that began (loop time, seconds)."""
+    """One picture of the database. `version` rises with each load that finds another one; `begun` is when the load
+    began (loop time, seconds).
+    """
 
     version: int
     tables: Mapping[str, Table]
