@@ -44,8 +44,10 @@ class Positions:
 
     @property
     def unseen(self) -> frozenset[int]:
-        """Partitions from which nothing may be taken yet."""
-        return frozenset(self._gained)
+        """Partitions from which nothing may be taken yet. They were paused when they were gained, and stay so until
+        their positions are right.
+        """
+        return frozenset(self._gained | self._astray.keys())
 
     def labelled(self, finished: Finished, generation: int) -> TopicPartition:
         """Make the position that says that all before it is done."""
@@ -89,7 +91,7 @@ class Positions:
         return first
 
     def _look(self, generation: int) -> None:
-        """See whether what was committed was so by the log that is there, and take from those where it was."""
+        """See whether what was committed was so by the log that is there; the others are astray."""
         topic, partitions, topic_id = self._settings.topic, sorted(self._gained), self._topic_id.ask()
         asked = [TopicPartition(topic, each) for each in partitions]
         committed = {each.partition: each for each in self._client.committed(asked, timeout=_ANSWERS_WITHIN_S)}
@@ -99,7 +101,6 @@ class Positions:
         others = {each for each, label in labels.items() if label != Label(generation, topic_id)}
         self._relabel([committed[each] for each in others - self._astray.keys()], generation)
         self._gained.clear()
-        self._client.resume([TopicPartition(topic, each) for each in partitions])
 
     def _relabel(self, committed: list[TopicPartition], generation: int) -> None:
         """Commit positions of an earlier generation, which are right, as those of this one."""
