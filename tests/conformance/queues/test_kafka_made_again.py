@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from tests.conformance.queues.conftest import Join, message
-from tests.conformance.queues.kafka_bench import KafkaBench, log_of
+from tests.conformance.queues.kafka_bench import KafkaBench, admin, log_of
 
 from fencepost.queues.kafka import consumer
 from fencepost.queues.kafka.labels import Label
@@ -25,13 +25,16 @@ WAITING = 3
 
 
 @pytest.fixture
-async def log(one_broker: Kafka) -> AsyncIterator[Log]:
-    bench = KafkaBench(one_broker)
-    url = await bench.new_log(1)
+async def url(one_broker: Kafka) -> str:
+    return await KafkaBench(one_broker).new_log(1)
+
+
+@pytest.fixture
+async def log(one_broker: Kafka, url: str) -> AsyncIterator[Log]:
     settings, log = read_url(url), log_of(url)
     await log.open()
     label = str(Label(0, (await log.state()).incarnation))
-    await bench.make_again(url)
+    await KafkaBench(one_broker).make_again(url)
     for _ in range(WAITING):
         await log.append(message("orders/1"))
     member = Consumer(settings.of_group())
@@ -58,9 +61,24 @@ class Rebalanced(Consumer):
         return super().commit(*what, **of_it)
 
 
-async def test_nothing_is_taken_from_where_the_old_one_was_read_to(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The member was to commit where it goes on, and could not at once."""
-    monkeypatch.setattr(consumer, "Consumer", Rebalanced)
+class Interrupted(Consumer):
+    """Is given its partition, and then fails to be given it anew."""
+
+    calls = 0
+
+    def incremental_assign(self, *partitions: Any) -> None:
+        self.calls += 1
+        if self.calls == 2:
+            raise KafkaException(KafkaError(KafkaError.INVALID_REQUEST))
+        super().incremental_assign(*partitions)
+
+
+@pytest.mark.parametrize("client", [Rebalanced, Interrupted])
+async def test_a_member_begins_where_the_new_one_does(
+    join: Join, client: type[Consumer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes nothing before, whatever keeps it from saying where it goes on, and from going on there."""
+    monkeypatch.setattr(consumer, "Consumer", client)
     member = join("a")
 
     async def all_came() -> bool:
@@ -72,3 +90,16 @@ async def test_nothing_is_taken_from_where_the_old_one_was_read_to(join: Join, m
 
     await eventually(all_came, within=2 * PATIENCE, what="all of the new topic")
     assert [each.position.offset for each in member.taken] == [*range(WAITING)]
+
+
+async def test_a_member_leaves_whose_partition_is_not_assigned_any_more(
+    one_broker: Kafka, url: str, join: Join
+) -> None:
+    member = join("a")
+    await member.has(1)
+    client: Consumer = member.consumer._client  # type: ignore[attr-defined]  # noqa: SLF001
+    client.incremental_unassign(client.assignment())
+    await member.close()
+    group, asked = read_url(url).group, admin(one_broker)
+    described = await asyncio.to_thread(asked.describe_consumer_groups([group])[group].result, 30)
+    assert described.members == []

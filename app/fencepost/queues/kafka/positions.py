@@ -60,8 +60,9 @@ class Positions:
         self._gained.update(partitions)
 
     def astray(self, partition: int, error: KafkaError) -> None:
-        """Note what librdkafka said of a partition's position."""
-        self._astray[partition] = error
+        """Note what librdkafka said of a partition's position. It may say so after the partition was lost."""
+        if partition in self._ledger.partitions:
+            self._astray[partition] = error
 
     def lost(self, partitions: frozenset[int]) -> None:
         """Forget partitions that the member no longer has."""
@@ -204,10 +205,12 @@ class Positions:
 
 
 def unassign(client: Consumer, partitions: Iterable[TopicPartition]) -> None:
-    """Unassign those of these partitions that are assigned: librdkafka refuses all where one is not."""
+    """Unassign those of these partitions that are assigned: librdkafka refuses all where one is not. The call is made
+    also where none is: librdkafka may wait for it, and confluent-kafka would make it, with all of them, for a callback
+    that did not.
+    """
     assigned = {each.partition for each in client.assignment()}
-    if chosen := [each for each in partitions if each.partition in assigned]:
-        client.incremental_unassign(chosen)
+    client.incremental_unassign([each for each in partitions if each.partition in assigned])
 
 
 def _epoch(position: TopicPartition) -> int:
