@@ -1,10 +1,12 @@
 """Kafka without a broker: URLs, what of a partition is committed, records of dead letters, assignments."""
 
 import pytest
+from confluent_kafka import Consumer, KafkaError
 
 from fencepost.queues.kafka.ledger import Finished, MemberLedger
 from fencepost.queues.kafka.letters import LEAVES_OUT, MORE_THAN_ITS_MESSAGE, record_of
 from fencepost.queues.kafka.log import from_url
+from fencepost.queues.kafka.positions import Positions
 from fencepost.queues.kafka.unowned import assigned
 from fencepost.queues.kafka.url import read_url
 from fencepost.queues.log import DeadLetter, LogConfigError, Message, Position
@@ -156,6 +158,19 @@ def test_a_message_of_a_partition_that_was_lost_is_not_noted() -> None:
 
 
 SETTINGS = read_url("kafka://h:9092/orders")
+
+
+def test_only_positions_of_partitions_that_the_member_has_are_looked_into() -> None:
+    """What librdkafka says of one may come after it was lost: looked into, it would be taken from beside its owner."""
+    ledger = MemberLedger()
+    ledger.gained([1])
+    positions = Positions(SETTINGS, Consumer(SETTINGS.of_group()), ledger)
+    positions.astray(0, KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
+    assert not positions.pending
+    positions.astray(1, KafkaError(KafkaError.OFFSET_OUT_OF_RANGE))
+    assert positions.unseen == {1}
+
+
 FRAMING = 32
 """Bytes that the lengths of a record and of one header take, at most."""
 

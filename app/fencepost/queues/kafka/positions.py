@@ -44,8 +44,10 @@ class Positions:
 
     @property
     def unseen(self) -> frozenset[int]:
-        """Partitions from which nothing may be taken yet."""
-        return frozenset(self._gained)
+        """Partitions from which nothing may be taken yet. They were paused when they were gained, and stay so until
+        their positions are right.
+        """
+        return frozenset(self._gained | self._astray.keys())
 
     def labelled(self, finished: Finished, generation: int) -> TopicPartition:
         """Make the position that says that all before it is done."""
@@ -58,8 +60,9 @@ class Positions:
         self._gained.update(partitions)
 
     def astray(self, partition: int, error: KafkaError) -> None:
-        """Note what librdkafka said of a partition's position."""
-        self._astray[partition] = error
+        """Note what librdkafka said of a partition's position. It may say so after the partition was lost."""
+        if partition in self._ledger.partitions:
+            self._astray[partition] = error
 
     def lost(self, partitions: frozenset[int]) -> None:
         """Forget partitions that the member no longer has."""
@@ -89,7 +92,7 @@ class Positions:
         return first
 
     def _look(self, generation: int) -> None:
-        """See whether what was committed was so by the log that is there, and take from those where it was."""
+        """See whether what was committed was so by the log that is there; the others are astray."""
         topic, partitions, topic_id = self._settings.topic, sorted(self._gained), self._topic_id.ask()
         asked = [TopicPartition(topic, each) for each in partitions]
         committed = {each.partition: each for each in self._client.committed(asked, timeout=_ANSWERS_WITHIN_S)}
@@ -99,7 +102,6 @@ class Positions:
         others = {each for each, label in labels.items() if label != Label(generation, topic_id)}
         self._relabel([committed[each] for each in others - self._astray.keys()], generation)
         self._gained.clear()
-        self._client.resume([TopicPartition(topic, each) for each in partitions])
 
     def _relabel(self, committed: list[TopicPartition], generation: int) -> None:
         """Commit positions of an earlier generation, which are right, as those of this one."""
@@ -203,10 +205,12 @@ class Positions:
 
 
 def unassign(client: Consumer, partitions: Iterable[TopicPartition]) -> None:
-    """Unassign those of these partitions that are assigned: librdkafka refuses all where one is not."""
+    """Unassign those of these partitions that are assigned: librdkafka refuses all where one is not. The call is made
+    also where none is: librdkafka may wait for it, and confluent-kafka would make it, with all of them, for a callback
+    that did not.
+    """
     assigned = {each.partition for each in client.assignment()}
-    if chosen := [each for each in partitions if each.partition in assigned]:
-        client.incremental_unassign(chosen)
+    client.incremental_unassign([each for each in partitions if each.partition in assigned])
 
 
 def _epoch(position: TopicPartition) -> int:
