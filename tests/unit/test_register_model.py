@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.support.made_histories import REGISTER, right, wrong
 from tests.support.register_oracle import has_an_order
@@ -68,8 +68,24 @@ def ends(draw: st.DrawFn, stop: int, number: int, op: Op, count: int, *, fenced:
     return End(stop, number, outcome, value, token, reason=reason, mark=mark)
 
 
+def refused_by_a_later_one() -> list[Event]:
+    """The claim of w4 cannot have read v0. Up to the first end that shows it, the refusal of w1 has no reason: w0, which
+    gives one, begins later.
+    """
+
+    def asked(time: int, number: int, op: Op, token: int) -> Event:
+        value = f"v{number}" if op == "write" else None
+        return Invoke(time, number, f"w{number}", op, "orders/7", token, value, "strict")
+
+    return [
+        *(asked(0, 1, "write", 2), asked(1, 2, "write", 2), asked(2, 4, "claim", 1), End(3, 2, "ok")),
+        *(asked(4, 0, "write", 3), End(5, 0, "ok"), End(6, 1, "refused", reason="stale"), End(9, 4, "ok", "v0")),
+    ]
+
+
 @settings(max_examples=400, deadline=None)
 @given(histories() | histories(fenced=False))
+@example(refused_by_a_later_one())
 def test_it_agrees_with_trying_every_order(events: list[Event]) -> None:
     found = verdict(events)
     assert found.valid == has_an_order(events)

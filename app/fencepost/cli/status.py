@@ -8,7 +8,7 @@ import asyncpg
 import click
 
 from fencepost.cli.database import database_url, on_database
-from fencepost.cli.doctor.queues import examine_queues, read_configured_queues
+from fencepost.cli.doctor.queues import examine_dead_letters, examine_queues, read_configured_queues
 from fencepost.cli.doctor.seals import examine_seals
 from fencepost.cli.doctor.sources import examine_sources, read_configured_sources, read_names_of_queues
 from fencepost.cli.options import settings_options
@@ -256,7 +256,8 @@ def doctor(settings: Settings) -> None:
             findings.append(await inspect_session.examine_session(database_url(settings)))
             findings.append(await inspect_session.examine_room(connection, settings.workers, settings.pool_sizes))
             findings += await examine_sources(connection, configured, queues)
-            findings += await examine_queues(connection, logs)
+            findings += await examine_dead_letters(connection)
+            findings += await examine_queues(logs)
             findings += await examine_seals(connection, settings)
         return findings
 

@@ -22,9 +22,14 @@ def read_configured_queues(settings: Settings) -> list[ConfiguredQueue]:
         raise click.ClickException(str(error)) from error
 
 
-async def examine_queues(connection: Connection, configured: Sequence[ConfiguredQueue]) -> list[Finding]:
+async def examine_dead_letters(connection: Connection) -> list[Finding]:
+    """Count the dead letters of the database's own queue."""
+    return _dead(DEFAULT, await table_log.count_dead(connection))
+
+
+async def examine_queues(configured: Sequence[ConfiguredQueue]) -> list[Finding]:
     """Ask each log for its dead letters and its advice; one that cannot be asked is an error."""
-    findings = _dead(DEFAULT, await table_log.count_dead(connection))
+    findings = []
     for queue in configured:
         subject = f"queue {queue.name}"
         try:

@@ -77,8 +77,8 @@ def _least(store: Store, found: Call, judge: Callable[[Iterable[Call]], Call | N
     helpful = partial(_helpful, store, resource)
     for window in _WINDOWS:
         calls = _calls(store, resource, window, found)
-        if impossible(calls):
-            return shortest(calls, helpful, impossible)
+        if impossible(calls) and (least := shortest(calls, helpful, impossible)) is not None:
+            return least
     raise AssertionError(f"{resource}: impossible in the order of begins, and possible in the order of rows")
 
 

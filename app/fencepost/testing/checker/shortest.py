@@ -17,10 +17,13 @@ from fencepost.testing.checker.calls import Call
 Impossible = Callable[[list[Call]], bool]
 
 
-def shortest(calls: list[Call], others: Callable[[list[Call]], Iterable[Call]], impossible: Impossible) -> list[Call]:
+def shortest(
+    calls: list[Call], others: Callable[[list[Call]], Iterable[Call]], impossible: Impossible
+) -> list[Call] | None:
     """Give the fewest of these calls that are impossible together, in the order of their begins.
 
-    `calls` are impossible; `others` gives all calls that could explain some of them.
+    `calls` are impossible; `others` gives all calls that could explain some of them. None: with the others they are
+    possible, and were impossible only because those were missing.
     """
     kept: set[int] = set()
     while True:
@@ -30,6 +33,8 @@ def shortest(calls: list[Call], others: Callable[[list[Call]], Iterable[Call]], 
             break
         kept.add(explains.id)
         calls = _in_order({call.id: call for call in (*calls, explains)}.values())
+        if not impossible(calls):
+            return None
     for call in [call for call in least if call.id in kept]:  # it may have been needed for something that is left out
         rest = _without(least, {call.id})
         if impossible(rest) and _explanation(rest, others(rest), impossible) is None:
