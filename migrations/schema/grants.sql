@@ -68,7 +68,7 @@ REVOKE EXECUTE ON FUNCTION
 -- Granted, and not left to the default, which an owner of the schema may have changed: all of it runs in the writer's own name.
 GRANT EXECUTE ON FUNCTION
   -- protected.sql
-  fencepost.suppressed, fencepost.too_large, fencepost.outdated, fencepost.no_truncate,
+  fencepost.suppressed, fencepost.too_large, fencepost.digits, fencepost.outdated, fencepost.no_truncate,
   -- names.sql
   fencepost.enc, fencepost.key_of, fencepost.is_builtin, fencepost.canon(date), fencepost.canon(timestamp),
   fencepost.canon(timestamptz), fencepost.canon(numeric), fencepost.canon(bytea),

@@ -103,6 +103,12 @@ BEGIN
       ' write under Prefer: return=minimal answers none; FENCEPOST_MAX_ANSWER_BYTES.';
 END $$;
 
+-- How many digits the exponents of the numbers in a text stand for, at most: `1e131071` has 131,072 as a number. Without quotes and
+-- backslashes, which may stand anywhere in the text of an array or a composite.
+CREATE FUNCTION fencepost.digits(value text) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN (SELECT sum(least(nullif(pg_catalog.replace(m[1], '_', ''), '')::numeric, 131072))::bigint
+          FROM pg_catalog.regexp_matches(pg_catalog.translate(value, '"\', ''), '[0-9.][eE][-+]?([0-9_]+)', 'g') AS m);
+
 CREATE FUNCTION fencepost.no_truncate() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

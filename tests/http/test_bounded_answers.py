@@ -1,5 +1,6 @@
 """What a read may ask for: types that a value is cast to, how many columns and patterns, how many bytes."""
 
+import itertools
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -10,8 +11,11 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import Api
 from tests.support.in_process import in_process
 
+from fencepost.storage.protecting.protect import protect
 from fencepost.storage.statements import reading
 from fencepost.testing.servers.waiting import PATIENCE
+
+TOKENS = itertools.count(10)
 
 
 def detail(answer: httpx.Response) -> str:
@@ -108,6 +112,32 @@ async def test_what_is_named_too_often_is_not_made_so_often(small: httpx.AsyncCl
             assert (await small.get(f"{path}select=a:{name},b:{name}")).status_code == 200
     (row,) = await shop.sql("SELECT last_value FROM public.made_json")
     assert row[0] <= 6 * (1 + 3), "once for each refusal, once more than it is shown for each answer"
+
+
+async def test_what_casts_make_on_their_way_counts(small: httpx.AsyncClient, shop: Shop) -> None:
+    """`varchar(1)` shows one digit of a number, and makes all 400 before. A text that becomes jsonb has them then."""
+    await shop.sql("CREATE TABLE public.cast_away (id int PRIMARY KEY, j jsonb, t text, o json, n int)")
+    await shop.sql(
+        "INSERT INTO public.cast_away VALUES"
+        """ (1, '[1e400]', '[1e400]', '{"s": "[1e400]"}', 7), (2, '{}', '{1\\e1200}', '{"s": "[1e400, 1E+800]"}', 7)"""
+    )
+    owner = await asyncpg.connect(shop.dsn)
+    await protect(owner, "cast_away")
+    await owner.close()
+    few, many = (",".join(f"a{n}:j::varchar({n})" for n in range(1, most)) for most in (3, 4))
+    for select in (few, "t::jsonb", "o->>s::jsonb", "n::numeric,m:n::text", "j::jsonb"):
+        for answer in (await small.get(f"data/cast_away/1?select={select}"), await patched(small, select)):
+            assert answer.status_code == 200, answer.text
+    for path in (f"1?select={many}", "2?select=t::numeric[]", "2?select=o->>s::jsonb"):
+        assert detail(await small.get(f"data/cast_away/{path}")) == "The rows have more than 1000 bytes."
+    assert detail(await patched(small, many)) == "The rows have more than 1000 bytes."
+
+
+async def patched(client: httpx.AsyncClient, select: str) -> httpx.Response:
+    token = next(TOKENS)
+    path = f"data/cast_away?id=eq.1&select={select}" if ">" not in select else "data/cast_away?id=eq.1"
+    headers = {"X-Fence-Token": str(token), "Prefer": "return=representation"}
+    return await client.patch(path, json={"n": token}, headers=headers)
 
 
 async def test_pieces_make_a_whole_and_have_the_time_of_one_statement(database: str) -> None:

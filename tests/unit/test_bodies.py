@@ -78,7 +78,10 @@ DOCS = replace(DOCS, expanding=frozenset(each.name for each in DOCS.columns.valu
 LARGE = "1e100000," * 99
 REFUSED = {
     "jsonb": [f"[{LARGE}1]", f'{{"a": [{{"b": [{LARGE}1]}}]}}', "[" + "1e-999999," * 70 + "1]", f"[{LARGE.upper()}1]"],
-    "_numeric": [f"[{LARGE}1]", f'"{{{LARGE}1}}"', f'"{{{LARGE.replace("100000", "+1_0_0_000")}1}}"'],
+    "_numeric": [
+        *(f"[{LARGE}1]", f'"{{{LARGE}1}}"', f'"{{{LARGE.replace("100000", "+1_0_0_000")}1}}"'),
+        *(f'"{{{LARGE.replace("e", e)}1}}"' for e in ("\\u0065", "\\\\e", '\\"E\\"')),
+    ],
 }
 TAKEN = {
     "jsonb": [f'"{LARGE}"', "[" + "1e131073," * 99 + "1]", "[" + "1.5e30," * 9999 + "1]", "[" * 2000 + "]" * 2000],

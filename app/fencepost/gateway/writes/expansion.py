@@ -27,20 +27,24 @@ _OF_SHORT: Final = 20
 _SHAPE: Final = bytes.maketrans(b"123456789._E-", b"00000000000e+")
 _LONG: Final = (b"0e000", b"0e+000")
 """Exponents of three digits, as _SHAPE leaves them: it takes a twentieth of the time of a regular expression."""
+_UNQUOTED: Final = str.maketrans("", "", '"\\\\')
+"""Without what may stand anywhere in the text of an array or a composite: `{1\\e131071}`, `(1"e"131071)`."""
 _EXPONENT: Final = re.compile(r"[0-9.][eE]([-+]?)([0-9_]+)")
 
 
 def refuse_expansion(table: Table, body: Body, largest_answer: int) -> Problem | None:
     """Refuse a body whose numbers would have too many digits in the columns that they are for."""
     most = largest_answer // _SHARE
-    if len(body.raw) < most // _MOST_DIGITS * _SHORTEST or not table.expanding:
-        return None
-    shape = body.raw.translate(_SHAPE)
-    if len(shape) * _OF_SHORT <= most and not any(each in shape for each in _LONG):
+    if len(body.raw) < most // _MOST_DIGITS * _SHORTEST or table.expanding.isdisjoint(body.columns):
         return None
     text = body.text
-    if _digits(text) <= most:  # in strings, too
-        return None
+    # Escapes may hide an exponent from both: `"1\\u0065131071"`.
+    if b"\\" not in body.raw:
+        shape = body.raw.translate(_SHAPE)
+        if len(shape) * _OF_SHORT <= most and not any(each in shape for each in _LONG):
+            return None
+        if _digits(text) <= most:  # in strings, too
+            return None
     try:
         given = json.loads(text, parse_float=_Number, parse_int=_Number)
     except RecursionError:
@@ -80,7 +84,7 @@ def _within(value: object, *, strings: bool) -> int:
         elif isinstance(each, dict):
             left += each.values()
         elif isinstance(each, str) and (strings or isinstance(each, _Number)):
-            digits += _digits(each)
+            digits += _digits(each if isinstance(each, _Number) else each.translate(_UNQUOTED))
     return digits
 
 

@@ -8,7 +8,10 @@ several rows   the write keeps the columns that are shown, as they are stored; o
                they become JSON, which is added up: the row that makes it too much is the last one that is made
 a column that `select` names several times, as it is, by paths or cast
                each of these has its JSON made first, one after the other, and counts as often as it is named: by names
-               alone a short request could have PostgreSQL build a gigabyte of one row
+               alone a short request could have PostgreSQL build a gigabyte of one row. Before that, what is cast
+               counts with the text that the cast begins with: `varchar(1)` makes all of a jsonb's text
+a text that is cast to jsonb, an array or a composite
+               the digits of its numbers count before it is cast (`fencepost.digits`)
 
 A batch (group_commit.py) gives each of its writes MOST_IN_A_BATCH. What is larger fails it, and is decided alone.
 """
@@ -18,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from fencepost.storage.statements.casts import may_expand
 from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import Field, QueryError, Select, Selected
 from fencepost.storage.statements.query_sql import render_select, render_value
@@ -30,6 +34,16 @@ JSON: Final = "json"
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What is measured of a row before its JSON is made: SQL of numbers of bytes, to be added up."""
+
+    rendered: tuple[str, ...] = ()
+    """What casts make on their way: first, for it is cheap to know."""
+    sent: tuple[str, ...] = ()
+    """What is named of columns that are named more than once, as often as it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
     """What an answer shows of rows, which are `r`."""
 
@@ -37,8 +51,7 @@ class Shown:
     """The SELECT list; empty for nothing."""
     columns: tuple[str, ...]
     """The columns that it reads, each once."""
-    repeated: tuple[tuple[str, int], ...]
-    """What it names of columns that it names more than once, in SQL, and how often."""
+    measured: "Measured"
     most: int
     """How many bytes of JSON the rows may have in all."""
 
@@ -49,8 +62,8 @@ class Shown:
         if not self.targets:
             return "''::text"
         most = min(self.most, MOST_IN_A_BATCH) if batched else self.most
-        if self.repeated:
-            made = f"SELECT {guarded(self.targets, self.repeated, most)} AS json"
+        if self.measured != Measured():
+            made = f"SELECT {guarded(self.targets, self.measured, most)} AS json"
         else:  # the usual one: a node less to begin for each write
             made = f"SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT {self.targets}) AS x"
         # OFFSET: the row is made into JSON once, not for each use.
@@ -76,7 +89,7 @@ class Shown:
             return f"SELECT {', '.join(listed)} FROM ({source}) AS w"
         others = "".join(f", w.{name}" for name in names if name != JSON)
         row = ", ".join(f"w.c{n} AS {quote(column)}" for n, column in enumerate(self.columns))
-        json = guarded(self.targets, self.repeated, self.most)
+        json = guarded(self.targets, self.measured, self.most)
         made = f"SELECT {json} AS json{others} FROM ({source}) AS w CROSS JOIN LATERAL (SELECT {row}) AS r OFFSET 0"
         fits = f"CASE WHEN s.sent <= {self.most} THEN s.json ELSE {_too_large(self.most)} END AS json"
         listed = (fits if name == JSON else f"s.{name}" for name in names)
@@ -91,27 +104,51 @@ def shown(table: Table, select: Select, most: int) -> Shown:
     if bound.values:
         raise QueryError("select: a JSON path can be selected in GET only, not in the answer of a write")
     columns = dict.fromkeys(field.column for field, _ in _named(table, select))
-    return Shown(targets, tuple(columns), repeated(table, select, bound), most)
+    return Shown(targets, tuple(columns), measured(table, select, bound), most)
 
 
 def nothing(most: int) -> Shown:
     """Show no column."""
-    return Shown("", (), (), most)
+    return Shown("", (), Measured(), most)
 
 
-def repeated(table: Table, select: Select, bound: Bound) -> tuple[tuple[str, int], ...]:
-    """Find the columns that are named more than once: what is named of them, in SQL, and how often."""
-    if select is None or len(select) < 2:  # noqa: PLR2004 - of one name there is no second one
-        return ()
+def measured(table: Table, select: Select, bound: Bound) -> Measured:
+    """Find out what is to be measured of a row."""
+    if select is None or not (len(select) > 1 or any(isinstance(each, Selected) and each.cast for each in select)):
+        return Measured()
     named = _named(table, select)
     of_column: Counter[str] = Counter()
-    for (field, _), times in named.items():
+    casts: Counter[Field] = Counter()
+    expanding: Counter[Field] = Counter()
+    for (field, cast), times in named.items():
         of_column[field.column] += times
-    return tuple(
-        (render_value(table, field, cast, bound), times)
+        if cast is not None:
+            casts[field] += times
+            if may_expand(cast) and (_is_text(field) or not table.columns[field.column].expands):
+                expanding[field] += times
+    rendered = [
+        _times(count, f"pg_catalog.octet_length(({render_value(table, field, None, bound)})::text)")
+        for field, count in casts.items()
+        if of_column[field.column] > 1
+    ]
+    rendered += [
+        _times(count, f"fencepost.digits(({render_value(table, field, None, bound)})::text)")
+        for field, count in expanding.items()
+    ]
+    sent = [
+        _times(times, f"pg_catalog.octet_length(pg_catalog.to_json({render_value(table, field, cast, bound)})::text)")
         for (field, cast), times in named.items()
         if of_column[field.column] > 1
-    )
+    ]
+    return Measured(tuple(rendered), tuple(sent))
+
+
+def _is_text(field: Field) -> bool:
+    return bool(field.path) and field.path[-1].as_text
+
+
+def _times(count: int, size: str) -> str:
+    return f"({count}::bigint * coalesce({size}, 0))"
 
 
 def _named(table: Table, select: Select) -> Counter[tuple[Field, str | None]]:
@@ -124,17 +161,15 @@ def _named(table: Table, select: Select) -> Counter[tuple[Field, str | None]]:
     return named
 
 
-def guarded(targets: str, repeated: Sequence[tuple[str, int]], most: int) -> str:
-    """Make the JSON of the row `r`, unless what is repeated has too many bytes by itself."""
+def guarded(targets: str, sizes: Measured, most: int) -> str:
+    """Make the JSON of the row `r`, unless what is measured has too many bytes by itself."""
     json = f"{json_row(targets)}::text"
-    if not repeated:
-        return json
-    # VALUES: PostgreSQL forgets the JSON of one before it makes that of the next.
-    sizes = ", ".join(
-        f"({times}::bigint * coalesce(octet_length(pg_catalog.to_json({value})::text), 0))" for value, times in repeated
-    )
-    sent = f"(SELECT pg_catalog.sum(v.size)::bigint FROM (VALUES {sizes}) AS v(size))"
-    return f"CASE WHEN {sent} <= {most}::bigint THEN {json} ELSE {_too_large(most)} END"
+    # VALUES: PostgreSQL forgets the text of one before it makes that of the next.
+    for measured in (sizes.sent, sizes.rendered):
+        if measured:
+            bytes_ = f"(SELECT pg_catalog.sum(v.size)::bigint FROM (VALUES {', '.join(measured)}) AS v(size))"
+            json = f"CASE WHEN {bytes_} <= {most}::bigint THEN {json} ELSE {_too_large(most)} END"
+    return json
 
 
 def added_up(rows: str) -> str:

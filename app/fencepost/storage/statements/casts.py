@@ -30,11 +30,10 @@ def cast_type(table: Table, given: str) -> str:
     """Give the SQL of a type that a value may be cast to. Raises QueryError."""
     if not CAST_TYPE.fullmatch(given):
         raise QueryError(f"select: {given!r} is no type's name")
-    modifier = _MODIFIER.search(given)
+    modifier, name = _MODIFIER.search(given), _name(given)
     if modifier and any(int(number) > MOST_LENGTH for number in modifier[1].split(",")):
         raise QueryError(f"select: ::{given}: the numbers in brackets are {MOST_LENGTH} at most")
-    name = _MODIFIER.sub("", given).removesuffix("[]").strip().lower().removeprefix("pg_catalog.")
-    if " ".join(name.split()) in _NAMES:
+    if name in _NAMES:
         return given
     for column in table.columns.values():
         for of_table in (column.type, column.base_type):
@@ -45,3 +44,15 @@ def cast_type(table: Table, given: str) -> str:
         f"select: nothing can be cast to {given} here: to text, numbers, times, json and their like, and to the types"
         f" of the columns of {table.name}"
     )
+
+
+def may_expand(given: str) -> bool:
+    """Whether a short text that is cast to this type may become a long one, because the type may have any number of
+    numbers: `[1e131071,1e131071]` has 262,144 digits as a jsonb.
+    """
+    return given.endswith("[]") or _name(given) not in _NAMES - {"jsonb"}
+
+
+def _name(given: str) -> str:
+    name = _MODIFIER.sub("", given).removesuffix("[]").strip().lower().removeprefix("pg_catalog.")
+    return " ".join(name.split())

@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements.answers import added_up, guarded, repeated
+from fencepost.storage.statements.answers import added_up, guarded, measured
 from fencepost.storage.statements.keyed import FencedRow
 from fencepost.storage.statements.parameters import OF_KEY, Bound, Key, Statement, compiled
 from fencepost.storage.statements.query import Condition, Filter, Query, QueryError, Select, Selected
@@ -114,7 +114,7 @@ def _page(table: Table, query: Query, limit: int, most_bytes: int) -> Statement[
     order = render_order(table, query.order, bound)
     # Bound, not spelled out: each page would be a statement of its own to prepare.
     most = bound.add(limit, "bigint")
-    json = guarded(target, repeated(table, query.select, bound), most_bytes)
+    json = guarded(target, measured(table, query.select, bound), most_bytes)
     made = (
         f"SELECT {json} AS json, {bound.add(most_bytes, 'bigint')} AS most FROM {table.sql_name} AS r WHERE {condition}"
         f"{f' ORDER BY {order}' if order else ''} LIMIT {most} OFFSET {bound.add(query.offset, 'bigint')}"
@@ -162,7 +162,7 @@ async def row(connection: Connection, table: Table, key: Key, select: Select, mo
     target = render_select(table, select, bound)
     mark = mark_of(table)
     most = bound.add(most_bytes, "bigint")
-    json = guarded(target, repeated(table, select, bound), most_bytes)
+    json = guarded(target, measured(table, select, bound), most_bytes)
     # PostgreSQL sends no row that is too large: it would have to fit into the memory of the gateway.
     found = await compiled(
         f"SELECT CASE WHEN pg_catalog.octet_length(p.json) OPERATOR(pg_catalog.<=) {most} THEN p.json END AS json,"
