@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from fencepost.cli.serving.guarded import GuardedProtocol
 from fencepost.http.guard import Bounds
 from fencepost.settings import Settings
+from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import EdgeTimes, Times
 
@@ -298,6 +299,7 @@ async def large(demo_database: str, start_gateway: StartGateway) -> str:
     return await start_gateway(demo_database, serve_unprotected=True, max_answer_bytes=13_000_000)
 
 
+BATCH = b"POST /v1/batch HTTP/1.1\r\nContent-Type: application/x-ndjson\r\n" + HOST
 LARGE = b"GET /v1/data/large HTTP/1.%d\r\n" + HOST + b"Connection: %b\r\n\r\n"
 
 
@@ -324,5 +326,29 @@ async def test_one_caller_cannot_have_all_that_is_kept_of_answers(large: str) ->
     other = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
     async with httpx.AsyncClient(base_url=large, transport=other, timeout=PATIENCE) as http:
         assert len((await http.get("/v1/data/large")).content) > 12_000_000
+    for each in stuck:
+        each.close()
+
+
+async def test_verdicts_that_are_not_taken_are_kept_answers_too(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    database = await asyncpg.connect(demo_database)
+    await database.execute("CREATE TABLE wide (id int PRIMARY KEY, note text)")
+    await database.execute("INSERT INTO wide SELECT n, repeat('x', 1000000) FROM generate_series(0, 17) n")
+    await protect(database, "wide")
+    await database.close()
+    url = await start_gateway(demo_database, max_answer_bytes=13_000_000)
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        stuck = []
+        for row in range(18):
+            lines = b"".join(b'{"claim": "wide/%d", "token": "%d"}\n' % (row, token) for token in range(1, 31))
+            stuck.append(await RawConnection.open(url))
+            await stuck[-1].send(BATCH + b"Content-Length: %d\r\n\r\n" % len(lines) + lines)
+
+        async def cut_off() -> bool:
+            return await turned_away(http, "FP033") > 0
+
+        await eventually(cut_off, what="one is cut off")
     for each in stuck:
         each.close()

@@ -26,7 +26,7 @@ from fencepost.queues.registry import DEFAULT
 from fencepost.storage.leases import sources
 from fencepost.storage.protecting.protect import protect, unprotect
 from fencepost.storage.queues.table_log import MessageRow, append
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 
 @pytest.fixture
@@ -91,6 +91,31 @@ async def test_poison_messages_are_dead_letters_with_their_reasons_and_all_other
     good = sum(message.key.startswith(b"orders/k") for message, _ in POISON.values())
     assert await queue.states() == {"failed": len(POISON), "applied": good}
     assert await queue.owner.fetchval("SELECT count(*) FROM orders WHERE n = 7") == good
+
+
+async def test_a_write_that_never_ends_in_time_is_a_dead_letter_while_others_are_applied(
+    database: str, owner: Connection
+) -> None:
+    await make_tables(owner)
+    slow = "BEGIN IF NEW.n = 1 THEN PERFORM pg_sleep(600); END IF; RETURN NEW; END"
+    await owner.execute(f"CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS '{slow}'")
+    await owner.execute(
+        "CREATE TRIGGER slow BEFORE UPDATE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.slow()"
+    )
+    async with opened(database, owner, statement_timeout=0.5) as queue, consumed(queue):
+        await queue.append(write("orders/k1", body={"n": 1}), write("orders/k1", body={"n": 2}))
+
+        async def buried() -> bool:
+            await queue.append(write("orders/k2", body={"n": 3}))  # where nothing is applied, PostgreSQL is slow
+            return "orders/k1" in await queue.letters()
+
+        await eventually(buried, within=2 * PATIENCE, what="a dead letter")
+        await queue.empty()
+        letters = await queue.letters()
+    assert {resource: each.reason for resource, each in letters.items()} == {
+        "orders/k1": "57014: canceling statement due to statement timeout"
+    }
+    assert [await queue.n(key) for key in ("k1", "k2")] == [2, 3]
 
 
 async def test_no_message_is_refused_by_an_outdated_picture_of_its_table(

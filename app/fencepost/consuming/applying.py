@@ -25,7 +25,7 @@ from fencepost.fencing.token import GENERATION_BITS, Token
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.outcomes import Done, Outcome
 from fencepost.gateway.refusals import problem_of_refused, unavailable
-from fencepost.gateway.results import of_caller
+from fencepost.gateway.results import of_caller, whose
 from fencepost.gateway.roles import acting
 from fencepost.gateway.use_cases import write as decide
 from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
@@ -41,6 +41,7 @@ from fencepost.queues.message import MalformedMessageError, WriteMessage, read_m
 from fencepost.queues.partitioner import partition_of
 from fencepost.queues.signing import LateMessageError, verify
 from fencepost.queues.write_id import MessageName
+from fencepost.quota import ASKING, UNKNOWN
 from fencepost.storage.errors import RefusedError, UnavailableError
 from fencepost.storage.statements.idempotency import OF_QUEUES, Recorded
 from fencepost.storage.statements.query import QueryError
@@ -93,6 +94,7 @@ class Applier:
             return caller
         positioned = token_at(received.position, standing.generation)
         taken = _Taken(message, named, name, positioned, self._gateway.of(caller))
+        ASKING.set(whose(caller) or UNKNOWN)  # this is the task of the message's lane
         table = self._gateway.catalog.current.find(named.table)
         try:
             result = _of_caller(await self._attempt(taken, table), caller)
@@ -252,6 +254,7 @@ _partition_of = lru_cache(maxsize=10_000)(partition_of)
 
 
 _JSON: Final = b"application/json"
+_TIMED_OUT: Final = "57014"
 _YOUNG: Final = 60.0
 """Seconds after which a record may be forgotten at the earliest, where a clock is ten minutes off."""
 
@@ -288,7 +291,8 @@ def _by_problem(problem: Problem, *, positioned: bool = False) -> Result:
     if kind.retryable:
         # A quarantined source of locks concerns its tables only. A code beside it is an SQLSTATE of this statement.
         of_all = kind is DATABASE_UNAVAILABLE or (positioned and kind is SOURCE_QUARANTINED)
-        return Later(problem.detail, everything=of_all and not problem.code)
+        too_slow = problem if problem.code == _TIMED_OUT else None
+        return Later(problem.detail, everything=of_all and not problem.code, too_slow=too_slow)
     if kind in (STALE_TOKEN, SPENT_TOKEN):
         return MarkReached(problem) if positioned else of_problem("refused", problem)
     if positioned and kind in (UNISSUED_TOKEN, WRONG_TOKEN_SOURCE):

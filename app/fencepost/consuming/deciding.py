@@ -47,7 +47,7 @@ OLD: Final = 0.5
 under an Idempotency-Key of the client may be forgotten from then on.
 """
 MOST_FAULTS: Final = 5
-"""How often a message may meet an error of the gateway's own before it is a dead letter."""
+"""How often a message may meet an error of the gateway's own, or the statement timeout, before it is a dead letter."""
 
 _OF_RECORD: Final = 2000
 """Bytes that a dead letter is counted as beside its message."""
@@ -88,13 +88,18 @@ class Decider:
         self.stopped: dict[str, str] = {}
         """By resource, the dead letter that stopped it."""
 
-    async def decide(self, received: Received, standing: Standing, faults: int = 0) -> Settled | Later:
-        """Decide a message, as far as that is possible now. `faults`: how often it met a fault of the gateway."""
+    async def decide(
+        self, received: Received, standing: Standing, faults: int = 0, too_slow: Problem | None = None
+    ) -> Settled | Later:
+        """Decide a message, as far as that is possible now. `faults`: how often it met a fault of the gateway, or was
+        given up by PostgreSQL after the statement timeout; `too_slow`: what the latter said.
+        """
         nonce = nonce_of(received.message) or hash_of(self._queue, received)
         name = MessageName(id_at(self._queue, received.position, nonce), content_of(received.message))
         try:
             if faults >= MOST_FAULTS:
-                problem = Problem(INTERNAL_ERROR, f"The gateway failed {faults} times to apply it; see its log.")
+                failed = Problem(INTERNAL_ERROR, f"The gateway failed {faults} times to apply it; see its log.")
+                problem = failed if too_slow is None else too_slow
                 return await self._settle(received, name, of_problem("failed", problem))
             return await self._decide(received, standing, name)
         except LogError as error:

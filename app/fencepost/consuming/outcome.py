@@ -54,11 +54,14 @@ class MarkReached:
 class Later:
     """It is not decided, and is tried again. `everything`: nothing else can be decided either, until the database and
     the log have been looked at anew. `by_others`: this process can never decide it, and leaves what it has to others.
+    `too_slow`: what PostgreSQL said when the statement had taken longer than the statement timeout: that may be the
+    message's own fault.
     """
 
     reason: str
     everything: bool = False
     by_others: bool = False
+    too_slow: Problem | None = None
 
 
 Result = Decided | Before | Copied | MarkReached | Later

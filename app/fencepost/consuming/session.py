@@ -32,6 +32,7 @@ from fencepost.consuming.outcome import Later
 from fencepost.consuming.progress import Progress
 from fencepost.consuming.reports import Reports
 from fencepost.consuming.waiting import Backoff, Pause, wait_for
+from fencepost.fencing.problems import Problem
 from fencepost.queues.log import Consumer, Log, LogChangedError, LogError, Received
 from fencepost.storage.errors import StorageError
 from fencepost.times import ConsumingTimes
@@ -42,7 +43,9 @@ class Decides(Protocol):
 
     stopped: dict[str, str]
 
-    def decide(self, received: Received, standing: Standing, faults: int) -> Awaitable[Settled | Later]:
+    def decide(
+        self, received: Received, standing: Standing, faults: int, too_slow: Problem | None
+    ) -> Awaitable[Settled | Later]:
         """Decide a message, as far as that is possible now."""
         ...
 
@@ -89,6 +92,8 @@ class Session:
         self._times = parts.times
         self._backoff = Backoff(parts.times)
         self._look_at = 0.0
+        self._decided = 0
+        """How many messages were decided."""
         self._doubtful = False
         """Whether nothing was decided since everything had to wait: then nothing more is taken."""
         self._looking: asyncio.Task[Checked | Later] | None = None
@@ -224,6 +229,7 @@ class Session:
     async def _decide(self, received: Received) -> None:
         """Have a message decided, however long it takes; when the session is over, it is left out instead."""
         parts, backoff, faults, reported = self._parts, Backoff(self._times), 0, False
+        too_slow: Problem | None = None
         began = asyncio.get_running_loop().time()
         while True:
             await self._going_on.wait()
@@ -231,7 +237,8 @@ class Session:
                 self._release([received])
                 return
             try:
-                settled = await parts.decider.decide(received, self._standing, faults)
+                others = self._decided
+                settled = await parts.decider.decide(received, self._standing, faults, too_slow)
             except Exception as error:  # noqa: BLE001 - one message must not end the others' consumer
                 faults += 1
                 parts.reports.fault(error)
@@ -242,6 +249,9 @@ class Session:
                 self.left_because = settled.reason
                 self.over.set()
                 continue
+            # Where nothing else is decided either, it is PostgreSQL that is slow.
+            if settled.too_slow is not None and self._decided > others:
+                faults, too_slow = faults + 1, settled.too_slow
             if settled.everything:
                 self._wait_all(settled.reason)
                 continue
@@ -255,6 +265,7 @@ class Session:
 
     def _settled(self, received: Received, settled: Settled) -> None:
         parts = self._parts
+        self._decided += 1
         if self._doubtful:
             self._sure()
         parts.progress.decided(received, settled.state, before=settled.before)

@@ -71,6 +71,16 @@ class Arrival:
     """Whether each line of the body has the time that a body has: who reads it sets `since` with each line."""
     held: bool = False
     """Whether who reads it by lines does not do so now."""
+    kept: int = 0
+    """Bytes of the answer that are made and wait for those before them: the verdicts of a batch."""
+    noted: Callable[[], None] = lambda: None
+    """Called when these have become a large part more."""
+
+    def keep(self, more: int) -> None:
+        """Count so many more of them; fewer, where it is negative."""
+        self.kept += more
+        if more > _LITTLE:
+            self.noted()
 
 
 def arrival_of(scope: Scope) -> Arrival:

@@ -5,10 +5,13 @@ It starts a gateway with one worker on an embedded PostgreSQL, on loopback only,
 
 - pipeline: 60 connections pipeline 256 kB of requests each, and take 1 kB of the answers four times a second.
 - readers: 40 connections ask for 57 MB each, and take nothing.
+- verdicts: 150 connections send batches whose verdicts have 60 MB each, and take nothing.
 """
 
 import asyncio
 import socket
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,23 +20,33 @@ import asyncpg
 import click
 from tests.support.serving import Gateway, serving
 
+from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.directories import server_directory
 
 _MB = 1 << 20
-_TABLE = """
+_TABLES = """
 CREATE TABLE large (id int PRIMARY KEY, note text NOT NULL);
-INSERT INTO large SELECT n, repeat('x', 5700) FROM generate_series(1, 10000) n;"""
+INSERT INTO large SELECT n, repeat('x', 5700) FROM generate_series(1, 10000) n;
+CREATE TABLE wide (id int PRIMARY KEY, note text NOT NULL);
+INSERT INTO wide SELECT n, repeat('x', 1000000) FROM generate_series(0, 149) n;"""
 
 
 def _get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
-_ATTACKS = {
-    "pipeline": (60, _get("/x") * (256_000 // len(_get("/x"))), 1024),
-    "readers": (40, _get("/v1/data/large"), 0),
+def _batch(row: int) -> bytes:
+    lines = b"".join(b'{"claim": "wide/%d", "token": "%d"}\n' % (row, token) for token in range(1, 61))
+    head = "POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\nContent-Length: "
+    return head.encode() + b"%d\r\n\r\n" % len(lines) + lines
+
+
+_ATTACKS: dict[str, tuple[int, Callable[[int], bytes], int]] = {
+    "pipeline": (60, lambda _: _get("/x") * (256_000 // len(_get("/x"))), 1024),
+    "readers": (40, lambda _: _get("/v1/data/large"), 0),
+    "verdicts": (150, _batch, 0),
 }
-"""Connections, what each sends, bytes that it takes each time."""
+"""Connections, what the one of a number sends, bytes that it takes each time."""
 
 
 def memory(pid: int) -> dict[str, int]:
@@ -97,7 +110,7 @@ async def measure(gateway: Gateway, name: str, seconds: int = 15) -> None:
     click.echo(await _other(where, "/v1/data/large"))
     forget_peak(pid)
     before = memory(pid)["VmRSS"]
-    attacking = [asyncio.create_task(_attack(where, sends, takes, seconds)) for _ in range(connections)]
+    attacking = [asyncio.create_task(_attack(where, sends(n), takes, seconds)) for n in range(connections)]
     await asyncio.sleep(seconds / 2)
     others = [await _other(where, path) for path in ("/x", "/v1/data/orders/order-123", "/v1/data/large")]
     ended = sum(await asyncio.gather(*attacking))
@@ -113,11 +126,12 @@ async def measure(gateway: Gateway, name: str, seconds: int = 15) -> None:
 
 async def main() -> None:
     """Make all of them."""
-    for name in _ATTACKS:
+    for name in sys.argv[1:] or _ATTACKS:
         with server_directory() as directory:
             async with serving(directory, "--serve-unprotected", "--log-level", "warning") as gateway:
                 connection = await asyncpg.connect((directory / "data" / "url").read_text().strip())
-                await connection.execute(_TABLE)
+                await connection.execute(_TABLES)
+                await protect(connection, "wide")
                 await connection.execute("NOTIFY fencepost, 'reload'")
                 await connection.close()
                 await measure(gateway, name)

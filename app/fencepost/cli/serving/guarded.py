@@ -75,6 +75,8 @@ class GuardedProtocol(ParsingProtocol):
     """What was refused, as long as earlier requests are not answered."""
     _by_lines: RequestResponseCycle | None = None
     """The last request that was read by lines: its answer may begin before it has arrived, and has an end."""
+    _made: Arrival | None = None
+    """What that request keeps of its answer."""
     _under_way: RequestResponseCycle | None = None
     """The request that the application works on, or has answered last; later ones are in `pipeline`."""
 
@@ -131,8 +133,8 @@ class GuardedProtocol(ParsingProtocol):
             return
         self.arrived += data
         self._parse()
-        if self.arrived and self._guard is not None:
-            self._guard.keeps(self, self._address)
+        if self.arrived:
+            self._note_kept()
 
     def _parse(self) -> None:
         """Parse what has arrived, as far as nothing waits."""
@@ -217,7 +219,7 @@ class GuardedProtocol(ParsingProtocol):
     @property
     def kept(self) -> int:
         """How many bytes it keeps: of answers, and of requests behind them."""
-        return self.unsent + len(self.arrived)
+        return self.unsent + len(self.arrived) + (self._made.kept if self._made is not None else 0)
 
     @property
     def caller(self) -> str:
@@ -328,13 +330,20 @@ class GuardedProtocol(ParsingProtocol):
         clock.
         """
         self._by_lines = self._under_way
-        return self.arrival if self.arrival.in_body and self.cycle is self._under_way else Arrival()
+        made = self.arrival if self.arrival.in_body and self.cycle is self._under_way else Arrival()
+        made.noted = self._note_kept
+        self._made = made
+        return made
+
+    def _note_kept(self) -> None:
+        """What it keeps has become more."""
+        if self._guard is not None and not self.transport.is_closing():
+            self._guard.keeps(self, self._address)
 
     def pause_writing(self) -> None:
         """The client has not taken what was written."""
         super().pause_writing()
-        if self._guard is not None:
-            self._guard.keeps(self, self._address)
+        self._note_kept()
 
     def resume_writing(self) -> None:
         """The client has taken most of what was written."""

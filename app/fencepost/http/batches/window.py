@@ -31,10 +31,12 @@ class Entry:
 
 
 class Window:
-    """`most` lines are in hand at most. `take` takes room for so many bytes, or says that there is none."""
+    """`most` lines are in hand at most. `take` takes room for so many bytes, or says that there is none; `keep` counts
+    so many more bytes of verdicts that are not sent.
+    """
 
-    def __init__(self, most: int, take: Callable[[int], bool]) -> None:
-        self._most, self._take, self._limit = most, take, _LITTLE
+    def __init__(self, most: int, take: Callable[[int], bool], keep: Callable[[int], None] = lambda _: None) -> None:
+        self._most, self._take, self._keep, self._limit = most, take, keep, _LITTLE
         self._entries: deque[Entry] = deque()
         self._held = self._bytes = self._begun = 0
         self._expected = 0
@@ -84,6 +86,7 @@ class Window:
         """Give a line its verdict. `begun`: `begin` has let it."""
         entry.verdict = verdict
         self._bytes += len(verdict)
+        self._keep(len(verdict))
         self._begun -= begun
         self._expected = max(len(verdict), self._expected * 15 // 16)
         if entry is self._entries[0]:
@@ -112,6 +115,8 @@ class Window:
 
     def sent(self, entries: list[Entry]) -> None:
         """Hand out the room of lines whose verdicts were sent."""
+        verdicts = sum(len(entry.verdict or b"") for entry in entries)
         self._held -= len(entries)
-        self._bytes -= sum(entry.size + len(entry.verdict or b"") for entry in entries)
+        self._bytes -= sum(entry.size for entry in entries) + verdicts
+        self._keep(-verdicts)
         self._room.set()

@@ -53,12 +53,14 @@ class BatchRoute:
             await response(scope, receive, send)
             return
         gateway, standing = self._gateway(scope), scope.get(STANDING)
+        arrival = arrival_of(scope)
         with self._bodies.room(caller_of(scope)) as room:
-            window = Window(gateway.batches.lines, room)
-            batch = Batch(
-                gateway, self._max_body_bytes, receive, send, window, arrival_of(scope), standing, self._pace(scope)
-            )
-            await batch.run(expects=b"expect" in by_name(scope["headers"]))
+            window = Window(gateway.batches.lines, room, arrival.keep)
+            batch = Batch(gateway, self._max_body_bytes, receive, send, window, arrival, standing, self._pace(scope))
+            try:
+                await batch.run(expects=b"expect" in by_name(scope["headers"]))
+            finally:
+                arrival.kept = 0
 
     async def _whole(self, scope: Scope, receive: Receive) -> Response | None:
         """Answer what is no stream: a batch that lands as a whole, or another method's. None: it is one. Raises
