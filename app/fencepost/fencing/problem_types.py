@@ -45,7 +45,7 @@ TOKEN_REQUIRED: Final = ProblemType(
     "A write to a protected table needs a fencing token",
     "The table is protected, and the request carried no X-Fence-Token; or the table takes sealed tokens only, and the "
     "token has no seal.",
-    "Send the token that your lock service gave with the grant: X-Fence-Token: 34. For a sealed table: what the "
+    "Send the token that your lock service gave with the grant: X-Fence-Token: TOKEN. For a sealed table: what the "
     "gateway gave as sealed_token, whole.",
 )
 MALFORMED_TOKEN: Final = ProblemType(
