@@ -16,6 +16,8 @@ UNKNOWN: Final = "?"
 """The caller where there is no connection: of what the gateway asks for itself."""
 ASKING: Final[ContextVar[str]] = ContextVar("ASKING", default=UNKNOWN)
 """Who asks, in the task of a request."""
+PEER: Final[ContextVar[str | None]] = ContextVar("PEER", default=None)
+"""The address of its connection; None: it came by none, as a queued write does."""
 
 
 def most_of(size: int) -> int:

@@ -9,12 +9,14 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
+from fencepost.fencing.caller import Caller
 from fencepost.fencing.problems import Problem
 from fencepost.gateway import superseded
 from fencepost.gateway.gateway import Gateway
 from fencepost.observe.events import Event, HolderUnknown, Refused
 from fencepost.observe.logs import EventLog
 from fencepost.observe.metrics import Metrics
+from fencepost.quota import PEER
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.protecting.protect import protect
 from fencepost.testing.servers.waiting import PATIENCE
@@ -61,6 +63,38 @@ async def test_the_holder_is_named_in_a_sentence_and_in_the_log(race: Race) -> N
         "source": "builtin",
     }
     assert [(type(each), getattr(each, "detail", "")) for each in events] == [(Refused, answer.detail)]
+
+
+async def test_who_was_refused_is_named_to_those_who_may_see_the_lock(race: Race) -> None:
+    """In the log, too, with the peer and the caller."""
+    earlier = (
+        LEASE.replace("35", "34").replace("(7,", "(6,").replace("}', 7,", "}', 6,").replace("worker-b", "worker-a")
+    )
+    await race.observer.execute(earlier)
+    async with open_gateway(race.dsn) as gateway:
+        PEER.set("10.0.0.7")
+        answer, (event,) = await refused(gateway, race)
+        theirs, _ = await refused(gateway.of(Caller("other", locks=("orders/*",))), race)
+    assert answer.detail == (
+        "Token 34 is stale for orders/k: token 35 has been accepted since. Token 34 was issued to worker-a, who was"
+        " granted the lock the lock at 2026-11-20T02:00:00+00:00. The newer token was issued to worker-b, who was"
+        " granted the lock the lock at 2026-11-20T02:00:00+00:00."
+    )
+    presented, newer = answer.extra["presented_by"], answer.extra["superseded_by"]
+    assert isinstance(presented, dict)
+    assert (presented["lease_id"], presented["holder"]) == ("6", "worker-a")
+    assert {**presented, "lease_id": "7", "holder": "worker-b"} == newer
+    assert not {"presented_by", "superseded_by"} & theirs.extra.keys()
+    assert isinstance(event, Refused)
+    assert (event.peer, event.caller) == ("10.0.0.7", None)
+
+
+async def test_of_tokens_of_any_source_the_answer_says_what_would_name_the_holders(race: Race) -> None:
+    await protect(race.observer, "orders", source="external")
+    async with open_gateway(race.dsn) as gateway:
+        answer, _ = await refused(gateway, race)
+    assert "`fencepost protect orders --source NAME` binds it to one that Fencepost knows" in (answer.hint or "")
+    assert not {"presented_by", "superseded_by"} & answer.extra.keys()
 
 
 async def test_a_lookup_that_fails_leaves_the_verdict_as_it_is(race: Race) -> None:

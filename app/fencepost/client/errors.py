@@ -123,6 +123,11 @@ class ApiError(FencepostError):
         """Who came after the caller, where it is known (R18)."""
         return self.problem.superseded_by if self.problem else None
 
+    @property
+    def presented_by(self) -> Superseded | None:
+        """Whose token the caller has presented, where it is known (R18)."""
+        return self.problem.presented_by if self.problem else None
+
     def _text(self, name: str) -> str | None:
         return self.problem.text(name) if self.problem else None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Who came after the caller, as far as it is known. Only the built-in token source knows it."""
+    """Whose a token is, as far as it is known: the built-in source and those that a gateway asks know it."""
 
     holder: str | None
     lease_id: str | None
@@ -43,6 +43,12 @@ class Problem:
     def superseded_by(self) -> Superseded | None:
         """Who came after the caller."""
         found = self.members.get("superseded_by")
+        return _read_superseded(found) if isinstance(found, Mapping) else None
+
+    @property
+    def presented_by(self) -> Superseded | None:
+        """Whose token the caller has presented."""
+        found = self.members.get("presented_by")
         return _read_superseded(found) if isinstance(found, Mapping) else None
 
     def text(self, name: str) -> str | None:

@@ -29,7 +29,7 @@ from fencepost.gateway.read import ReadMany, ReadOne
 from fencepost.gateway.refusals import RETRY_AFTER, SUPPRESSED, as_for, problem_of_refused, source_problem, unavailable
 from fencepost.gateway.roles import acting
 from fencepost.gateway.submit import AsMessage, Submitted, is_queued, submit
-from fencepost.gateway.superseded import with_holder
+from fencepost.gateway.superseded import with_holders
 from fencepost.gateway.writes import insert as inserting
 from fencepost.gateway.writes import keyed, matching
 from fencepost.gateway.writes import patch_rows as arrays
@@ -38,7 +38,7 @@ from fencepost.gateway.writes.idempotency import IdempotentRequest, Render, once
 from fencepost.gateway.writes.write import Listed, Matching, OneRow, Write
 from fencepost.locks.source import SourceError
 from fencepost.observe.events import Accepted, Refused, Verb
-from fencepost.quota import UNKNOWN
+from fencepost.quota import PEER, UNKNOWN
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, SessionError, UnavailableError
 from fencepost.storage.statements.query import OtherKeyError, QueryError, UnknownColumnError
 from fencepost.storage.tables.catalog import Catalog, Table
@@ -154,7 +154,7 @@ async def on_table(
     except SourceError as error:
         outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
-        outcome = as_for(gateway.caller, await with_holder(gateway, table, outcome))
+        outcome = as_for(gateway.caller, await with_holders(gateway, table, outcome))
         outcome = await with_blocker(gateway, table, outcome)
     _report(gateway, table, verb, outcome)
     return outcome
@@ -254,6 +254,8 @@ def _report(gateway: Gateway, found: Table | None, verb: Verb, outcome: Outcome)
                 outcome.resource,
                 outcome.presented_token,
                 outcome.current_token,
+                gateway.caller.name or None,
+                PEER.get(),
             )
         )
     elif isinstance(outcome, Submitted):

@@ -21,7 +21,7 @@ from fencepost.fencing.problems import bad_request
 from fencepost.gateway.gateway import Gateway
 from fencepost.http.admin import Admin, admin_app, by_port
 from fencepost.http.admission import Admission, is_named
-from fencepost.http.caller import caller_of
+from fencepost.http.caller import address_of, caller_of
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
@@ -39,7 +39,7 @@ from fencepost.http.routes.writes import write_routes
 from fencepost.http.sites import Sites
 from fencepost.identity.authenticator import Authenticator
 from fencepost.observe.events import Emit
-from fencepost.quota import ASKING
+from fencepost.quota import ASKING, PEER
 from fencepost.storage.tables.catalog import Catalog
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -150,6 +150,7 @@ class Application(FastAPI):
     def _gateway_of(self, scope: Scope) -> Gateway:
         """Give the gateway to the caller of a request, whose task this is."""
         ASKING.set(caller_of(scope))
+        PEER.set(address_of(scope))
         return self.gateway().of(scope.get(CALLER, EVERYBODY))
 
     def _catalog(self) -> Catalog:

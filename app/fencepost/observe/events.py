@@ -21,7 +21,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A write, claim or read was refused. `code` is FPnnn or an SQLSTATE."""
+    """A write, claim or read was refused. `code` is FPnnn or an SQLSTATE. `caller`: the name of who asked, `peer`: the
+    address of the connection, as far as there are any.
+    """
 
     table: str
     verb: Verb
@@ -30,6 +32,8 @@ class Refused:
     resource: str | None
     presented: int | None
     current: int | None
+    caller: str | None = None
+    peer: str | None = None
 
 
 LeaseVerb = Literal["acquire", "withdraw", "renew", "mint", "release"]

@@ -210,7 +210,7 @@ def _log(level: int, event: Event) -> None:
     match event:
         case Accepted(table, verb, rows):
             log.log(level, "accepted", table=table, verb=verb, rows=rows)
-        case Refused(table, verb, code, detail, resource, presented, current):
+        case Refused(table, verb, code, detail, resource, presented, current, caller, peer):
             log.log(
                 level,
                 "refused",
@@ -221,6 +221,8 @@ def _log(level: int, event: Event) -> None:
                 resource=resource,
                 presented=presented,
                 current=current,
+                caller=caller,
+                peer=peer,
             )
         case CallerRefused(caller, code, detail):
             log.log(level, "refused for who the caller is", caller=caller, code=code, detail=detail)

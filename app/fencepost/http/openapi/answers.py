@@ -44,6 +44,14 @@ Part = dict[str, Any]
 _TEXT: Final[Part] = {"type": "string"}
 _TEXT_OR_NULL: Final[Part] = {"type": ["string", "null"]}
 
+_HOLDER: Final[Part] = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(("holder", "lease_id", "granted_at", "issued_at", "source"), _TEXT),
+        "locks": {"type": "array", "items": _TEXT},
+    },
+}
+
 PROBLEM: Final[Part] = {
     "type": "object",
     "title": "Problem",
@@ -65,6 +73,8 @@ PROBLEM: Final[Part] = {
         "resource": _TEXT_OR_NULL | {"description": "The row that the fence judged, as `table/key`."},
         "presented_token": _TEXT_OR_NULL | {"description": "The token of the request."},
         "current_token": _TEXT_OR_NULL | {"description": "The mark: the newest token that was accepted."},
+        "presented_by": _HOLDER | {"description": "Whose token the request presented, where its source knows it."},
+        "superseded_by": _HOLDER | {"description": "Whose token the mark is, where its source knows it."},
         "retryable": {"type": "boolean", "description": "Whether the same request may succeed later."},
         "table": _TEXT | {"description": "The table whose constraint or column refused."},
         "constraint": _TEXT | {"description": "The constraint that refused."},
