@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
+import httpx
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
@@ -96,3 +97,24 @@ async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: S
     assert (state["status"], state["database"], state["schema"]) == ("ready", "reachable", f"revision {newest()}")
     assert re.fullmatch(r"version \d+, \d+ tables", state["catalog"])
     assert (await api.ask("PATCH", f"data/orders/{key}", {}, token=11)).status_code == 200
+
+
+async def test_a_code_of_the_log_leads_to_its_page_and_a_path_that_is_none_to_what_was_meant(
+    http: httpx.AsyncClient,
+) -> None:
+    for path, where in (
+        ("FP001", "stale-token"), ("fp018", "unissued-token"), ("23505", "constraint-violation"),
+        ("57P01", "database-refused"), ("", "../problems"),
+    ):  # fmt: skip
+        redirect = await http.get(f"/problems/{path}")
+        assert (redirect.status_code, redirect.headers["location"]) == (308, where)
+        assert (await http.get(f"/problems/{path}", follow_redirects=True)).status_code == 200
+    for path in ("FP999", "hello", "nothing"):
+        assert (await http.get(f"/problems/{path}")).status_code == 404
+    for path, hint in (
+        ("/v1/fences/orders/order-123", "GET /v1/fences?resource=orders/order-123"),
+        ("/v1/orders", "Tables are under /v1/data/."),
+        ("/nothing", None),
+    ):
+        answer = await http.get(path)
+        assert (answer.status_code, answer.json()["hint"]) == (404, hint)

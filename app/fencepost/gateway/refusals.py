@@ -81,6 +81,15 @@ _OUR_TRIGGER: Final = re.compile(r'(?:^|\s)fencepost\.(?:"(?:[^"]|"")+"|\w+)\(\)
 """One of our trigger functions in an error's context, in any language."""
 
 
+def type_of(sqlstate: str) -> ProblemType:
+    """Give the type of problem that an SQLSTATE of PostgreSQL's own becomes."""
+    return _kind_of(sqlstate)[0]
+
+
+def _kind_of(sqlstate: str) -> tuple[ProblemType, int]:
+    return _EXACT.get(sqlstate) or _CLASSES.get(sqlstate[:2], (DATABASE_REFUSED, 400))
+
+
 def problem_of_refused(error: RefusedError, table: Table | None = None) -> Problem:
     """Map an SQLSTATE. What the mapping does not name is 400: the statement was understood and refused. `table`: the
     request's own.
@@ -99,7 +108,7 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
         )
     if error.sqlstate == UNFENCED or (error.constraint == MARK_CHECK and error.sqlstate == "23514"):
         return _unfenced(error, table)
-    kind, status = _EXACT.get(error.sqlstate) or _CLASSES.get(error.sqlstate[:2], (DATABASE_REFUSED, 400))
+    kind, status = _kind_of(error.sqlstate)
     named = {
         name: value
         for name, value in (

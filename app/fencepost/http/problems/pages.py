@@ -1,24 +1,32 @@
 """The pages that an error's `type` points to: what happened, and what to do about it."""
 
 import json
+import re
 from html import escape
 from http import HTTPStatus
+from typing import Final
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from fencepost.fencing.problem_type import ProblemType
 from fencepost.fencing.problem_types import NO_ROUTE, PROBLEM_TYPES
 from fencepost.fencing.problems import Problem
+from fencepost.gateway.refusals import type_of
 from fencepost.http.html_page import page
 from fencepost.http.problems.examples import example_problem
 from fencepost.http.problems.response import problem_response
 
+_SQLSTATE: Final = re.compile("(?=.*[0-9])(?!FP)[0-9FHPX][0-9A-Z]{4}")
+
 
 def problem_routes() -> APIRouter:
-    """Give the routes `/problems` and `/problems/{slug}`."""
+    """Give the routes `/problems` and `/problems/{slug}`. A log has codes only: `/problems/FP001` leads to the page of
+    the code, as does an SQLSTATE.
+    """
     router = APIRouter(include_in_schema=False)
     router.add_api_route("/problems", _index)
+    router.add_api_route("/problems/", _to_index)
     router.add_api_route("/problems/{slug}", _page)
     return router
 
@@ -72,11 +80,21 @@ async def _index(_request: Request) -> Response:
     return problem_index()
 
 
+async def _to_index(_request: Request) -> Response:
+    return RedirectResponse("../problems", 308)
+
+
 async def _page(request: Request) -> Response:
     slug = request.path_params["slug"]
     for kind in PROBLEM_TYPES:
         if kind.slug == slug:
             return problem_page(kind)
+    code = slug.upper()
+    named = next((kind for kind in PROBLEM_TYPES if kind.code == code), None)
+    if named is None and _SQLSTATE.fullmatch(code):
+        named = type_of(code)
+    if named is not None:
+        return RedirectResponse(named.slug, 308)
     return problem_response(Problem(NO_ROUTE, f"There is no problem called {slug}.", hint="GET /problems lists them."))
 
 

@@ -84,5 +84,14 @@ async def http_problem(request: Request, error: Exception) -> Response:
         headers["Allow"] = _allowed(request)
         return problem_response(Problem(METHOD_NOT_ALLOWED, f"{request.method} is not for this path."), headers)
     if error.status_code == NO_ROUTE.status:
-        return problem_response(Problem(NO_ROUTE, f"There is no route {request.url.path}."), headers)
+        path = request.url.path
+        return problem_response(Problem(NO_ROUTE, f"There is no route {path}.", hint=_instead_of(path)), headers)
     return problem_response(Problem(BAD_REQUEST, str(error.detail), status=error.status_code), headers)
+
+
+def _instead_of(path: str) -> str | None:
+    """Say what may have been meant by a path that is none."""
+    table, _, resource = path.removeprefix("/v1/").partition("/")
+    if not path.startswith("/v1/"):
+        return None
+    return f"GET /v1/fences?resource={resource}" if table == "fences" and resource else "Tables are under /v1/data/."
