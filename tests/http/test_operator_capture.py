@@ -172,7 +172,7 @@ QUERIES = [
     *(
         f"{column}={operator}.{value}"
         for column, value in COMPARED
-        for operator in ("eq", "neq", "gt", "gte", "lt", "lte", "not.eq")
+        for operator in ("eq", "neq", "isdistinct", "gt", "gte", "lt", "lte", "not.eq")
     ),
     *(f"{column}={operator}.a*" for column in ("a", "b", "v", "w", "c", "z") for operator in ("like", "ilike")),
     *(f"{column}=in.({value})" for column, value in LISTED),

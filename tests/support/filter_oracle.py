@@ -86,7 +86,7 @@ class Leaf:
         if self.operator == "in" and not self.value:
             return False
         if actual is None:
-            return None
+            return True if self.operator == "isdistinct" else None
         if isinstance(self.value, tuple):
             return comparable(actual) in [READ[self.column](value) for value in self.value]
         if self.operator in {"like", "ilike"}:
@@ -96,6 +96,7 @@ class Leaf:
             {
                 "eq": left == right,
                 "neq": left != right,
+                "isdistinct": left != right,
                 "gt": left > right,
                 "gte": left >= right,
                 "lt": left < right,
@@ -162,7 +163,7 @@ def leaves() -> st.SearchStrategy[Leaf]:
     def on(column: str) -> st.SearchStrategy[Leaf]:
         values = st.sampled_from(VALUES[column])
         operators: list[st.SearchStrategy[tuple[str, str | tuple[str, ...]]]] = [
-            st.tuples(st.sampled_from(["eq", "neq", "gt", "gte", "lt", "lte"]), values),
+            st.tuples(st.sampled_from(["eq", "neq", "isdistinct", "gt", "gte", "lt", "lte"]), values),
             st.tuples(st.just("in"), st.lists(values, max_size=4).map(tuple)),
             st.tuples(st.just("is"), st.sampled_from(["null", "not_null"])),
         ]

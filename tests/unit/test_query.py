@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from fencepost.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
 from fencepost.storage.statements.parameters import Bound, compiled
-from fencepost.storage.statements.query import Condition, Field, Group, JsonStep, QueryError, Selected
+from fencepost.storage.statements.query import Condition, Field, Group, JsonStep, Operator, QueryError, Selected
 from fencepost.storage.statements.query_sql import render_filters, render_select
 from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
 
@@ -15,7 +16,10 @@ from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ("status=foo.bar", "status=foo.bar: unknown operator foo; known are eq, neq, gt, gte, lt, lte, like"),
+        (
+            "status=foo.bar",
+            "status=foo.bar: unknown operator foo; known are eq, neq, isdistinct, gt, gte, lt, lte, like",
+        ),
         ("tags=cs.{a}", "tags=cs.{a}: operator cs is not supported; supported are eq, neq"),
         ("t=eq(any).{1}", "t=eq(any).{1}: eq(any) and eq(all) are not supported"),
         ("a=1", "a=1: a filter is written operator.value"),
@@ -229,3 +233,19 @@ def test_a_selected_column_that_sql_cannot_express_is_refused(item: Selected) ->
 def test_a_path_into_what_has_no_parts_is_refused(raw: str) -> None:
     with pytest.raises(QueryError, match="into which no JSON path leads"):
         render_filters(TABLE, parse_query(raw.encode()).filters, Bound())
+
+
+@pytest.mark.parametrize("operator", get_args(Operator))
+def test_an_operator_is_named_in_full_and_compares_values_of_types_that_are_looked_at(operator: Operator) -> None:
+    """The search_path may have other operators first, and a column another type by now."""
+    value = ("5",) if operator == "in" else "null" if operator == "is" else "5"
+    sql = render_filters(TABLE, (Condition(Field("n"), operator, value),), Bound())
+    term = sql.partition(" AND ")[0]
+    bare = re.sub(r"OPERATOR\(pg_catalog\.[^)]+\)", "", term)
+    assert not re.search(r"[=<>~!]|DISTINCT|LIKE|BETWEEN|NULLIF", bare), "an operator without its schema"
+    if operator in {"is", "like", "ilike"}:  # the first compares nothing; of what has patterns PostgreSQL decides
+        assert "CAST(" not in term
+        assert sql == term
+    else:
+        assert re.search(r"CAST\([^)]* AS integer", term), "the value is cast to the column's type"
+        assert "fencepost.outdated" in sql, "and the column's type is looked at"

@@ -31,7 +31,7 @@ HOSTILE = st.text(
     )
 )
 NAMES = HOSTILE.filter(bool)
-SINGLE_VALUED: list[Operator] = ["eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike"]
+SINGLE_VALUED: list[Operator] = ["eq", "neq", "isdistinct", "gt", "gte", "lt", "lte", "like", "ilike"]
 CASTS = st.sampled_from(["text", "int", "double precision", "numeric(10,2)", "public.mood", "text[]"])
 
 

@@ -41,8 +41,8 @@ holds the lock now.
 writes. Elsewhere it sends reads only, for its forms are filled in with examples.
 
 **Reading** takes PostgREST's dialect: `?status=eq.new&order=created_at.desc&limit=20`. A filter is
-`operator.value` with `eq neq gt gte lt lte like ilike in is`, and `not.` before it; `in.(a,b)`, `is.null`; `*` is
-the wildcard of `like`. A read needs no token, and does not look at one that comes with it.
+`operator.value` with `eq neq isdistinct gt gte lt lte like ilike in is`, and `not.` before it; `in.(a,b)`, `is.null`;
+`*` is the wildcard of `like`. A read needs no token, and does not look at one that comes with it.
 
 **Keys** in a path are the primary key's values in its column order, joined by `,`, each percent-encoded.
 **Errors** are `application/problem+json`; [all of them](problems).

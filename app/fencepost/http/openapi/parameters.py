@@ -1,9 +1,10 @@
 """The query and path parameters of a table: one typed entry per column."""
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from fencepost.http.openapi.examples import example_changes, key_text
 from fencepost.http.openapi.types import Schema, describe, element_schema
+from fencepost.storage.statements.query import Operator
 from fencepost.storage.tables.catalog import Column, Table
 
 Part = dict[str, Any]
@@ -11,7 +12,7 @@ Part = dict[str, Any]
 # Parameters with a meaning of their own; a column of such a name cannot be filtered.
 RESERVED: Final = frozenset({"select", "order", "limit", "offset", "and", "or", "not.and", "not.or", "columns"})
 
-_OPERATORS: Final = "eq|neq|gt|gte|lt|lte|like|ilike|in|is"
+_OPERATORS: Final = "|".join(get_args(Operator))
 _FILTER: Final = rf"^(not\.)?({_OPERATORS})\."
 
 

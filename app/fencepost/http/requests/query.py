@@ -35,8 +35,7 @@ _SINGLE = frozenset({"select", "order", "limit", "offset", "columns"})
 _OPERATORS: dict[str, Operator] = {name: name for name in get_args(Operator)}
 _SUPPORTED = ", ".join(_OPERATORS)
 _FOREIGN_OPERATORS = frozenset(
-    {"cs", "cd", "ov", "sl", "sr", "nxr", "nxl", "adj", "match", "imatch", "isdistinct"}
-    | {"fts", "plfts", "phfts", "wfts"}
+    {"cs", "cd", "ov", "sl", "sr", "nxr", "nxl", "adj", "match", "imatch"} | {"fts", "plfts", "phfts", "wfts"}
 )
 _IS_VALUES = ("null", "not_null", "true", "false", "unknown")
 _MAX_BIGINT = 2**63 - 1

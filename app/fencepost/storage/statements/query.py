@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-Operator = Literal["eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "in", "is"]
+Operator = Literal["eq", "neq", "isdistinct", "gt", "gte", "lt", "lte", "like", "ilike", "in", "is"]
 
 _WORDS = "[A-Za-z_][A-Za-z0-9_]*(?: [A-Za-z_][A-Za-z0-9_]*)*"
 CAST_TYPE = re.compile(

@@ -6,7 +6,7 @@ operator renders to follows PostgREST (src/PostgREST/Query/SqlFragment.hs).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, assert_never
+from typing import Final, Literal, assert_never
 
 from fencepost.storage.statements.casts import cast_type
 from fencepost.storage.statements.parameters import Bound
@@ -27,6 +27,8 @@ _MAX_TARGETS = 1600
 _MAX_NAME_BYTES = 63
 
 _COMPARISONS = {"eq": "=", "neq": "<>", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+_CAST: Final = frozenset({*_COMPARISONS, "isdistinct", "in"})
+"""Operators whose values are cast to the type of the column."""
 _PATTERNS = {"like": "~~", "ilike": "~~*"}
 """What LIKE and ILIKE stand for."""
 _IS = {"null": "NULL", "not_null": "NOT NULL", "true": "TRUE", "false": "FALSE", "unknown": "UNKNOWN"}
@@ -49,7 +51,7 @@ def render_filters(table: Table, filters: Sequence[Filter], bound: Bound, alias:
 def _cast(filter_: Filter) -> Iterator[str]:
     """List the columns with whose types values are compared."""
     if isinstance(filter_, Condition):
-        if not filter_.field.path and filter_.operator in {*_COMPARISONS, "in"}:
+        if not filter_.field.path and filter_.operator in _CAST:
             yield filter_.field.column
         return
     for member in filter_.members:
@@ -136,6 +138,10 @@ def _condition(table: Table, condition: Condition, bound: Bound, alias: str) -> 
         case "eq" | "neq" | "gt" | "gte" | "lt" | "lte":
             compares = _symbol(table, condition.field, _COMPARISONS[condition.operator])
             return f"{operand} {compares} CAST({bound.add(value)} AS {type_})"
+        case "isdistinct":
+            # IS DISTINCT FROM would take whatever operator = the search_path has first.
+            equals = _symbol(table, condition.field, "=")
+            return f"({operand} {equals} CAST({bound.add(value)} AS {type_})) IS NOT TRUE"
         case "like" | "ilike":
             # No cast: PostgreSQL itself decides which types have patterns (42883 for the others).
             matches = _symbol(table, condition.field, _PATTERNS[condition.operator])
