@@ -64,6 +64,11 @@ class QueueStatus:
         return "; ".join(parts)
 
     @property
+    def unused(self) -> bool:
+        """Whether nothing was ever queued in it, as far as it is known, and nothing is wrong with it."""
+        return not (self.known.generation or self.lag or self.letters or any(self.counts.values()) or self.faults())
+
+    @property
     def letters(self) -> int | None:
         """How many dead letters are there; None: it is not known."""
         return None if self.dead is None else sum(self.dead.values())

@@ -70,7 +70,7 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'FP018',
       MESSAGE = format('the source %s is not registered, so no token for %s was issued', p_source, p_resource),
       DETAIL = json_build_object('resource', p_resource, 'presented', p_token::text, 'issued', '0', 'source', p_source)::text,
-      HINT = '`fencepost source list` shows those that are.';
+      HINT = '`fencepost status` shows those that are.';
   ELSIF p_token >> 48 > oldest >> 48 THEN
     RAISE EXCEPTION USING ERRCODE = 'FP018',
       MESSAGE = format('token %s for %s is of generation %s, and the source %s is at generation %s: it is not one of its tokens',

@@ -55,8 +55,10 @@ async def _ids(queue: Queue, resource: str) -> list[str]:
 
 
 async def test_list_and_show_say_what_is_wrong(queue: Queue, run: Run) -> None:
-    listed = await run("dead", "list", DEFAULT)
+    listed = await run("dead", "list")
     assert (listed.exit_code, listed.output.count("\n")) == (0, 6)
+    several = await run("dead", "list", "--queues", "redis://127.0.0.1:1/orders")
+    assert (several.exit_code, f"There are {DEFAULT}, redis:orders." in several.output) == (2, True)
     assert "orders/k2" in listed.output
     assert "FP016: body: colour" in listed.output
     of_one = await run("dead", "list", DEFAULT, "--resource", "orders/k1", "--json")

@@ -6,7 +6,7 @@ import click
 from fencepost.cli.database import on_database
 from fencepost.cli.options import settings_options
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
-from fencepost.fencing.token import MAX_TOKEN, Rule
+from fencepost.fencing.token import EXTERNAL, MAX_TOKEN, Rule
 from fencepost.settings import Settings
 from fencepost.storage.inspecting.overview import LOCK_TIMEOUT, Finding
 from fencepost.storage.inspecting.tables import examine_tables
@@ -111,18 +111,74 @@ def protect(  # noqa: PLR0913, PLR0917 - one for each option
         raise click.UsageError("--scope and --no-scope exclude each other.")
     chosen = "" if no_scope else scope
 
-    async def plan(connection: asyncpg.Connection) -> ProtectPlan:
+    async def plan(connection: asyncpg.Connection) -> str:
         made = await plan_protect(
             connection, table, rule, source, requires_key, chosen, verify, above, max_token, max_jump, queue, sealed
         )
-        if not sql:
-            await apply(connection, made, wait=wait)
-            await _warn(connection, made.name)
-        return made
+        if sql:
+            return made.script()
+        before = await _protection(connection, made.name)
+        await apply(connection, made, wait=wait)
+        await _warn(connection, made.name)
+        return _said(made.name, before, await _protection(connection, made.name) or {})
 
-    made = on_database(settings, plan)
-    need = "a token" if queue is None else f"to go by {queue}"
-    click.echo(made.script() if sql else f"{made.name} is protected: writes need {need}", nl=not sql)
+    click.echo(on_database(settings, plan), nl=False)
+
+
+async def _protection(connection: asyncpg.Connection, name: str) -> dict[str, object] | None:
+    """Read how a table is protected, by the names of the options; None: it is not."""
+    row = await connection.fetchrow(
+        "SELECT rule, source, scope, max_token, max_jump, verify, requires_key AS require_idempotency_key, sealed"
+        " FROM fencepost.protected WHERE name = $1",
+        name,
+    )
+    return None if row is None else dict(row)
+
+
+def _said(name: str, before: dict[str, object] | None, after: dict[str, object]) -> str:
+    """Say what `protect` has done: what a table has now that had no fence, or what has changed of one that had."""
+    source = str(after["source"])
+    lines = [f"{name} is protected: writes need {f'to go by {source}' if ':' in source else 'a token'}"]
+    if before is None:
+        lines += [
+            "  column    last_fence_token has a row's mark; rows that were there begin at 0",
+            "  triggers  judge direct SQL, too: without a token it is refused from now on (FP428, docs/direct-sql.md)",
+            f"  tokens    {_tokens(after)}",
+        ]
+    else:
+        changed = [
+            f"{_option(name)} from {_shown(was)} to {_shown(after[name])}"
+            for name, was in before.items()
+            if was != after[name]
+        ]
+        stays = [f"{_option(name)} {_shown(was)}" for name, was in before.items() if was and was == after[name]]
+        lines += [f"  changed   {', '.join(changed) or 'nothing'}", f"  stays     {', '.join(stays)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _tokens(protection: dict[str, object]) -> str:
+    source, most, jump = str(protection["source"]), protection["max_token"], protection["max_jump"]
+    if ":" in source:
+        return f"the positions in {source}, which consumers give"
+    if source != EXTERNAL:
+        return f"those of the source {source}, and no others"
+    bounds = f"up to {most}" + ("" if jump is None else f", no more than {jump} above the mark")
+    if jump is not None or most != HIGHEST_TOKEN:
+        return f"of any lock service, {bounds}"
+    return (
+        f"of any lock service, {bounds}: a made-up 999999999999999 would pass, and bar all that are lower. --max-jump N"
+        " bounds how far a token may be above the mark; --source NAME takes those of one lock service only"
+    )
+
+
+def _option(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
 
 
 async def _warn(connection: asyncpg.Connection, name: str) -> None:
@@ -156,5 +212,8 @@ def unprotect(table: str, settings: Settings, sql: bool, wait: float) -> None:
         return made
 
     made = on_database(settings, plan)
-    text = f"{made.name} is no longer protected; its column last_fence_token and its marks stay"
-    click.echo(made.script() if sql else text, nl=not sql)
+    text = (
+        f"{made.name} is no longer protected; its column last_fence_token and its marks stay, and a later protect goes"
+        " on from them. To be rid of the column: ALTER TABLE … DROP COLUMN last_fence_token\n"
+    )
+    click.echo(made.script() if sql else text, nl=False)

@@ -15,6 +15,7 @@ from fencepost.cli.options import settings_options
 from fencepost.cli.queues.looking import look_at_queues, queue_as_json
 from fencepost.cli.tables import print_table
 from fencepost.fencing.ceiling import HIGHEST_TOKEN
+from fencepost.queues.registry import DEFAULT
 from fencepost.settings import Settings
 from fencepost.storage.inspecting import break_glass as inspect_glass
 from fencepost.storage.inspecting import ceilings as inspect_ceilings
@@ -114,9 +115,10 @@ def status(settings: Settings, as_json: bool) -> None:
         click.echo(json.dumps(described, indent=2, ensure_ascii=False))
         return
     _print_tables(seen)
-    for source in seen.sources:
+    # The database's own queue is always there: what nobody has used is no news.
+    for source in (each for each in seen.sources if each.name != DEFAULT or not each.unused):
         click.echo(f"source {source.name}: {source.describe()}")
-    for queue in queues:
+    for queue in (each for each in queues if each.known.name != DEFAULT or not each.unused):
         click.echo(f"queue {queue.known.name}: {queue.describe()}")
     if seen.locks:
         click.echo()
@@ -136,7 +138,6 @@ def status(settings: Settings, as_json: bool) -> None:
 def _look_at_queues(settings: Settings, seen: _Snapshot) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
     from fencepost.queue_status import as_noted  # noqa: PLC0415 - heavy
-    from fencepost.queues.registry import DEFAULT  # noqa: PLC0415
 
     if not seen.queues:
         return [], []

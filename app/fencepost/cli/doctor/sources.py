@@ -7,6 +7,7 @@ import click
 
 from fencepost.locks.source import Source, SourceError
 from fencepost.queue_wiring import names_of_queues
+from fencepost.queues.registry import DEFAULT
 from fencepost.settings import Settings
 from fencepost.source_wiring import ConfiguredSource, read_sources
 from fencepost.startup import StartupError
@@ -47,6 +48,8 @@ async def examine_sources(
             asked += (found := await _ask(here.pop(known.name), known))
             if all(each.level != "error" for each in found):
                 findings.append(Finding("ok", subject, known.describe()))
+        elif known.name == DEFAULT and known.unused:
+            continue
         elif known.of_a_queue:
             findings.append(_of_queue(subject, known, queues))
         elif known.tables:

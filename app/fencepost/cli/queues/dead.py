@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from fencepost.cli.database import database_url, run_command
 from fencepost.cli.options import settings_options
-from fencepost.cli.queues.names import chosen_queues
+from fencepost.cli.queues.names import chosen_queues, only_queue
 from fencepost.cli.queues.retrying import Retrying, place_of
 from fencepost.consuming.outcome import reason_of
 from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS, state_of
@@ -51,15 +51,16 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.argument("queue")
+@click.argument("queue", required=False)
 @click.option("--most", type=click.IntRange(1), default=100, show_default=True, help="How many, the oldest first.")
 @click.option("--resource", default=None, help="Only those of this resource: orders/order-123.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @settings_options(*_SETTINGS)
-def list_(settings: Settings, queue: str, most: int, resource: str | None, as_json: bool) -> None:
+def list_(settings: Settings, queue: str | None, most: int, resource: str | None, as_json: bool) -> None:
     """List the dead letters of QUEUE: id, resource, when, why. After them, resources that are stopped by a letter that
-    is not there any more.
+    is not there any more. Without FENCEPOST_QUEUES there is one queue, and QUEUE may be left out.
     """
+    queue = queue or only_queue(settings)
 
     async def look(log: Log, database: Database) -> tuple[Sequence[DeadLetter], int, Sequence[Stopped]]:
         letters = await log.dead.list(_ALL if resource is not None else most)

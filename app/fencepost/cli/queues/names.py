@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from fencepost.queue_wiring import ConfiguredQueue, read_queues
+import click
+
+from fencepost.queue_wiring import ConfiguredQueue, names_of_queues, read_queues
 from fencepost.queues.log import LogConfigError
 from fencepost.queues.registry import DEFAULT, require_name
 from fencepost.settings import Settings
@@ -23,3 +25,14 @@ def chosen_queues(settings: Settings, names: Sequence[str]) -> list[ConfiguredQu
             known = ", ".join([DEFAULT, *configured])
             raise StartupError(f"{name} is not configured here, but {known} is: FENCEPOST_QUEUES takes its URL")
     return [configured[name] for name in dict.fromkeys(names) if name in configured]
+
+
+def only_queue(settings: Settings) -> str:
+    """Give the name of the queue where there is one only. Raises UsageError."""
+    try:
+        names = names_of_queues(settings)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+    if len(names) > 1:
+        raise click.UsageError(f"which QUEUE? There are {', '.join(names)}.")
+    return names[0]

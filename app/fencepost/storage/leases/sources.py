@@ -49,6 +49,11 @@ class KnownSource:
         """Whether its tokens are positions in a log, and not grants of a lock service."""
         return ":" in self.name
 
+    @property
+    def unused(self) -> bool:
+        """Whether nothing was ever made of it: no table needs it, and it has given no token."""
+        return not self.tables and self.quarantined is None and not self.issued and not self.generation
+
     def describe(self) -> str:
         """Return the source's state as one phrase."""
         if self.quarantined is not None:
