@@ -45,9 +45,11 @@ def _row(kind: ProblemType) -> str:
 
 def _section(kind: ProblemType) -> str:
     code = f"code {kind.code}" if kind.code else "its code is the SQLSTATE"
+    on_call = _fill(f"**On call.** {kind.on_call}").replace("docs/runbook.md", "[runbook.md](runbook.md)")
     return (
         f"\n## {kind.slug}\n\n{kind.title}. Status {kind.status}, {code}.\n\n"
         f"{_fill(kind.meaning)}\n\n{_fill(f'**What to do.** {kind.action}')}\n"
+        + (f"\n{on_call}\n" if kind.on_call else "")
     )
 
 

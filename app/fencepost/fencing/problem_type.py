@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """One kind of error. `meaning` and `action` are the text of its page under /problems/."""
+    """One kind of error. `meaning` and `action` are the text of its page under /problems/; `on_call`, where it is not
+    empty, is for who operates the gateway.
+    """
 
     code: str | None
     status: int
@@ -14,3 +16,4 @@ class ProblemType:
     meaning: str
     action: str
     retryable: bool = False
+    on_call: str = ""

@@ -26,6 +26,9 @@ STALE_TOKEN: Final = ProblemType(
     "Your lock has expired or was taken over, whatever your process believes. Nothing was changed.",
     "Stop. Do not retry with this token: it can never be accepted again. Acquire the lock anew, claim or read the "
     "resource under the new token, and decide again from what you find.",
+    on_call="No incident by itself: nothing was written, and a few an hour are normal where locks expire. "
+    "`presented_by` and `superseded_by`, or `fencepost status`, say who was refused and who has the lock. When to look "
+    "into it: docs/runbook.md.",
 )
 SPENT_TOKEN: Final = ProblemType(
     "FP002",

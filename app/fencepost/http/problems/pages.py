@@ -52,6 +52,7 @@ def problem_page(kind: ProblemType) -> HTMLResponse:
         f'<span class="badge">code {code}</span>{retry}</p>'
         f"<h2>What it means</h2><p>{_prose(kind.meaning)}</p>"
         f"<h2>What to do</h2><p>{_prose(kind.action)}</p>"
+        f"{f'<h2>On call</h2><p>{_prose(kind.on_call)}</p>' if kind.on_call else ''}"
         f"<h2>Example</h2><pre><code>{escape(head + chr(10) + answer)}</code></pre>",
         home="../",
     )
