@@ -99,14 +99,12 @@ class GatheredReads:
         database: Database,
         reads: Reads,
         *,
-        most_waiting: int = 1000,
         wait_at_most: float = 5.0,
         times: Times = TIMES,
     ) -> None:
         self._reads = reads
         self._group = GroupCommit(
             database,
-            most_waiting=most_waiting,
             wait_at_most=wait_at_most,
             times=times,
             read_connection=lambda queue: reads.connection(
@@ -131,7 +129,7 @@ class GatheredReads:
         with self._reads.waiting.place(whose) as full:
             if full is not None:
                 raise UnavailableError(f"no more reads may wait for a connection: there are {full}")
-            answer = await self._group.write(queue, Read(key, whose))
+            answer = await self._group.write(queue, Read(key, whose), counted=False)
         return answer if answer is None or isinstance(answer, FencedRow) else ALONE
 
     async def close(self) -> None:

@@ -28,9 +28,10 @@ answer to each write of the batch, at once.
 
 Reads of single rows gather so, too (gateway/gathered_reads.py). Others want their connections: a batch gives its back.
 
-Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. One that
-would be the `most_waiting`-th to wait is refused at once (a batch's lines are not `counted`: gateway/batches.py), and
-one that waited for `wait_at_most` seconds is taken out: what has not been sent has not happened, so both are 503.
+Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. Where
+`most_waiting` writes wait already, or three quarters of that of one caller, one more is refused at once (those that
+are counted elsewhere are not `counted`: a batch's lines, reads), and one that waited for `wait_at_most` seconds is
+taken out: what has not been sent has not happened, so both are 503.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from fencepost.quota import ASKING, waiting_quota
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, Waiting
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.connections.engine import Database
@@ -87,24 +89,21 @@ class GroupCommit:
         self._on_setup_error = on_setup_error
         self._times, self._clock = times.batches, times.clock
         self._reported = -math.inf
-        self._most_waiting = most_waiting
         self._wait_at_most = wait_at_most
         self._queues: set[BatchQueue[Any, Any]] = set()
         self._lingering: set[BatchQueue[Any, Any]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanting = 0
-        self.waiting = 0
-        """How many writes are in queues or in flight, of those that are counted."""
+        self._waiting = waiting_quota(most_waiting)
         self._sweeper: Timer | None = None
 
     async def write(self, queue: BatchQueue[W, R], write: W, *, counted: bool = True) -> R | Alone | Broken:
         """Have a write carried by the queue's next batch; never AGAIN. UnavailableError: it was not sent."""
-        if counted and self.waiting >= self._most_waiting:
+        asking = ASKING.get()
+        if counted and (full := self._waiting.take(asking)) is not None:
             raise UnavailableError(
-                f"{self.waiting} requests are being worked on, and more are not taken in (FENCEPOST_MAX_WAITING):"
-                f" {self._unsent}"
+                f"requests are being worked on, and no more taken in: there are {full}. Nothing was written"
             )
-        self.waiting += counted
         try:
             for _ in range(TRIES):
                 answer = await self._queued(queue, write)
@@ -112,7 +111,13 @@ class GroupCommit:
                     return answer
             return HELD
         finally:
-            self.waiting -= counted
+            if counted:
+                self._waiting.give_back(asking)
+
+    @property
+    def waiting(self) -> int:
+        """How many writes are in queues or in flight, of those that are counted."""
+        return self._waiting.count
 
     def _queued(self, queue: BatchQueue[W, R], write: W) -> "asyncio.Future[R | Alone | Broken]":
         loop = asyncio.get_running_loop()
