@@ -324,6 +324,11 @@ class Database:
                 waiting.give_back(caller)
 
     @property
+    def most_batches_of_caller(self) -> int:
+        """How many of the connections for batches one caller may have."""
+        return most_of(self._limits.batch_pool_size)
+
+    @property
     def statement_timeout(self) -> float:
         """Seconds that a statement may run."""
         return self._limits.statement_timeout
