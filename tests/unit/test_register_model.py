@@ -69,8 +69,8 @@ def ends(draw: st.DrawFn, stop: int, number: int, op: Op, count: int, *, fenced:
 
 
 def refused_by_a_later_one() -> list[Event]:
-    """The claim of w4 cannot have read v0. Up to the first end that shows it, the refusal of w1 has no reason: w0, which
-    gives one, begins later.
+    """The claim of w4 cannot have read v0. Up to the first end that shows it, the refusal of w1 has no reason: the write
+    of w0, which gives one, begins later.
     """
 
     def asked(time: int, number: int, op: Op, token: int) -> Event:
