@@ -257,9 +257,7 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         group,
         turns,
         reads,
-        GatheredReads(
-            database, reads, most_waiting=settings.max_waiting, wait_at_most=settings.pool_timeout, times=times
-        ),
+        GatheredReads(database, reads, wait_at_most=settings.pool_timeout, times=times),
         shares,
         settings.max_answer_bytes,
         kept=KeptAnswers(settings.max_kept_bytes, settings.idempotency_retention, times.clock),

@@ -5,7 +5,6 @@ A caller is a text: the name of who asks, or the address of the connection (http
 
 import asyncio
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -62,6 +61,11 @@ class Shares:
         return places is None or not places.room.locked()
 
 
+def waiting_quota(most: int) -> "Quota":
+    """Count those that wait for PostgreSQL: FENCEPOST_MAX_WAITING, and of one caller three quarters of it."""
+    return Quota(most, most_of(most), "FENCEPOST_MAX_WAITING", "three quarters of FENCEPOST_MAX_WAITING")
+
+
 class Quota:
     """`most` of something at once, and `most_per_caller` of one caller. `setting`: the name of the first one's
     variable, for those who are refused; `per_caller` that of the other one.
@@ -70,7 +74,7 @@ class Quota:
     def __init__(self, most: int, most_per_caller: int, setting: str, per_caller: str | None = None) -> None:
         self._most, self._most_per_caller, self._setting = most, most_per_caller, setting
         self._per_caller = per_caller or f"{setting}_PER_CALLER"
-        self._of: Counter[str] = Counter()
+        self._of: dict[str, int] = {}
         self.count = 0
         """How many there are."""
 
@@ -86,18 +90,19 @@ class Quota:
 
     def take(self, caller: str, number: int = 1) -> str | None:
         """Take so many places; a text instead says why there are not so many."""
-        own = self._of.get(caller, 0)
-        if own + number > self._most_per_caller:
-            return f"{own} of {caller} already ({self._per_caller})"
+        own = self._of.get(caller, 0) + number
+        if own > self._most_per_caller:
+            return f"{own - number} of {caller} already ({self._per_caller})"
         if self.count + number > self._most:
             return f"{self.count} already ({self._setting})"
         self.count += number
-        self._of[caller] += number
+        self._of[caller] = own
         return None
 
     def give_back(self, caller: str, number: int = 1) -> None:
         """Give back what was taken."""
         self.count -= number
-        self._of[caller] -= number
-        if not self._of[caller]:
+        if left := self._of[caller] - number:
+            self._of[caller] = left
+        else:
             del self._of[caller]

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.support.asked_by import asked_by
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 
+from fencepost.quota import UNKNOWN
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
 from fencepost.storage.batches.group_commit import GroupCommit
 from fencepost.storage.connections.connection import Connection, Limits
@@ -63,15 +65,15 @@ class Stage:
 
         await eventually(so_many, what=f"{batches} batches")
 
-    def send(self, queue: BatchQueue[str, str], *words: str) -> list[asyncio.Task[Any]]:
-        return [asyncio.create_task(self.group.write(queue, word)) for word in words]
+    def send(self, queue: BatchQueue[str, str], *words: str, who: str = UNKNOWN) -> list[asyncio.Task[Any]]:
+        return [asked_by(who, self.group.write(queue, word)) for word in words]
 
 
 @pytest.fixture
 async def stage(database: str) -> AsyncIterator[Stage]:
     clock = ManualClock()
     opened = await Database.open(database, Limits(batch_pool_size=2, pool_timeout=PATIENCE))
-    group = GroupCommit(opened, most_waiting=6, wait_at_most=0.5, times=Times(clock=clock))
+    group = GroupCommit(opened, most_waiting=8, wait_at_most=0.5, times=Times(clock=clock))
     try:
         yield Stage(opened, group, clock)
     finally:
@@ -174,6 +176,22 @@ async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time
     assert await asyncio.gather(*flying, *waiting[:2]) == ["A", "B", "C", "D"]
     assert stage.batches == [["a", "b"], ["c", "d"]]
     assert await stage.group.write(queue, "h") == "H", "and there is room again"
+
+
+async def test_whose_writes_are_very_many_leaves_room_for_others(stage: Stage) -> None:
+    queue = stage.queue()
+    anns = stage.send(queue, *"abcdef", who="ann")
+    await stage.begun.wait()
+    (refused,) = stage.send(queue, "g", who="ann")
+    with pytest.raises(UnavailableError, match=r"6 of ann already \(three quarters of FENCEPOST_MAX_WAITING"):
+        await refused
+    bobs = stage.send(queue, "x", "y", who="bob")
+    await asyncio.sleep(0)
+    (refused,) = stage.send(queue, "z", who="cid")
+    with pytest.raises(UnavailableError, match=r"8 already \(FENCEPOST_MAX_WAITING"):
+        await refused
+    stage.gate.set()
+    assert await asyncio.gather(*anns, *bobs) == list("ABCDEFXY")
 
 
 async def test_a_connection_that_breaks_leaves_all_of_its_batch_unknown(stage: Stage, connect: Connect) -> None:

@@ -2,23 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 from tests.integration.test_lease_claims import asking, lease
+from tests.support.asked_by import asked_by
 from tests.support.interleave import Connect
 from tests.support.use_cases import open_gateway
 
 from fencepost.gateway.gateway import Gateway
 from fencepost.gateway.leases.held import mint, release, renew
 from fencepost.locks.source_leases.leases import SourceLocks
-from fencepost.quota import ASKING
 from fencepost.storage.leases.builtin import Lease, LeaseId
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
-T = TypeVar("T")
 MADE_UP = LeaseId("other", 2**47 + 999)
 SECRET, BOBS = "ann-" * 8, "bob-" * 8
 HELD = "SELECT FROM fencepost.leases WHERE lease_id = {} FOR UPDATE"
@@ -31,13 +29,6 @@ WAYS: dict[str, tuple[str, Callable[[Gateway, LeaseId], Coroutine[Any, Any, obje
     "release of a source": (OF_SOURCES, lambda gateway, _: release(gateway, MADE_UP, SECRET)),
 }
 """What keeps them waiting in PostgreSQL, and what they ask."""
-
-
-def asked_by(name: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-    """Do it as the request of a caller."""
-    context = copy_context()
-    context.run(ASKING.set, name)
-    return asyncio.create_task(work, context=context)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -88,7 +88,7 @@ class Share:
     def __init__(self, batches: Batches) -> None:
         self.places, self.looks = batches.places, batches.looks
         at_once = max(batches.of_lines // 2, 1)
-        self.turns = Turns(at_once=at_once, wait=batches.wait, most_waiting=sys.maxsize)
+        self.turns = Turns(at_once=at_once, wait=batches.wait, most_waiting=sys.maxsize, of_one_caller=True)
         self._all = batches.room
         self._own = asyncio.Semaphore(max(batches.of_lines - 1, 1))
 

@@ -34,23 +34,15 @@ MOST: Final = 64
 """Reads in a statement."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A read of the row `key`, in the place of the caller `whose`."""
-
-    key: Key
-    whose: str
+ReadQueue = BatchQueue[Key, FencedRow | None]
 
 
-ReadQueue = BatchQueue[Read, FencedRow | None]
+def _order(key: Key) -> Key:
+    return key
 
 
-def _order(read: Read) -> Key:
-    return read.key
-
-
-def _size(read: Read) -> int:
-    return sum(map(len, read.key))
+def _size(key: Key) -> int:
+    return sum(map(len, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +52,7 @@ class ReadLanes:
     table: Table
     own_types: bool
     """Whether they show a type of the user's, or an extension's: it may have a cast to JSON that looks at who calls."""
-    queues: RoleQueues[Read, FencedRow | None]
+    queues: RoleQueues[Key, FencedRow | None]
 
     def of(self, caller: Caller, key: Key) -> ReadQueue | None:
         """Find the queue of a caller's reads; None: this one goes alone."""
@@ -82,8 +74,8 @@ def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLane
     own_types = any("." in table.columns[name].base_type for name in columns)
     reads = keyed_reads(table, select, columns, most_answer_bytes)
 
-    async def run(connection: Connection, batch: Sequence[Read]) -> "list[FencedRow | Alone | None]":
-        return await reads.run(connection, [read.key for read in batch])
+    async def run(connection: Connection, batch: Sequence[Key]) -> "list[FencedRow | Alone | None]":
+        return await reads.run(connection, batch)
 
     def make(lane: Caller) -> ReadQueue:
         return BatchQueue(run, _order, _size, most=MOST, caller=lane)
@@ -99,14 +91,12 @@ class GatheredReads:
         database: Database,
         reads: Reads,
         *,
-        most_waiting: int = 1000,
         wait_at_most: float = 5.0,
         times: Times = TIMES,
     ) -> None:
         self._reads = reads
         self._group = GroupCommit(
             database,
-            most_waiting=most_waiting,
             wait_at_most=wait_at_most,
             times=times,
             read_connection=lambda queue: reads.connection(
@@ -116,7 +106,7 @@ class GatheredReads:
 
     def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:
         """Find who has a connection left, of those that wait first; if nobody has, whoever is first."""
-        waiting = [each.write.whose for each in islice(queue.pending, MOST)]
+        waiting = list(islice(queue.pending, MOST))
         return next((whose for whose in waiting if self._reads.has_room(whose)), waiting[0] if waiting else UNKNOWN)
 
     async def read(
@@ -131,7 +121,7 @@ class GatheredReads:
         with self._reads.waiting.place(whose) as full:
             if full is not None:
                 raise UnavailableError(f"no more reads may wait for a connection: there are {full}")
-            answer = await self._group.write(queue, Read(key, whose))
+            answer = await self._group.write(queue, key, counted=False, whose=whose)
         return answer if answer is None or isinstance(answer, FencedRow) else ALONE
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 from fencepost.fencing.caller import Caller
-from fencepost.quota import UNKNOWN, Quota, Shares, most_of
+from fencepost.quota import UNKNOWN, Shares, most_of, waiting_quota
 from fencepost.storage.connections.connection import Connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import UnavailableError
@@ -25,9 +25,7 @@ class CallerShares:
     def __init__(self, connections: int, wait: float, most_waiting: int = 1000) -> None:
         self._shares = Shares(most_of(connections))
         self._wait = wait
-        self.waiting = Quota(
-            most_waiting, most_of(most_waiting), "FENCEPOST_MAX_WAITING", "three quarters of FENCEPOST_MAX_WAITING"
-        )
+        self.waiting = waiting_quota(most_waiting)
         """Places of those that wait for a connection, or for a statement that they share."""
 
     def of(self, caller: str) -> AbstractContextManager[asyncio.Semaphore]:

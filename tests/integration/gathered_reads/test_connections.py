@@ -54,7 +54,7 @@ async def test_a_connection_that_breaks_under_them_is_no_answer(race: Race, gate
 
 async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent: Statements) -> None:
     reads = Reads(2, CallerShares(8, 5.0, 4))
-    few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, most_waiting=4))
+    few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads))
     sent.stop = "before"
     tasks = [asyncio.create_task(read_one(few, ReadOne("orders", (f"k{n}",), caller="a"))) for n in range(4)]
     await sent.stopped.wait()
@@ -70,7 +70,7 @@ async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent
 async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway: Gateway) -> None:
     """A statement that waits for a connection takes no place: those that it is for have theirs."""
     reads = Reads(1, CallerShares(8, 5.0, 8))
-    few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, most_waiting=8))
+    few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads))
     async with few.reads.connection(few.database, few.caller, "c"):
         tasks = [
             asyncio.create_task(read_one(few, ReadOne("orders", (f"k{n}",), caller="ab"[n % 2]))) for n in range(8)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.scenarios.idempotency import once
 from tests.support.acting import OTHER, READER, WEB, Acting
+from tests.support.asked_by import asked_by
 from tests.support.racing import Race
 from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 
@@ -171,6 +172,19 @@ async def test_a_lane_that_waits_for_its_next_write_gives_its_connection_to_one_
     await stage.assert_own_name()
 
 
+async def test_a_lane_that_waits_for_its_next_write_gives_its_place_to_its_callers_other_lanes(
+    stage: Acting, race: Race
+) -> None:
+    in_batches(stage, linger=4 * PATIENCE)
+    await race.insert(race.a, "k", 30)
+    shapes: list[dict[str, int | str]] = [{"n": 1}, {"status": "s"}, {"n": 1, "status": "s"}]
+    for token in range(40, 46):
+        write = patch(stage.of((WEB, OTHER)[token % 2]), keyed("k", token, "orders", **shapes[token % 3]))
+        assert result_of(await asyncio.wait_for(asked_by("ann", write), PATIENCE)) == "ok"
+    by_login = asked_by("ann", patch(stage.gateway, keyed("k", 60, n=1)))
+    assert result_of(await asyncio.wait_for(by_login, PATIENCE)) == "42501", "the login may do nothing by itself"
+
+
 # What a role lacks concerns the whole lane
 
 
@@ -180,17 +194,17 @@ class Counting:
     def __init__(self, stage: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
         self.halves = self.batches = 0
         self.reports: list[str] = []
-        again, run = GroupCommit._again, group_commit._run_batch  # noqa: SLF001
+        part, run = BatchQueue.part, group_commit._run_batch  # noqa: SLF001
 
-        async def counted_again(group: GroupCommit, *args: object) -> None:
+        def counted_part(queue: BatchQueue[object, object], *args: object) -> BatchQueue[object, object]:
             self.halves += 1
-            await again(group, *args)  # type: ignore[arg-type]
+            return part(queue, *args)  # type: ignore[arg-type]
 
         async def counted_run(queue: BatchQueue[object, object], *args: object) -> None:
             self.batches += 1
             await run(queue, *args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(GroupCommit, "_again", counted_again)
+        monkeypatch.setattr(BatchQueue, "part", counted_part)
         monkeypatch.setattr(group_commit, "_run_batch", counted_run)
         stage.gateway.group._on_setup_error = self.reports.append  # noqa: SLF001
 

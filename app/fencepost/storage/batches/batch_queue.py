@@ -2,7 +2,7 @@
 
 from asyncio import Future
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
@@ -48,6 +48,7 @@ class Waiting(Generic[W, R]):
     write: W
     answer: Future[R | Alone | Broken]
     deadline: float
+    caller: str
 
 
 def _nothing(_write: Any) -> Iterable[Hashable]:
@@ -71,9 +72,14 @@ class BatchQueue(Generic[W, R]):
     most: int = 256
     caller: Caller = EVERYBODY
     """As whom its batches run: a role, and no claims, for the writes are those of several callers."""
-    pending: "deque[Waiting[W, R]]" = field(default_factory=deque)
+    is_part: bool = False
+    """Whether it is a part of a batch that was refused: nothing more comes."""
+    pending: "dict[str, deque[Waiting[W, R]]]" = field(default_factory=dict)
+    """What waits, of each caller who has something there."""
     running: int = 0
     """How many send its batches: one, unless one of them is slow."""
+    places: list[str] = field(default_factory=list)
+    """Whose places these have (callers.py)."""
     sent: float = 0.0
     """When the last batch was sent (loop time)."""
     lingering: "Future[None] | None" = None
@@ -84,28 +90,74 @@ class BatchQueue(Generic[W, R]):
         if self.lingering is not None and not self.lingering.done():
             self.lingering.set_result(None)
 
-    def take(self) -> "list[Waiting[W, R]]":
-        """Take the next batch, sorted. Those whose caller has gone before they were sent are dropped."""
+    def add(self, waiting: "Waiting[W, R]") -> None:
+        """Have a write wait, behind the others of its caller."""
+        line = self.pending.get(waiting.caller)
+        if line is None:
+            self.pending[waiting.caller] = deque((waiting,))
+        else:
+            line.append(waiting)
+
+    def part(self, batch: "Sequence[Waiting[W, R]]", deadline: float) -> "BatchQueue[W, R]":
+        """Make a queue of a part of a batch that was refused."""
+        part = BatchQueue(self.run, self.order, self.size, self.clashes, self.most, self.caller, is_part=True)
+        for waiting in batch:
+            waiting.deadline = deadline
+            part.add(waiting)
+        return part
+
+    def late(self, now: float) -> "list[Waiting[W, R]]":
+        """Take out what has waited too long. Each line is in the order of its deadlines."""
+        late: list[Waiting[W, R]] = []
+        for caller, line in tuple(self.pending.items()):
+            while line and (line[0].deadline <= now or line[0].answer.done()):
+                late.append(line.popleft())
+            if not line:
+                del self.pending[caller]
+        return late
+
+    def take(self, left_out: Collection[str] = ()) -> "list[Waiting[W, R]]":
+        """Take the next batch, sorted: of one caller after the other a write, but of those who are `left_out`. Those
+        whose caller has gone before they were sent are dropped.
+        """
         taken: list[Waiting[W, R]] = []
         seen: set[Hashable] = set()
         left: list[Waiting[W, R]] = []
         pending = self.pending
         size = 0
-        while pending and len(taken) < self.most and size < MOST_BYTES:
-            waiting = pending.popleft()
+        turns = deque(pending.items())
+        if left_out:
+            turns = deque(each for each in turns if each[0] not in left_out)
+        while turns and len(taken) < self.most and size < MOST_BYTES:
+            caller, line = turns[0]
+            waiting = line.popleft()
+            if not line:
+                turns.popleft()
+                del pending[caller]
+            elif len(turns) > 1:
+                turns.rotate(-1)
             if waiting.answer.done():
                 continue
-            clashes = tuple(self.clashes(waiting.write))
-            if not seen.isdisjoint(clashes):
-                left.append(waiting)
-                continue
-            seen.update(clashes)
+            if clashes := tuple(self.clashes(waiting.write)):
+                if not seen.isdisjoint(clashes):
+                    left.append(waiting)
+                    continue
+                seen.update(clashes)
             taken.append(waiting)
             size += self.size(waiting.write)
-        pending.extendleft(reversed(left))
+        if left or len(pending) > 1:
+            self._put_back(turns, left)
         order = self.order
         taken.sort(key=lambda waiting: order(waiting.write))
         return taken
+
+    def _put_back(self, turns: "Iterable[tuple[str, deque[Waiting[W, R]]]]", left: "list[Waiting[W, R]]") -> None:
+        """Put back what clashes, and have those be the first next time whose turn has not come."""
+        for caller, line in turns:
+            del self.pending[caller]
+            self.pending[caller] = line
+        for waiting in reversed(left):
+            self.pending.setdefault(waiting.caller, deque()).appendleft(waiting)
 
 
 @dataclass(eq=False)

@@ -5,8 +5,8 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
 1. Nothing is in flight, or only what is slow (BatchTimes): a write is sent at once. An idle gateway adds no wait,
    and a slow statement keeps only its own batch waiting.
 2. While a batch is in flight, writes gather. When it is answered, all that have gathered are the next one, up to
-   `most` of them and MOST_BYTES, and those that clash (the same Idempotency-Key, the same scope) one after the other
-   in batches of their own.
+   `most` of them and MOST_BYTES, of one caller after the other a write, and those that clash (the same
+   Idempotency-Key, the same scope) one after the other in batches of their own.
 3. A batch is sorted by key, so that two batches never wait for each other in a circle, and runs as one transaction:
    Bind/Execute for each write and one Sync. Every write carries its number, for only accepted ones come back. A row
    twice in a batch is two statements, one after the other, each judged by what the one before has left.
@@ -21,6 +21,9 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
 7. A connection that breaks under a batch leaves all of its writes unknown (R15): each gets BROKEN, with the connection
    whose backend has to be ended before it can be known what landed.
 
+One caller has three quarters of the connections (callers.py). What has to wait for that waits in its queue, without a
+task, until a place of one of those who wait in the queue is free.
+
 A queue of a role has its connection act as that for as long as it has it: taken in one statement, given back in one
 (roles.py). So that these are few, it keeps the connection for a moment after an answer, unless another queue
 wants one: those that were answered write again, often. A privilege that the role lacks for the statement as such is the
@@ -28,18 +31,22 @@ answer to each write of the batch, at once.
 
 Reads of single rows gather so, too (gateway/gathered_reads.py). Others want their connections: a batch gives its back.
 
-Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. One that
-would be the `most_waiting`-th to wait is refused at once (a batch's lines are not `counted`: gateway/batches.py), and
-one that waited for `wait_at_most` seconds is taken out: what has not been sent has not happened, so both are 503.
+Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. Where
+`most_waiting` writes wait already, or three quarters of that of one caller, one more is refused at once (those that
+are counted elsewhere are not `counted`: a batch's lines, reads), and one that waited for `wait_at_most` seconds is
+taken out: what has not been sent has not happened, so both are 503.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from fencepost.quota import ASKING, waiting_quota
 from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, Waiting
+from fencepost.storage.batches.callers import MOST_AT_ONCE, Place, Places
 from fencepost.storage.connections.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.storage.connections.engine import Database
 from fencepost.storage.errors import OutcomeUnknownError, RefusedError, UnavailableError
@@ -60,8 +67,6 @@ LOCK_WAITS: Final = frozenset({LOCKED, "57014"})
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 SETUP_ERRORS: Final = frozenset({INSUFFICIENT_PRIVILEGE, "42883"})
 """SQLSTATEs of a role that lacks a privilege, or a schema that lacks a function: all batches of the queue will fail."""
-MOST_AT_ONCE: Final = 3
-"""How many batches of a queue may be in flight when they are slow."""
 
 
 class GroupCommit:
@@ -87,54 +92,87 @@ class GroupCommit:
         self._on_setup_error = on_setup_error
         self._times, self._clock = times.batches, times.clock
         self._reported = -math.inf
-        self._most_waiting = most_waiting
         self._wait_at_most = wait_at_most
         self._queues: set[BatchQueue[Any, Any]] = set()
-        self._lingering: set[BatchQueue[Any, Any]] = set()
+        self._lingering: dict[BatchQueue[Any, Any], Place] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Whose turn it is to read is found by those who lend (gathered_reads.py).
+        self._places = Places(sys.maxsize if self._reads else database.most_batches_of_caller)
+        self._parked: dict[BatchQueue[Any, Any], None] = {}
+        """Those in which somebody waits for a place."""
         self._wanting = 0
-        self.waiting = 0
-        """How many writes are in queues or in flight, of those that are counted."""
+        self._waiting = waiting_quota(most_waiting)
         self._sweeper: Timer | None = None
 
-    async def write(self, queue: BatchQueue[W, R], write: W, *, counted: bool = True) -> R | Alone | Broken:
-        """Have a write carried by the queue's next batch; never AGAIN. UnavailableError: it was not sent."""
-        if counted and self.waiting >= self._most_waiting:
+    async def write(
+        self, queue: BatchQueue[W, R], write: W, *, counted: bool = True, whose: str | None = None
+    ) -> R | Alone | Broken:
+        """Have a write carried by the queue's next batch; never AGAIN. `whose`: of another one than asks.
+        UnavailableError: it was not sent.
+        """
+        asking = ASKING.get() if whose is None else whose
+        if counted and (full := self._waiting.take(asking)) is not None:
             raise UnavailableError(
-                f"{self.waiting} requests are being worked on, and more are not taken in (FENCEPOST_MAX_WAITING):"
-                f" {self._unsent}"
+                f"requests are being worked on, and no more taken in: there are {full}. Nothing was written"
             )
-        self.waiting += counted
         try:
             for _ in range(TRIES):
-                answer = await self._queued(queue, write)
+                answer = await self._queued(queue, write, asking)
                 if answer is not AGAIN:
                     return answer
             return HELD
         finally:
-            self.waiting -= counted
+            if counted:
+                self._waiting.give_back(asking)
 
-    def _queued(self, queue: BatchQueue[W, R], write: W) -> "asyncio.Future[R | Alone | Broken]":
-        loop = asyncio.get_running_loop()
-        waiting: Waiting[W, R] = Waiting(write, loop.create_future(), self._clock.monotonic() + self._wait_at_most)
-        queue.pending.append(waiting)
+    @property
+    def waiting(self) -> int:
+        """How many writes are in queues or in flight, of those that are counted."""
+        return self._waiting.count
+
+    def _queued(self, queue: BatchQueue[W, R], write: W, whose: str) -> "asyncio.Future[R | Alone | Broken]":
+        answer: asyncio.Future[R | Alone | Broken] = asyncio.get_running_loop().create_future()
+        queue.add(Waiting(write, answer, self._clock.monotonic() + self._wait_at_most, whose))
         queue.wake()
         if not queue.running or self._is_slow(queue):
             self._send(queue)
         if self._sweeper is None:
             self._sweeper = self._clock.call_later(self._times.sweep_every, self._sweep)
-        return waiting.answer
+        return answer
 
     def _is_slow(self, queue: BatchQueue[Any, Any]) -> bool:
         """Whether what is in flight has been for so long that more may be sent beside it."""
-        return queue.running < MOST_AT_ONCE and self._clock.monotonic() - queue.sent > self._times.slow
+        if queue.running >= MOST_AT_ONCE or queue.is_part:
+            return False
+        return self._clock.monotonic() - queue.sent > self._times.slow
 
     def _send(self, queue: BatchQueue[Any, Any]) -> None:
-        """Begin to send what waits, beside what is in flight."""
+        """Begin to send what waits, beside what is in flight, or when a place is free for it."""
+        self._queues.add(queue)
+        place = self._places.take(queue)
+        if place is None:
+            self._park(queue)
+            return
         queue.running += 1
         queue.sent = self._clock.monotonic()
-        self._queues.add(queue)
-        self._start(self._drain(queue))
+        self._start(self._drain(queue, place))
+
+    def _park(self, queue: BatchQueue[Any, Any]) -> None:
+        """Have what waits for a place go on when there is one. If it waits for those of the queue, these go on."""
+        if self._places.waits_for_one(queue):
+            self._parked[queue] = None
+            for each, place in tuple(self._lingering.items()):
+                if self._places.is_wanted(place):
+                    each.wake()
+
+    def _give_back(self, queue: BatchQueue[Any, Any], place: Place) -> None:
+        """Give a place back. Those that wait for one are before this queue."""
+        self._places.give_back(queue, place)
+        if self._parked:
+            parked, self._parked = self._parked, {}
+            for each in parked:
+                if each.pending and (not each.running or self._is_slow(each)):
+                    self._send(each)
 
     async def close(self) -> None:
         """Wait for what is in flight."""
@@ -148,63 +186,71 @@ class GroupCommit:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _drain(self, queue: BatchQueue[Any, Any]) -> None:
-        """Send batches until nothing waits."""
+    async def _drain(self, queue: BatchQueue[Any, Any], place: Place | None) -> None:
+        """Send batches until nothing waits, or nobody who waits may have a place."""
         try:
-            while queue.pending:
-                await self._on_a_connection(queue)
+            while place is not None:
+                try:
+                    await self._on_a_connection(queue, place)
+                finally:
+                    self._give_back(queue, place)
+                place = self._places.take(queue) if queue.pending else None
         finally:
             queue.running -= 1
-            if not queue.running:
+            if queue.pending:
+                self._park(queue)
+            elif not queue.running:
                 self._queues.discard(queue)
 
-    async def _on_a_connection(self, queue: BatchQueue[Any, Any]) -> None:
+    async def _on_a_connection(self, queue: BatchQueue[Any, Any], place: Place) -> None:
         """Send batches on one connection for as long as it serves and no other queue wants one."""
         batch: list[Waiting[Any, Any]] = []
         behind: GatewayConnection | None = None
+        wanting = 1
+        self._wanting += 1  # those that have one give it back after a batch
+        for each in tuple(self._lingering):
+            each.wake()
         try:
-            async with self._connection(queue) as connection:
+            async with self._lend(queue) as connection:
+                self._wanting -= 1
+                wanting = 0
                 behind = gateway_connection(connection)
-                while await self._has_work(queue) and not behind.is_closed() and self._accepts(connection):
-                    batch = queue.take()
+                while (
+                    (queue.pending or await self._linger(queue, place))
+                    and not behind.is_closed()
+                    and self._accepts(connection)
+                ):
+                    if not self._places.move(queue, place):
+                        return
+                    batch = queue.take(self._places.left_out(queue, place))
                     queue.sent = self._clock.monotonic()
                     if batch:
                         await _run_batch(queue, connection, behind, batch)
                     batch = []
-                    if self._wanting or self._reads:
+                    if self._reads or queue.is_part or self._is_wanted(place):
                         return
         except Exception as error:  # noqa: BLE001 - those that wait get it
             self._failed(queue, batch or queue.take(), error, behind)
+        finally:
+            self._wanting -= wanting
 
-    async def _has_work(self, queue: BatchQueue[Any, Any]) -> bool:
-        """Whether something waits in a queue. One of a role waits for that a moment, on one of its connections."""
-        if queue.pending or queue.caller.role is None or self._wanting or queue in self._lingering:
-            return bool(queue.pending)
+    def _is_wanted(self, place: Place) -> bool:
+        """Whether another queue wants a connection, or a place of this caller."""
+        return bool(self._wanting or (self._parked and self._places.is_wanted(place)))
+
+    async def _linger(self, queue: BatchQueue[Any, Any], place: Place) -> bool:
+        """Wait a moment for the next write of a queue of a role, on one of its connections. Whether something came."""
+        if queue.caller.role is None or queue.is_part or queue in self._lingering or self._is_wanted(place):
+            return False
         queue.lingering = asyncio.get_running_loop().create_future()
-        self._lingering.add(queue)
+        self._lingering[queue] = place
         timer = self._clock.call_later(self._times.linger, queue.wake)
         try:
             await queue.lingering
         finally:
             timer.cancel()
-            self._lingering.discard(queue)
+            del self._lingering[queue]
         return bool(queue.pending)
-
-    @asynccontextmanager
-    async def _connection(self, of: BatchQueue[Any, Any]) -> AsyncIterator[Connection]:
-        """Lend a connection for a queue. A task that has one gives it back after a batch while another wants one."""
-        self._wanting += 1
-        wanting = True
-        for queue in tuple(self._lingering):
-            queue.wake()
-        try:
-            async with self._lend(of) as connection:
-                self._wanting -= 1
-                wanting = False
-                yield connection
-        finally:
-            if wanting:
-                self._wanting -= 1
 
     def _failed(
         self,
@@ -231,8 +277,9 @@ class GroupCommit:
                 _set_answers(batch, ALONE)
             case _ if refused and len(batch) > 1:
                 middle = len(batch) // 2
+                deadline = self._clock.monotonic() + self._wait_at_most
                 for half in (batch[:middle], batch[middle:]):
-                    self._start(self._again(queue, half))
+                    self._send(queue.part(half, deadline))
             case RefusedError(sqlstate=state) if state in LOCK_WAITS:
                 _set_answers(batch, HELD)
             case _ if refused:
@@ -248,27 +295,18 @@ class GroupCommit:
             self._reported = now
             self._on_setup_error(str(error))
 
-    async def _again(self, queue: BatchQueue[Any, Any], batch: "list[Waiting[Any, Any]]") -> None:
-        """Send a part of a batch that was refused."""
-        behind: GatewayConnection | None = None
-        try:
-            async with self._connection(queue) as connection:
-                behind = gateway_connection(connection)
-                await _run_batch(queue, connection, behind, batch)
-        except Exception as error:  # noqa: BLE001 - the same
-            self._failed(queue, batch, error, behind)
-
     def _sweep(self) -> None:
-        """Take out what has waited too long. Each queue is in the order of its deadlines."""
+        """Take out what has waited too long."""
         now = self._clock.monotonic()
         for queue in tuple(self._queues):
-            if queue.pending and self._is_slow(queue):
+            if queue.pending and (not queue.running or self._is_slow(queue)):
                 self._send(queue)
-            while queue.pending and (queue.pending[0].deadline <= now or queue.pending[0].answer.done()):
-                late = queue.pending.popleft()
+            for late in queue.late(now):
                 if not late.answer.done():
                     error = f"the request was not sent within {self._wait_at_most:g} s: {self._unsent}"
                     late.answer.set_exception(UnavailableError(error))
+            if not queue.running and not queue.pending:
+                self._queues.discard(queue)
         self._sweeper = self._clock.call_later(self._times.sweep_every, self._sweep) if self._queues else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from fencepost.fencing.caller import EVERYBODY, Caller
-from fencepost.quota import ASKING, Quota, Shares, most_of
+from fencepost.quota import ASKING, Shares, most_of, waiting_quota
 from fencepost.storage.connections import roles
 from fencepost.storage.connections.connection import (
     Connection,
@@ -66,9 +66,7 @@ class Database:
         self._report = report
         self._times, self._clock = times.connections, times.clock
         self.grants = GrantSlots(self.for_leases, limits.lease_pool_size, times)
-        most = limits.most_waiting
-        of_caller = "three quarters of FENCEPOST_MAX_WAITING"
-        self._waiting = {pool: Quota(most, most_of(most), "FENCEPOST_MAX_WAITING", of_caller) for pool in self._pools}
+        self._waiting = {pool: waiting_quota(limits.most_waiting) for pool in self._pools}
         self._of_leases = Shares(max(most_of(limits.lease_pool_size), self.grants.most_of_caller + 1))
         self._ending: Timer | None = None
         self.moment_due = False
@@ -324,6 +322,11 @@ class Database:
         finally:
             if counted:
                 waiting.give_back(caller)
+
+    @property
+    def most_batches_of_caller(self) -> int:
+        """How many of the connections for batches one caller may have."""
+        return most_of(self._limits.batch_pool_size)
 
     @property
     def statement_timeout(self) -> float:
