@@ -60,8 +60,8 @@ def say(dependencies: list[dict[str, Any]] | None, errors: str) -> int:
 
 
 def _skip(why: str) -> int:
-    line = f"pypi.org's advisories cannot be had here ({why})"
-    click.echo(f"audit: skipped: {line}")
+    line = f"the dependencies were not compared with known vulnerabilities: pypi.org's list cannot be had here ({why})"
+    click.echo(f"audit: not done: {line}")
     NOT_AUDITED.write_text(line)
     return 1 if os.environ.get("FENCEPOST_NO_SKIPS") else 0
 

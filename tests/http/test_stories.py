@@ -72,7 +72,7 @@ async def test_the_story_of_authentication_is_true(demo_database: str, short_dir
     steps = [(command.replace(".venv/bin/python examples", examples), expected) for command, expected in found]
     assert len(steps) >= 6
     await take(steps[:1], tmp_path)
-    jwt = ("--jwt-secret-file", str(tmp_path / "jwt-secret"), "--jwt-role-claim-key", "")
+    jwt = ("--jwt-secret-file", str(tmp_path / ".fencepost" / "jwt-secret"), "--jwt-role-claim-key", "")
     given = ("--database-url", demo_database, *jwt)
     async with serving(short_dir, *given) as gateway:
         await take(steps[1:], tmp_path, gateway.url)
