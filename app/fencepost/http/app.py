@@ -22,6 +22,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.http.admin import Admin, admin_app, by_port
 from fencepost.http.admission import Admission, is_named
 from fencepost.http.caller import caller_of
+from fencepost.http.counted_bodies import CountedBodies
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
@@ -105,8 +106,9 @@ class Application(FastAPI):
         layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
         admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
-        self.add_middleware(edge)
         bodies = BodiesInHand(parts.max_body_bytes)
+        self.add_middleware(CountedBodies, bodies=bodies)
+        self.add_middleware(edge)
         self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes, bodies))
         self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits, bodies))
         self._outermost = _with_cors(self._split, parts.sites)
