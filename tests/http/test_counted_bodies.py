@@ -12,7 +12,9 @@ from fencepost.testing.servers.waiting import PATIENCE
 SIZE = 1_000_000
 
 
-@pytest.mark.parametrize("line", ["POST /v1/claims", "POST /v1/leases", "DELETE /v1/leases/1", "PATCH /v1/data/orders/1"])
+@pytest.mark.parametrize(
+    "line", ["POST /v1/claims", "POST /v1/leases", "DELETE /v1/leases/1", "PATCH /v1/data/orders/1"]
+)
 async def test_bodies_that_do_not_come_to_an_end_are_refused_once_there_is_no_room_for_more(
     gateway_url: str, line: str
 ) -> None:

@@ -304,6 +304,10 @@ def _check_url(url: str) -> httpx.URL:
         raise ValueError(f"{shown}: a gateway is at http://host:port or https://host:port")
     if read.port is not None and read.port > _LAST_PORT:
         raise ValueError(f"{shown}: a port is at most {_LAST_PORT}")
+    if read.userinfo:  # messages name the gateway by its URL
+        raise ValueError(
+            f"{shown}: a gateway's URL has no user and no password (what stands before the @): a gateway takes a token"
+        )
     if "?" in url or "#" in url:
         raise ValueError(f"{shown}: a gateway's URL has no query (?) and no fragment (#)")
     return read
