@@ -37,7 +37,7 @@ from fencepost.http.routes.health import Health, health_routes
 from fencepost.http.routes.leases import lease_routes
 from fencepost.http.routes.system import claim_routes
 from fencepost.http.routes.writes import write_routes
-from fencepost.http.sites import Sites
+from fencepost.http.sites import ANSWERED_HEADERS, Sites
 from fencepost.identity.authenticator import Authenticator
 from fencepost.observe.events import Emit
 from fencepost.quota import ASKING
@@ -49,11 +49,6 @@ ASKED_HEADERS: Final = (
     "Prefer", "X-Fence-Token", "X-Lease-Secret", "X-Request-Id",
 )  # fmt: skip
 """What pages of other sites may send, where the operator allows them."""
-ANSWERED_HEADERS: Final = (
-    "Content-Location", "Content-Range", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
-    "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Fence-Mark", "X-Fence-Scope", "X-Request-Id",
-)  # fmt: skip
-"""What they may read."""
 TAGS: Final = [
     {"name": "fences", "description": "Claims, and what is known of a resource."},
     {"name": "leases", "description": "Locks with tokens, from the protected database itself."},

@@ -217,9 +217,9 @@ class Exchange:
         )
 
     def _connections(self, call: Call) -> httpx.AsyncClient:
-        owner = (asyncio.get_running_loop(), os.getpid())
-        self._owner = self._owner or owner
-        if self._owner != owner:
+        self._owner = self._owner or (asyncio.get_running_loop(), os.getpid())
+        # In a forked process no event loop runs.
+        if self._owner[1] != os.getpid() or self._owner[0] is not asyncio.get_running_loop():
             raise RuntimeError(
                 "this Client was used in another event loop, or before a fork, and its connections belong there:"
                 " make a Client in each, `async with Client(url) as c:`"
