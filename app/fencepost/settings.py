@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from urllib.parse import parse_qs
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -314,6 +315,21 @@ class Settings(BaseSettings):
 _BLANK: Final = re.compile(r"[\s\x00-\x1f\x7f]")
 _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%25\w+)?\]|[^\[\]:@]+)(?::([0-9]{1,5}))?")
 _LAST_PORT: Final = 65_535
+_NO_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+_VALUES: Final = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "target_session_attrs": ("any", "primary", "standby", "prefer-standby", "read-write", "read-only"),
+}
+"""Which values parameters of a database URL may have."""
+_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+_OF_LIBPQ: Final = frozenset(
+    {
+        "channel_binding", "connect_timeout", "fallback_application_name", "gssencmode", "hostaddr", "keepalives",
+        "keepalives_count", "keepalives_idle", "keepalives_interval", "load_balance_hosts", "require_auth",
+        "requirepeer", "sslcompression", "sslsni", "tcp_user_timeout",
+    }
+)  # fmt: skip
+"""Parameters that asyncpg would send to PostgreSQL as settings, which it refuses."""
 
 
 def database_url_fault(url: str) -> str | None:
@@ -333,8 +349,36 @@ def database_url_fault(url: str) -> str | None:
         found = _HOST.fullmatch(host)
         if found is None or not (found[1] is None or 0 < int(found[1]) <= _LAST_PORT):
             return f"its host number {number} is no host:port; {encoded}"
+    path = rest[len(authority) :].partition("?")[0]
+    fault = _form_fault(url, path, query)
+    if fault is not None:
+        return f"{fault}; {encoded}"
+    return _parameter_fault({name: values[-1] for name, values in parse_qs(query).items()})
+
+
+def _form_fault(url: str, path: str, query: str) -> str | None:
     if any("=" not in each for each in query.split("&") if query):
-        return f"behind its ? is something that is no name=value; {encoded}"
+        return "behind its ? is something that is no name=value"
+    if _NO_ESCAPE.search(url) or "%00" in url:
+        return "it has a % without two hexadecimal digits (a % is %25), or the character NUL (%00)"
+    if "/" in path[1:]:
+        return "its path is the name of a database, and has a / in it"
+    return None
+
+
+def _parameter_fault(given: dict[str, str]) -> str | None:
+    """Say what is wrong with the parameters of a database URL. Those that are not known are PostgreSQL's settings."""
+    for name, known in _VALUES.items():
+        if name in given and given[name] not in known:
+            return f"{name}: it is one of {', '.join(known)}"
+    ports = given.get("port", "1").split(",")
+    if not all(re.fullmatch("[0-9]{1,5}", each) and 0 < int(each) <= _LAST_PORT for each in ports):
+        return f"port: it is a number from 1 to {_LAST_PORT}"
+    if others := sorted(_OF_LIBPQ & given.keys()):
+        return f"{', '.join(others)}: a parameter that psql has, and Fencepost has not"
+    for name in _FILES:
+        if name in given and given.get("sslmode") != "disable" and not Path(given[name]).is_file():
+            return f"{name}: there is no file {given[name]!r}"
     return None
 
 

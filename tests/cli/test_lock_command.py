@@ -108,11 +108,13 @@ async def test_a_port_without_a_listener_is_unreachable_for_lock_and_for_mint(lo
         (("a", "--wait", "nan", "true"), "wait=nan"),
         (("a", "--url", "gateway:8080", "true"), "a gateway is at http://host:port"),
         (("a", "--url", "http://127.0.0.1:99999", "true"), "a port is at most 65535"),
+        (("a", "--url", "http://worker:S3cr3t@127.0.0.1:9", "true"), "a gateway's URL has no user and no password"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_asked(arguments: tuple[str, ...], message: str) -> None:
     refused = CliRunner().invoke(main, ["lock", "--url", "http://127.0.0.1:9", *arguments])
     assert (refused.exit_code, message in refused.output) == (2, True), refused.output
+    assert "S3cr3t" not in refused.output
 
 
 async def test_what_the_gateway_refuses_has_exit_code_2(lock: StartLock) -> None:

@@ -1,5 +1,7 @@
 """The client for code that is not asynchronous."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -11,6 +13,15 @@ from fencepost import LeaseLost, LockHeld, StaleToken, SyncClient, SyncLease
 from fencepost.testing.servers.waiting import PATIENCE
 
 ORDER = "orders/order-123"
+EXITS = """
+import os, sys
+from fencepost import SyncClient
+with SyncClient(sys.argv[1], retry=None) as client, client.lock("a") as lease:
+    child = os.fork()
+    if child == 0:
+        sys.exit(3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lease.trusted)
+"""
 
 
 @pytest.fixture
@@ -151,3 +162,9 @@ def test_a_client_that_is_not_open_reports_it(gateway_url: str) -> None:
         client.__enter__()
     with pytest.raises(RuntimeError, match="not open"):
         client.locks()
+
+
+def test_a_forked_process_that_exits_within_a_lock_has_its_own_exit_code(gateway_url: str) -> None:
+    command = [sys.executable, "-c", EXITS, gateway_url]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ran.stdout, ran.stderr) == ("3 True\n", "")

@@ -1,7 +1,8 @@
 """Clients that close the connection, or their half of it, before they are answered."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import asyncpg
@@ -10,6 +11,9 @@ import pytest
 from tests.http.raw import RawConnection
 from tests.support.demo_gateway import DemoGateway
 from tests.support.interleave import blocks_another_session
+from tests.support.lease_http import post, release
+
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ROW = "/v1/data/orders/order-123"
 
@@ -103,3 +107,43 @@ async def test_what_is_granted_to_a_client_that_withdraws_meanwhile_is_given_bac
     assert (await http.get("/v1/locks?name=weekly")).json() == []
     again = await http.post("/v1/leases", json=wanted, headers=secret)
     assert (again.status_code, "was withdrawn" in again.json()["detail"]) == (400, True)
+
+
+HEALTH = request("GET", "/healthz")
+ENDS: list[Callable[[RawConnection], None]] = [RawConnection.close, lambda raw: raw.writer.write_eof()]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=["closed", "half closed"])
+@pytest.mark.parametrize(("behind", "later"), [(b"", b""), (HEALTH * 100, b""), (b"", HEALTH), (b"", HEALTH * 6)])
+async def test_who_has_gone_waits_for_no_lock_whatever_it_sent_behind_the_request(
+    raw: RawConnection, http: httpx.AsyncClient, behind: bytes, later: bytes, end: Callable[[RawConnection], None]
+) -> None:
+    lease = (await post(http, "G", ttl_ms=3_600_000)).json()
+
+    async def waiters() -> int:
+        (lock,) = (await http.get("/v1/locks?name=G")).json()
+        return len(lock["waiters"])
+
+    await raw.send(request("POST", "/v1/leases", {"lock": "G", "wait_ms": 60_000, "ttl_ms": 3_600_000}) + behind)
+    await eventually(waiters, what="the waiter")
+    await raw.send(later)
+    end(raw)
+
+    async def nobody() -> bool:
+        return not await waiters()
+
+    await eventually(nobody, what="the queue without it")
+    await release(http, lease)
+    assert (await post(http, "G")).status_code == 201
+    if not raw.writer.is_closing():
+        answers = [await raw.answer() for _ in range(1 + (behind + later).count(b"GET"))]
+        assert [each.status for each in answers] == [400] + [200] * (len(answers) - 1)
+        assert await raw.ended()
+
+
+async def test_a_stream_ends_when_its_client_has_gone_whatever_it_sent_behind_the_request(raw: RawConnection) -> None:
+    await raw.send(request("GET", "/v1/elections/events?name=scheduler") + HEALTH * 100)
+    await raw.reader.readuntil(b"event: vacant")
+    raw.writer.write_eof()
+    async with asyncio.timeout(PATIENCE):
+        assert (await raw.reader.read()).count(b"HTTP/1.1 200") == 100

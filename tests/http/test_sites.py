@@ -79,6 +79,7 @@ async def test_hosts_and_pages_that_are_allowed_are_served(demo_database: str, s
         large = {**page, "X-Large": "x" * 70_000}
         refused = await client.get("/v1/data/orders", headers=large)
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (431, "https://shop.example")
+        assert refused.headers["access-control-expose-headers"] == read.headers["access-control-expose-headers"]
         others = await client.get("/v1/data/orders", headers=large | {"Origin": "https://evil.example"})
         assert (others.status_code, "access-control-allow-origin" in others.headers) == (431, False)
         other = await client.post("/v1/leases", json=LEASE, headers={"Origin": "https://evil.example"})

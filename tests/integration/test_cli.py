@@ -151,7 +151,7 @@ async def test_a_database_that_cannot_be_used_is_one_line(
         ("mysql://me:topsecret@127.0.0.1/db", "it is postgresql://user:password@host:port/database"),
         ("nonsense topsecret", "it has a blank"),
         ("postgresql://me:topsecret@127.0.0.1:99999/db", "its host number 1 is no host:port"),
-        ("postgresql://me:topsecret@[::]:1/db?sslmode=bogus", "the database URL cannot be read"),
+        ("postgresql://me:topsecret@[::]:1/db?sslmode=bogus", "sslmode: it is one of disable"),
     ):
         result = await run(*command, "--database-url", url)
         assert result.exit_code == (2 if "bad value" in result.output else 1), (url, result.output)

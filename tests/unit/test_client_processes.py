@@ -36,6 +36,35 @@ def test_a_forked_process_is_told_to_open_a_client_of_its_own() -> None:
     assert parent == "parent", "its own client is closed as ever"
 
 
+ASYNC_FORKED = """
+import asyncio, os
+from fencepost import Client
+async def main():
+    client = Client("http://127.0.0.1:9", timeout=1, retry=None)
+    try:
+        await client.select("orders")
+    except Exception:
+        pass
+    child = os.fork()
+    if child == 0:
+        try:
+            await client.select("orders")
+        except RuntimeError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    await client.aclose()
+asyncio.run(main())
+"""
+
+
+def test_a_forked_process_is_told_that_the_client_of_an_event_loop_belongs_to_another() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", ASYNC_FORKED], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert "or before a fork" in ran.stdout, ran.stdout + ran.stderr
+
+
 def test_a_client_in_a_second_event_loop_says_that_it_belongs_to_the_first() -> None:
     client = Client("http://x", transport=httpx.MockTransport(lambda _: httpx.Response(200, json=[])))
 

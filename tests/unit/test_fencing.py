@@ -97,6 +97,16 @@ def test_malformed_segments(raw: bytes) -> None:
         decode_key(b"a," + raw)
 
 
+def test_a_malformed_name_is_shown_as_it_was_sent() -> None:
+    for name, shown in (
+        ("orders/%00", "'%00': PostgreSQL"),
+        ("orders/\0", r"'\\x00': PostgreSQL"),
+        ("a/%ff", "'%ff': is"),
+    ):
+        with pytest.raises(MalformedResourceError, match=f"^{shown}"):
+            parse_resource(name)
+
+
 @pytest.mark.parametrize("name", ["", "orders", "/x", "/", "orders/%", "%/x", "or\ud800ders/x", "orders/\ud800"])
 def test_malformed_names(name: str) -> None:
     with pytest.raises(MalformedResourceError):

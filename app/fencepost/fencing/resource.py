@@ -26,17 +26,23 @@ class Resource:
 
 def decode_segment(raw: bytes) -> str:
     """Percent-decode one part strictly: a stray `%`, bytes that are not UTF-8, or a NUL raise."""
+    given = raw
     if b"%" in raw:
         if _BAD_ESCAPE.search(raw):
-            raise MalformedResourceError(f"{raw!r}: a % must be followed by two hexadecimal digits")
+            raise MalformedResourceError(f"{_shown(given)}: a % must be followed by two hexadecimal digits")
         raw = _ESCAPE.sub(lambda match: bytes((int(match[1], 16),)), raw)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedResourceError(f"{raw!r}: is not UTF-8") from error
+        raise MalformedResourceError(f"{_shown(given)}: is not UTF-8") from error
     if "\0" in text:
-        raise MalformedResourceError(f"{raw!r}: PostgreSQL has no character NUL")
+        raise MalformedResourceError(f"{_shown(given)}: PostgreSQL has no character NUL")
     return text
+
+
+def _shown(given: bytes) -> str:
+    """Show it as it was sent."""
+    return repr(given.decode("utf-8", "backslashreplace"))
 
 
 def decode_key(raw: bytes) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.http.admin import Admin, admin_app, by_port
 from fencepost.http.admission import Admission, is_named
 from fencepost.http.caller import address_of, caller_of
+from fencepost.http.counted_bodies import CountedBodies
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
@@ -36,7 +37,7 @@ from fencepost.http.routes.health import Health, health_routes
 from fencepost.http.routes.leases import lease_routes
 from fencepost.http.routes.system import claim_routes
 from fencepost.http.routes.writes import write_routes
-from fencepost.http.sites import Sites
+from fencepost.http.sites import ANSWERED_HEADERS, Sites
 from fencepost.identity.authenticator import Authenticator
 from fencepost.observe.events import Emit
 from fencepost.quota import ASKING, PEER
@@ -48,11 +49,6 @@ ASKED_HEADERS: Final = (
     "Prefer", "X-Fence-Token", "X-Lease-Secret", "X-Request-Id",
 )  # fmt: skip
 """What pages of other sites may send, where the operator allows them."""
-ANSWERED_HEADERS: Final = (
-    "Content-Location", "Content-Range", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
-    "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Fence-Mark", "X-Fence-Scope", "X-Request-Id",
-)  # fmt: skip
-"""What they may read."""
 TAGS: Final = [
     {"name": "fences", "description": "Claims, and what is known of a resource."},
     {"name": "leases", "description": "Locks with tokens, from the protected database itself."},
@@ -105,8 +101,9 @@ class Application(FastAPI):
         layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
         admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
-        self.add_middleware(edge)
         bodies = BodiesInHand(parts.max_body_bytes)
+        self.add_middleware(CountedBodies, bodies=bodies)
+        self.add_middleware(edge)
         self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes, bodies))
         self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits, bodies))
         self._outermost = _with_cors(self._split, parts.sites)

@@ -23,6 +23,12 @@ _ORIGIN: Final = re.compile(r"https?://(\[[0-9a-f:.]+\]|[^:\[\]@/?#\s*]+)(:\d{1,
 _MOST_KEPT: Final = 1000
 _READS: Final = frozenset({"GET", "HEAD"})
 
+ANSWERED_HEADERS: Final = (
+    "Content-Location", "Content-Range", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
+    "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Fence-Mark", "X-Fence-Scope", "X-Request-Id",
+)  # fmt: skip
+"""What they may read."""
+
 
 class SitesError(StartupError):
     """A setting cannot be read. The message is one line."""
@@ -88,7 +94,8 @@ class Sites:
         text = (origin or b"").decode("latin-1")
         if text.lower() not in self.origins:
             return {}
-        return {"Access-Control-Allow-Origin": text, "Vary": "Origin"}
+        exposed = ", ".join(ANSWERED_HEADERS)
+        return {"Access-Control-Allow-Origin": text, "Access-Control-Expose-Headers": exposed, "Vary": "Origin"}
 
 
 def read_sites(listens_on: str, allowed_hosts: str, cors_origins: str, *, addresses: bool = False) -> Sites:

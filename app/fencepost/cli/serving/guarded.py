@@ -6,7 +6,7 @@
 - A client that does not read its answer is cut off.
 - While an answer is not taken, or a request waits behind another one, nothing more is read, parsed or begun. So a
   connection keeps one answer and what one read brings (256 kB), however much its client pipelines; and what all of them
-  keep has a bound.
+  keep has a bound. That the client has gone is seen also then, where a request wants to know it (ends.py).
 """
 
 import socket
@@ -17,6 +17,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from fencepost.cli.serving.ends import ends_of
 from fencepost.cli.serving.parsing import ParsingProtocol
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.http.caller import caller_of
@@ -26,6 +27,7 @@ from fencepost.http.problems.response import problem_response
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from starlette.types import Scope
 
@@ -39,6 +41,14 @@ class _Flow(FlowControl):
     """Reading, which nobody turns on again while something waits."""
 
     waits = False
+    on_pause: "Callable[[], None] | None" = None
+    """Called when reading stops: a request wants to know when its client has gone."""
+
+    def pause_reading(self) -> None:
+        """Read no more for now."""
+        super().pause_reading()
+        if self.on_pause is not None:
+            self.on_pause()
 
     def resume_reading(self) -> None:
         """Read on, unless something waits."""
@@ -77,6 +87,8 @@ class GuardedProtocol(ParsingProtocol):
     """The last request that was read by lines: its answer may begin before it has arrived, and has an end."""
     _made: Arrival | None = None
     """What that request keeps of its answer."""
+    _watched: int | None = None
+    """The descriptor by which its end is looked for beside reading."""
     _under_way: RequestResponseCycle | None = None
     """The request that the application works on, or has answered last; later ones are in `pipeline`."""
 
@@ -101,6 +113,8 @@ class GuardedProtocol(ParsingProtocol):
         """Clean up."""
         if self._guard is not None:
             self._guard.closed(self, self._address)
+        if self._watched is not None:
+            ends_of(self.loop).forget(self._watched)
         self._report_the_end()
         if self._under_way is not None and not self._under_way.response_complete:
             self._under_way.disconnected = True
@@ -321,9 +335,21 @@ class GuardedProtocol(ParsingProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _watch(self) -> "asyncio.Future[None]":
-        """Give what is done once the client has gone. To see that, the gateway goes on reading."""
+        """Give what is done once the client has gone. To see that, the gateway goes on reading; where it may not, or
+        has to stop, the end is looked for without.
+        """
+        self.flow.on_pause = self._look_for_the_end
         self.flow.resume_reading()
+        if self.flow.read_paused:
+            self._look_for_the_end()
         return self._hung_up
+
+    def _look_for_the_end(self) -> None:
+        connection = self.transport.get_extra_info("socket")
+        if self._watched is not None or self._hung_up.done() or connection is None or connection.fileno() < 0:
+            return
+        self._watched = connection.fileno()
+        ends_of(self.loop).watch(self._watched, self._report_the_end)
 
     def _arrival(self) -> Arrival:
         """Give how the body of the request arrives that is worked on, and is read by lines; one that is there has no

@@ -217,9 +217,9 @@ class Exchange:
         )
 
     def _connections(self, call: Call) -> httpx.AsyncClient:
-        owner = (asyncio.get_running_loop(), os.getpid())
-        self._owner = self._owner or owner
-        if self._owner != owner:
+        self._owner = self._owner or (asyncio.get_running_loop(), os.getpid())
+        # In a forked process no event loop runs.
+        if self._owner[1] != os.getpid() or self._owner[0] is not asyncio.get_running_loop():
             raise RuntimeError(
                 "this Client was used in another event loop, or before a fork, and its connections belong there:"
                 " make a Client in each, `async with Client(url) as c:`"
@@ -304,6 +304,10 @@ def _check_url(url: str) -> httpx.URL:
         raise ValueError(f"{shown}: a gateway is at http://host:port or https://host:port")
     if read.port is not None and read.port > _LAST_PORT:
         raise ValueError(f"{shown}: a port is at most {_LAST_PORT}")
+    if read.userinfo:  # messages name the gateway by its URL
+        raise ValueError(
+            f"{shown}: a gateway's URL has no user and no password (what stands before the @): a gateway takes a token"
+        )
     if "?" in url or "#" in url:
         raise ValueError(f"{shown}: a gateway's URL has no query (?) and no fragment (#)")
     return read

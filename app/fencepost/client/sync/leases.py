@@ -81,4 +81,6 @@ class SyncLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and self._loop.is_of_another_process:
+            return  # which has the lease; what ends this one goes on
         self._loop.run(lambda: self._lock.__aexit__(kind, error, traceback))
