@@ -1,6 +1,7 @@
 """Over real HTTP: X-Fence-Token, its grammar (R11), and what comes before it; paths that a client would tidy up."""
 
 from urllib.parse import quote
+from uuid import uuid1, uuid4
 
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
@@ -29,6 +30,13 @@ async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> 
             assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
             assert answer.json()["type"] == "/problems/malformed-token", method
         assert await shop.mark(key.decode()) == 1, token
+
+
+async def test_a_uuid_is_no_token_and_the_hint_says_where_numbers_come_from(api: Api) -> None:
+    for token, hinted in ((uuid1().hex, True), (str(uuid4()), True), ("x" * 32, False)):
+        answer = await api.raw("PATCH", b"/v1/data/orders/x", b"{}", headers=[(b"X-Fence-Token", token.encode())])
+        assert (answer.status, answer.json()["code"]) == (400, "FP004")
+        assert ("docs/getting-started.md" in (answer.json()["hint"] or "")) == hinted, token
 
 
 async def test_two_token_headers_are_one_too_many(api: Api, shop: Shop) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.conformance.redis_bench import redis_server
 from tests.http.conftest import StartGateway
+from tests.support.recipes import steps as steps_of
 from tests.support.serving import serving
 
 from fencepost.embedded.server import embedded_bin_dir
@@ -21,12 +22,8 @@ PATH = f"{Path(sys.executable).parent}:{embedded_bin_dir()}:{os.environ['PATH']}
 
 def story(page: str) -> list[tuple[str, str]]:
     """Read (command, expected output) from the page's console blocks."""
-    steps = []
-    for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL):
-        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, expected = step.partition("\n")
-            steps.append((command, expected))
-    return steps
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
+    return [step for block in blocks for step in steps_of(block)]
 
 
 async def take(steps: list[tuple[str, str]], cwd: Path, url: str = "", database: Path | None = None) -> None:
@@ -64,6 +61,19 @@ async def test_the_story_of_sources_is_true_with_a_redis(
     with redis_server(tmp_path / "redis", port):
         gateway = await start_gateway(demo_database, demo=True, sources=f"redis=redis://127.0.0.1:{port}")
         await take(here, tmp_path, gateway, tmp_path / "url")
+
+
+async def test_who_has_a_redis_lock_gets_started_and_sees_the_wrong_way(
+    demo_database: str, start_gateway: StartGateway, tmp_path: Path
+) -> None:
+    page = "docs/getting-started.md"
+    assert len((ROOT / page).read_text("utf-8").split()) < 900, "it is read in ten minutes"
+    port = free_port()
+    here = [(command.replace("redis.Redis()", f"redis.Redis(port={port})"), said) for command, said in story(page)]
+    assert len(here) >= 8
+    (tmp_path / "url").write_text(demo_database)
+    with redis_server(tmp_path / "redis", port):
+        await take(here, tmp_path, await start_gateway(demo_database, demo=True), tmp_path / "url")
 
 
 async def test_the_story_of_authentication_is_true(demo_database: str, short_dir: Path, tmp_path: Path) -> None:

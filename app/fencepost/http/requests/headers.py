@@ -18,6 +18,11 @@ LONGEST_KEY = 255
 _QUOTED = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _ESCAPED = re.compile(rb'\\(["\\])')
 _BARE = re.compile(rb"[\x21\x23-\x7e]+")
+_UUID = re.compile(rb"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
+_OF_A_UUID = (
+    "This is a UUID, as redis-py's lock has: it tells holders apart, and not which of two grants came later. Draw a"
+    " number in the script that takes the lock: docs/getting-started.md."
+)
 SINGULAR = "application/vnd.pgrst.object+json"
 _JSON = frozenset({"", "application/json", "application/*", "*/*", SINGULAR, "application/vnd.pgrst.array+json"})
 
@@ -57,7 +62,8 @@ def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Presented | None:
         return parse_presented(values[0])
     except MalformedTokenError as error:
         shown = quotable(values[0])[:40].decode("latin-1")
-        raise RequestError(Problem(MALFORMED_TOKEN, f"X-Fence-Token: {shown!r}: {error}.")) from error
+        hint = _OF_A_UUID if _UUID.fullmatch(values[0]) else None
+        raise RequestError(Problem(MALFORMED_TOKEN, f"X-Fence-Token: {shown!r}: {error}.", hint=hint)) from error
 
 
 def read_idempotency_key(raw_headers: Iterable[tuple[bytes, bytes]]) -> str | None:
