@@ -216,7 +216,8 @@ class Exchange:
             timeout=self._limits(self.seconds(call)),
         )
 
-    def _connections(self, call: Call) -> httpx.AsyncClient:
+    def require_owner(self) -> None:
+        """Raise RuntimeError in another event loop or process than the one that has the connections."""
         self._owner = self._owner or (asyncio.get_running_loop(), os.getpid())
         # In a forked process no event loop runs.
         if self._owner[1] != os.getpid() or self._owner[0] is not asyncio.get_running_loop():
@@ -224,6 +225,9 @@ class Exchange:
                 "this Client was used in another event loop, or before a fork, and its connections belong there:"
                 " make a Client in each, `async with Client(url) as c:`"
             )
+
+    def _connections(self, call: Call) -> httpx.AsyncClient:
+        self.require_owner()
         client = self._upkeep if call.upkeep else self._data
         if client.is_closed:
             raise Unavailable(f"{_shown(call)} was not sent: the client is closed", may_repeat=False)

@@ -52,6 +52,7 @@ class Lock:
     async def __aenter__(self) -> Lease:
         if self._used:
             raise RuntimeError("each lock() is entered once: call lock() again")
+        self._exchange.require_owner()
         self._used = True
         self._lease = lease = await self._acquire_or_withdraw()
         if self._cancel_on_loss:
