@@ -321,6 +321,7 @@ _VALUES: Final = {
     "target_session_attrs": ("any", "primary", "standby", "prefer-standby", "read-write", "read-only"),
 }
 """Which values parameters of a database URL may have."""
+_ALSO: Final = ("verify_ca", "verify_full")  # asyncpg takes these too
 _FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _OF_LIBPQ: Final = frozenset(
     {
@@ -369,7 +370,7 @@ def _form_fault(url: str, path: str, query: str) -> str | None:
 def _parameter_fault(given: dict[str, str]) -> str | None:
     """Say what is wrong with the parameters of a database URL. Those that are not known are PostgreSQL's settings."""
     for name, known in _VALUES.items():
-        if name in given and given[name] not in known:
+        if name in given and given[name] not in known and given[name] not in _ALSO:
             return f"{name}: it is one of {', '.join(known)}"
     ports = given.get("port", "1").split(",")
     if not all(re.fullmatch("[0-9]{1,5}", each) and 0 < int(each) <= _LAST_PORT for each in ports):

@@ -43,7 +43,7 @@ def test_what_may_be_right_is_taken(tmp_path: Path) -> None:
         f"{ADDRESS}/db?application_name=x&search_path=a,b&statement_timeout=5s&options=-c%20geqo%3Doff&my.own=1",
         f"{ADDRESS}/db?sslmode=verify-full&sslrootcert={file}&target_session_attrs=read-write",
         f"{ADDRESS}/db?sslmode=disable&sslrootcert=/nope",
-        f"{ADDRESS}/?sslcert=",
+        f"{ADDRESS}/?sslcert=&sslmode=verify_ca",
         ADDRESS,
     ):
         assert database_url_fault(url) is None, url
