@@ -32,7 +32,7 @@ from fencepost.queues.write_id import MessageName, WriteId, id_at, new_nonce, pa
 from fencepost.storage.protecting.protect import protect
 from fencepost.storage.queues import progress, results
 from fencepost.storage.statements.idempotency import Recorded
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.waiting import PATIENCE, eventually
 from fencepost.times import TIMES
 
 TABLES = """
@@ -329,3 +329,28 @@ async def test_who_waits_for_anothers_write_sees_what_one_sees_who_waits_for_non
         queued.log.decided_below[position.partition] = 1
         assert isinstance(await find(bob, write_id), Problem)
         assert await find(ann, write_id) == answer
+
+
+async def test_one_callers_writes_that_wait_leave_a_consumer_room_for_others(stage: Stage) -> None:
+    """A trigger of the users' has each of the writes wait until the other caller's is done: there are more of them than
+    the consumer has connections.
+    """
+    await stage.queue.owner.execute("""
+        CREATE FUNCTION wait_for_it() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN IF NEW.id LIKE 'w%' THEN PERFORM pg_advisory_xact_lock_shared(7); END IF; RETURN NEW; END $$;
+        CREATE TRIGGER wait_for_it BEFORE INSERT ON stamps FOR EACH ROW EXECUTE FUNCTION wait_for_it();
+        SELECT pg_advisory_lock(7)""")
+    waiting = [await stage.submit(WEB, "POST", "stamps", {"id": f"w{n}"}, name="ann") for n in range(1, 13)]
+    others = await stage.submit(WEB, "POST", "stamps", {"id": "mine"}, name="bob")
+    for_ever = stage.queue.settings.model_copy(update={"statement_timeout": 600, "lock_timeout": 600})
+    async with consumed(replace(stage.queue, settings=for_ever)):
+
+        async def applied() -> bool:
+            return await stage.rows("SELECT id FROM stamps WHERE id = 'mine'") == [("mine",)]
+
+        await eventually(applied, what="the other caller's write is applied")
+        assert (await stage.page(waiting[0], WEB, name="ann")).json()["state"] == "queued"
+        await stage.queue.owner.execute("SELECT pg_advisory_unlock(7)")
+        await stage.queue.empty()
+    assert await stage.state(others, WEB, name="bob") == ("applied", 201, "")
+    assert {(await stage.page(each, WEB, name="ann")).json()["state"] for each in waiting} == {"applied"}
