@@ -243,6 +243,10 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = Field(
         default="console", description="Log lines for people or for machines."
     )
+    try_writes: bool = Field(
+        default=False,
+        description="Let /docs send writes to all tables, not only to the demo's. Its forms have examples.",
+    )
     access_log: bool = Field(default=False, description="Log every request, not only refusals and failures.")
 
     @property

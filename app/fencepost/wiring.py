@@ -161,6 +161,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
             _rate_limits(settings, authenticated=authentication is not None),
             _admin(settings),
             settings.demo,
+            settings.try_writes,
         )
     )
 

@@ -122,6 +122,7 @@ async def cannot_be_sent(page: Page, url: str, table: str, *, claims: int) -> No
         await expect(block.get_by_role("button", name="Execute")).to_have_count(0)
         await expect(block.get_by_role("button", name="Try it out")).to_have_count(0)
         await expect(block.locator("textarea")).to_have_count(0)
+        await expect(block.locator(".why-not")).to_contain_text("fencepost serve --try-writes")
     reading = page.locator(f"#operations-{table}-list_{table}")
     await reading.locator(".opblock-summary-control").click()
     await reading.get_by_role("button", name="Execute").click()
@@ -130,6 +131,27 @@ async def cannot_be_sent(page: Page, url: str, table: str, *, claims: int) -> No
     await claim.locator(".opblock-summary-control").click()
     await expect(claim.locator(".opblock-section").first).to_be_visible()
     await expect(claim.get_by_role("button", name="Execute")).to_have_count(claims)
+
+
+async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_errors_are_folded(
+    page: Page, demo_database: str, start_gateway: StartGateway
+) -> None:
+    """A click that sends nothing leaves no answer of the click before."""
+    url = await start_gateway(demo_database, try_writes=True)
+    await page.goto(f"{url}/docs")
+    block = page.locator("#operations-orders-update_orders_row")
+    await block.locator(".opblock-summary-control").click()
+    await expect(block.locator(".why-not")).to_have_count(0)
+    await block.get_by_role("button", name="Execute").click()
+    await expect(block.locator(STATUS)).to_have_text("200")
+    height = await block.evaluate("block => block.scrollHeight")
+    assert height < 4000, "it had 8,157 pixels, most of them examples of errors"
+    await block.get_by_role("button", name="The token is stale").first.click()
+    await expect(block.locator(".responses-table .response").filter(has_text="FP001")).to_be_visible()
+    await block.get_by_role("row", name="order_id").locator("input").fill("")
+    await block.get_by_role("button", name="Execute").click()
+    await expect(block.locator(".validation-errors li").first).to_contain_text("Required field")
+    await expect(block.locator(STATUS)).to_have_count(0)
 
 
 async def test_what_the_page_can_send_as_it_stands_is_right(

@@ -200,7 +200,16 @@ BAD = [
     ("log_level", "loud"), ("log_format", "xml"),
 ]  # fmt: skip
 """Values that a setting cannot have."""
-SWITCHES = {"api_keys", "demo", "serve_unprotected", "allow_remote", "access_log", "consume_here", "stop_resources"}
+SWITCHES = {
+    "api_keys",
+    "demo",
+    "serve_unprotected",
+    "allow_remote",
+    "access_log",
+    "try_writes",
+    "consume_here",
+    "stop_resources",
+}
 TAKES_ANY_TEXT = {
     *("database_url", "data_dir", "schemas", "tables", "roles", "sources", "queues", "default_queue"),
     *("host", "admin_host", "allowed_hosts", "cors_origins", "rate_limit", "failed_rate_limit"),

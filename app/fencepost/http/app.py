@@ -78,6 +78,8 @@ class Parts:
     """None: metrics and the details of readiness are on the main port."""
     demo: bool = False
     """Whether /docs may send writes to the demo's table. Elsewhere it sends reads only."""
+    try_writes: bool = False
+    """Whether it may send writes to all tables."""
 
 
 class Application(FastAPI):
@@ -126,7 +128,7 @@ class Application(FastAPI):
             election_routes(self._gateway_of),
             write_routes(self._gateway_of),
             health_routes(parts.health, figures=parts.admin is None, details=details),
-            docs_routes(self._catalog, version=__version__, demo=parts.demo),
+            docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes),
             problem_routes(),
         ):
             self.router.routes.extend(router.routes)

@@ -51,16 +51,20 @@ _DEMO_WRITES: Final = "/v1/data/orders /v1/claims /v1/leases"
 """The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
 
 
-def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool) -> APIRouter:
+_ALL_WRITES: Final = "/v1/data /v1/claims /v1/leases"
+
+
+def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool, try_writes: bool = False) -> APIRouter:
     """Give the routes `/`, `/docs` and `/docs/assets/{name}`. `catalog` returns the current picture; `demo`: the demo's
-    table was asked for.
+    table was asked for; `try_writes`: the page is to send writes to all tables.
     """
 
     async def index(request: Request) -> Response:
         return index_page(catalog() if is_named(request.scope) else None, version)
 
     async def docs(request: Request) -> Response:
-        writes = _DEMO_WRITES if demo and is_demo(catalog().find("orders")) else ""
+        of_demo = _DEMO_WRITES if demo and is_demo(catalog().find("orders")) else ""
+        writes = _ALL_WRITES if try_writes else of_demo
         return docs_page(version, writes=writes, before=before(version) if is_nobody(request.scope) else None)
 
     router = APIRouter(include_in_schema=False)

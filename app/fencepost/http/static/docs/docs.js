@@ -16,6 +16,46 @@ const ReadsOnly = () => ({
   },
 });
 
+// What a page of forms leaves open: why a write has no "Execute", an answer that is not of this click, and errors, which
+// are most of an operation's length, and are unfolded one by one.
+const Plainly = () => ({
+  statePlugins: {
+    spec: {
+      wrapActions: {
+        validateParams: (original, { specActions }) => (pathMethod, ...more) => {
+          specActions.clearResponse(...pathMethod);
+          return original(pathMethod, ...more);
+        },
+      },
+    },
+  },
+  wrapComponents: {
+    parameters: (Original, { React }) => (props) =>
+      React.createElement(React.Fragment, null, whyNot(React, props), React.createElement(Original, props)),
+    response: (Original, { React }) => (props) => {
+      const [open, setOpen] = React.useState(String(props.code) < "400");
+      return open ? React.createElement(Original, props) : folded(React, props, () => setOpen(true));
+    },
+  },
+});
+
+function whyNot(React, { allowTryItOut, pathMethod: [, method] = [] }) {
+  if (allowTryItOut || !method || method === "get") return null;
+  const text = "This page does not send this write: the form has examples, and the table is a real one. It does under ";
+  return React.createElement("p", { className: "why-not" }, text, React.createElement("code", null, "fencepost serve --try-writes"), ".");
+}
+
+function folded(React, { code, response }, unfold) {
+  const text = (response.get("description") ?? "").replaceAll("**", "").replaceAll("`", "");
+  const button = React.createElement("button", { type: "button", onClick: unfold }, text);
+  return React.createElement(
+    "tr",
+    { className: "response folded" },
+    React.createElement("td", { className: "response-col_status" }, code),
+    React.createElement("td", { colSpan: 2 }, button),
+  );
+}
+
 // Where the gateway has authentication, "Authorize" asks for the tables' description with the token that it was given,
 // and keeps a token only if the gateway accepts it. Until then the page shows the document that came with it.
 const TablesForCallers = () => ({
@@ -60,7 +100,7 @@ window.ui = SwaggerUIBundle({
   ...(PAGE.before ? { spec: JSON.parse(PAGE.before) } : { url: "openapi.json" }),
   dom_id: "#swagger-ui",
   layout: "BaseLayout",
-  plugins: [ReadsOnly, TablesForCallers],
+  plugins: [ReadsOnly, Plainly, TablesForCallers],
   deepLinking: true,
   docExpansion: "list",
   filter: true,
