@@ -23,6 +23,8 @@ from fencepost.embedded.files import open_inside, read_inside
 from fencepost.embedded.process import Account, EmbeddedServerError
 
 _OUR_FILES = {"lock", "password", "url", "url.new", "pgdata", "pgdata.new", "postgresql.log", "lost+found"}
+_OF_THE_DOCS = {"jwt-secret", "jwt"}
+"""What docs/authentication.md has people put beside them."""
 _CHOOSE_ANOTHER = "choose another with --data-dir or FENCEPOST_DATA_DIR"
 _LOCK_PATIENCE = 0.3  # seconds; `running_url` of another process holds the lock for a moment
 
@@ -132,7 +134,7 @@ class DataDirectory:
             )
 
     def _check_contents(self) -> None:
-        strangers = sorted({entry.name for entry in self.path.iterdir()} - _OUR_FILES)
+        strangers = sorted({entry.name for entry in self.path.iterdir()} - _OUR_FILES - _OF_THE_DOCS)
         if strangers and not self.pgdata.is_dir():
             raise EmbeddedServerError(
                 f"{self.path} is not a fencepost data directory: it holds {strangers[0]!r}; {_CHOOSE_ANOTHER}"
