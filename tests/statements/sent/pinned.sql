@@ -29,7 +29,7 @@ SELECT b."fencepost ordinal" AS place, n.resource, (SELECT r."last_fence_token" 
 
 -- POST one, stale: 409 | POST many, present and stale: 409 | PATCH, stale: 409 | claim of a row, stale: 409 | claim
 -- of a absent row, stale: 409
---   $1 = 101
+--   $1 = 1
 SELECT lease_id, names, owner, pg_catalog.to_json(granted_at) OPERATOR(pg_catalog.#>>) '{}' AS granted_at, pg_catalog.to_json(drawn_at) OPERATOR(pg_catalog.#>>) '{}' AS issued_at
   FROM fencepost.issued_to($1)
 
