@@ -39,14 +39,18 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
     await operator.execute(SLOW)
     settings = {"serve_unprotected": True, "pool_size": 4, "pool_timeout": 600, "lock_timeout": 60}
     url = await start_gateway(demo_database, **settings, sources="other=postgres-advisory:")
-    async with client_at("127.0.0.1", url) as client, client_at("127.0.0.2", url) as reader:
+    async with (
+        client_at("127.0.0.1", url) as client,
+        client_at("127.0.0.2", url) as reader,
+        client_at("127.0.0.3", url) as third,
+    ):
         lease = (await client.post("/leases", json=LEASE)).json()
         await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
         await keeper.execute("BEGIN; SELECT FROM orders FOR UPDATE")
         token = {"X-Fence-Token": "77"}
         asked = [
-            asyncio.create_task(client.patch(f"/data/orders/order-12{n}", json={"status": "paid"}, headers=token))
-            for n in (3, 4)
+            asyncio.create_task(one.patch(f"/data/orders/order-12{n}", json={"status": "paid"}, headers=token))
+            for n, one in ((3, client), (4, third))  # one caller has one of the two turns at rows
         ]
 
         async def two_wait_for_rows() -> bool:

@@ -71,8 +71,8 @@ class Clients:
 
 
 @asynccontextmanager
-async def served(directory: Path, workers: int) -> AsyncIterator[tuple[Gateway, Clients]]:
-    async with serving(directory, "--workers", str(workers)) as gateway, AsyncExitStack() as stack:
+async def served(directory: Path, workers: int, *arguments: str) -> AsyncIterator[tuple[Gateway, Clients]]:
+    async with serving(directory, "--workers", str(workers), *arguments) as gateway, AsyncExitStack() as stack:
         yield gateway, Clients(gateway, stack)
 
 
@@ -100,14 +100,15 @@ async def test_a_killed_workers_replacement_gets_connections(short_dir: Path) ->
 
 
 async def test_sighup_reloads_in_every_worker_and_ends_no_connection_and_sigterm_ends_them(short_dir: Path) -> None:
-    async with served(short_dir, 2) as (gateway, clients):
+    # What a load without news says is for debugging.
+    async with served(short_dir, 2, "--log-level", "debug") as (gateway, clients):
         connections = await clients.answered(4)
         before = clients.workers()
-        loads = gateway.errors.read_text().count("catalog")
+        loads = gateway.errors.read_text().count("catalog loaded")
         gateway.process.send_signal(signal.SIGHUP)
 
         async def loaded() -> bool:
-            return gateway.errors.read_text().count("catalog") >= loads + 2
+            return gateway.errors.read_text().count("catalog loaded") >= loads + 2
 
         await eventually(loaded, what="the tables loaded anew")
         assert [await connection.ask() for connection in connections] == [200] * 4
@@ -127,7 +128,7 @@ async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(
         url = server.url
         await upgrade(url)
         async with (
-            serving(short_dir, "--workers", "2", FENCEPOST_DATABASE_URL=url) as gateway,
+            serving(short_dir, "--workers", "2", "--start-timeout", "0", FENCEPOST_DATABASE_URL=url) as gateway,
             httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
             AsyncExitStack() as stack,
         ):

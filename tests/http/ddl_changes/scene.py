@@ -36,17 +36,18 @@ class Scene:
     async def reload(self) -> None:
         """Make the gateway look, and return once it has a picture that it began after this call.
 
-        The first new picture may be one that was under way. The one after it was begun later: loads follow one another.
+        The first load may be one that was under way. The one after it was begun later: loads follow one another.
         """
 
-        async def catalog() -> str:
-            return str((await self.api.http.get("/readyz")).json()["catalog"])
+        async def loads() -> str:
+            metrics = (await self.api.http.get("/metrics")).text
+            return next(line for line in metrics.splitlines() if line.startswith("fencepost_catalog_loads_total"))
 
         for _ in range(2):
-            before = await catalog()
+            before = await loads()
             await self.owner.execute("NOTIFY fencepost, 'reload'")
 
             async def looked(before: str = before) -> bool:
-                return await catalog() != before
+                return await loads() != before
 
             await eventually(looked, what="a new catalog")
