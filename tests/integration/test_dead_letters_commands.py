@@ -173,6 +173,7 @@ async def test_what_is_asked_wrongly_is_one_line(run: Run) -> None:
         (("show", DEFAULT, "postgres:default.0.9.0123456789abcdef"), 1, "has no dead letter"),
         (("retry", DEFAULT, "postgres:default.0.9.0123456789abcdef"), 1, "nothing was done"),
         (("retry", DEFAULT), 2, "name the letters by ID, or by --resource, or --all"),
+        (("retry", DEFAULT, "--all", "--wait", "1", "--no-wait"), 2, "--wait and --no-wait exclude each other."),
         (("drop", DEFAULT, "x", "--all"), 2, "name the letters by ID, or by --resource, or --all"),
         (("list", "kafka:none"), 1, "kafka:none is not configured here"),
     ):

@@ -22,13 +22,12 @@ from fencepost.gateway.gateway import Gateway
 from fencepost.http.admin import Admin, admin_app, by_port
 from fencepost.http.admission import Admission, is_named
 from fencepost.http.caller import address_of, caller_of
-from fencepost.http.counted_bodies import CountedBodies
 from fencepost.http.edge import Edge, RequestDone
 from fencepost.http.openapi.document import build_openapi
 from fencepost.http.problems.pages import problem_routes
 from fencepost.http.problems.response import http_problem, problem_response
 from fencepost.http.rate_limits import RateLimits
-from fencepost.http.requests.bodies import BodiesInHand
+from fencepost.http.requests.bodies import BodiesInHand, CountedBodies
 from fencepost.http.routes.batch import PATH, BatchRoute
 from fencepost.http.routes.data import PREFIX, DataRoutes
 from fencepost.http.routes.docs import docs_routes

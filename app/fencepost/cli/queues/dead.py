@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 import click
+from click.core import ParameterSource
 from pydantic import SecretStr
 
 from fencepost.cli.database import database_url, run_command
@@ -158,6 +159,7 @@ def retry(
     except StartupError as error:
         raise click.ClickException(str(error)) from error
     _require_choice(letters, resource, everything=everything)
+    _require_one_wait(no_wait=no_wait)
 
     async def act(log: Log, database: Database) -> tuple[int, int, list[str]]:
         found = await _find(log, await _ids_of_letters(database, letters), resource, ())
@@ -182,6 +184,12 @@ def retry(
     if open_:
         raise click.ClickException(f"{open_} of {done} letters were not applied")
     click.echo("" if done else "no dead letters", nl=not done)
+
+
+def _require_one_wait(*, no_wait: bool) -> None:
+    given = click.get_current_context().get_parameter_source("wait") is not ParameterSource.DEFAULT
+    if no_wait and given:
+        raise click.UsageError("--wait and --no-wait exclude each other.")
 
 
 async def _append(log: Log, database: Database, again: Retrying, letter: DeadLetter) -> str:

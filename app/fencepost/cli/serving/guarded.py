@@ -6,18 +6,22 @@
 - A client that does not read its answer is cut off.
 - While an answer is not taken, or a request waits behind another one, nothing more is read, parsed or begun. So a
   connection keeps one answer and what one read brings (256 kB), however much its client pipelines; and what all of them
-  keep has a bound. That the client has gone is seen also then, where a request wants to know it (ends.py).
+  keep has a bound. That the client has gone is seen also then, where a request wants to know it (`_Ends`).
 """
 
+import asyncio
+import select
 import socket
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakKeyDictionary
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from fencepost.cli.serving.ends import ends_of
 from fencepost.cli.serving.parsing import ParsingProtocol
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.http.caller import caller_of
@@ -26,9 +30,6 @@ from fencepost.http.hanging_up import WATCH
 from fencepost.http.problems.response import problem_response
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
     from starlette.types import Scope
 
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
@@ -69,6 +70,49 @@ class _UntilItsEnd(RequestResponseCycle):
         elif not self._has_length:
             self.expected_content_length = len(message.get("body", b"")) + message.get("more_body", False)
         await super().send(message)
+
+
+class _Ends:
+    """The connections of one event loop of which a request wants to know the end while they are not read.
+
+    The event loop finds out that a client has closed its connection, or its half of it, when it reads; and while a
+    request waits behind another one, nothing is read. Linux tells it without reading (EPOLLRDHUP). So an epoll of our
+    own is asked for that alone, and the event loop watches the epoll: that costs nothing until a connection ends.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._epoll = select.epoll()
+        self._reports: dict[int, Callable[[], None]] = {}
+        loop.add_reader(self._epoll.fileno(), self._report)
+
+    def watch(self, descriptor: int, report: Callable[[], None]) -> None:
+        """Call this once the client of a connection sends nothing more, which it may have said already."""
+        self._reports[descriptor] = report
+        self._epoll.register(descriptor, select.EPOLLRDHUP)
+
+    def forget(self, descriptor: int) -> None:
+        """Watch it no longer, before it is closed: its number may be another's then."""
+        if self._reports.pop(descriptor, None) is not None:
+            with suppress(OSError):
+                self._epoll.unregister(descriptor)
+
+    def _report(self) -> None:
+        for descriptor, _ in self._epoll.poll(0):
+            report = self._reports.get(descriptor)
+            self.forget(descriptor)
+            if report is not None:
+                report()
+
+
+_OF: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Ends]" = WeakKeyDictionary()
+
+
+def _ends_of(loop: asyncio.AbstractEventLoop) -> _Ends:
+    """Give those of an event loop."""
+    found = _OF.get(loop)
+    if found is None:
+        found = _OF[loop] = _Ends(loop)
+    return found
 
 
 class GuardedProtocol(ParsingProtocol):
@@ -114,7 +158,7 @@ class GuardedProtocol(ParsingProtocol):
         if self._guard is not None:
             self._guard.closed(self, self._address)
         if self._watched is not None:
-            ends_of(self.loop).forget(self._watched)
+            _ends_of(self.loop).forget(self._watched)
         self._report_the_end()
         if self._under_way is not None and not self._under_way.response_complete:
             self._under_way.disconnected = True
@@ -349,7 +393,7 @@ class GuardedProtocol(ParsingProtocol):
         if self._watched is not None or self._hung_up.done() or connection is None or connection.fileno() < 0:
             return
         self._watched = connection.fileno()
-        ends_of(self.loop).watch(self._watched, self._report_the_end)
+        _ends_of(self.loop).watch(self._watched, self._report_the_end)
 
     def _arrival(self) -> Arrival:
         """Give how the body of the request arrives that is worked on, and is read by lines; one that is there has no

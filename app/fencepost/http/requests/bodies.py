@@ -8,14 +8,15 @@ from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fencepost.fencing.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.fencing.problems import Problem, bad_request
 from fencepost.gateway.refusals import unavailable
 from fencepost.gateway.writes.write import UNREAD, Body
-from fencepost.http.problems.response import RequestError
-from fencepost.http.requests.headers import Headers
+from fencepost.http.caller import caller_of
+from fencepost.http.problems.response import RequestError, problem_response
+from fencepost.http.requests.headers import Headers, by_name
 from fencepost.quota import Quota, most_of
 from fencepost.storage.errors import UnavailableError
 from fencepost.storage.statements.query import Query
@@ -109,6 +110,26 @@ class BodiesInHand:
 def is_large(headers: Headers) -> bool:
     """Whether a request's body counts, or may do so: its length is not announced, or has five digits or more."""
     return b"transfer-encoding" in headers or len(headers.get(b"content-length", b"")) > _DIGITS
+
+
+class CountedBodies:
+    """Counts large bodies of all routes that FastAPI has, within the layer that knows the caller. Those of data and
+    batches count theirs themselves.
+    """
+
+    def __init__(self, app: ASGIApp, *, bodies: BodiesInHand) -> None:
+        self._app, self._bodies = app, bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have a request answered, or refuse it: there is no room for its body."""
+        if scope["type"] != "http" or not is_large(headers := by_name(scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with self._bodies.counting(caller_of(scope), headers, receive) as counted:
+                await self._app(scope, counted, send)
+        except RequestError as error:
+            await problem_response(error.problem)(scope, receive, send)
 
 
 def _too_large(limit: int) -> Problem:

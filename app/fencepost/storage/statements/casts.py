@@ -23,6 +23,8 @@ _NAMES: Final = frozenset(
         *("inet", "cidr", "macaddr", "macaddr8", "bit", "bit varying", "varbit", "money"),
     }
 )
+_BOUNDED: Final = _NAMES - {"jsonb"}
+"""Types of which a value is at most one number."""
 _MODIFIER: Final = re.compile(r"\(([0-9, ]+)\)")
 
 
@@ -50,7 +52,7 @@ def may_expand(given: str) -> bool:
     """Whether a short text that is cast to this type may become a long one, because the type may have any number of
     numbers: `[1e131071,1e131071]` has 262,144 digits as a jsonb.
     """
-    return given.endswith("[]") or _name(given) not in _NAMES - {"jsonb"}
+    return given.endswith("[]") or _name(given) not in _BOUNDED
 
 
 def _name(given: str) -> str:
