@@ -15,10 +15,11 @@ export FENCEPOST_DATA_DIR ?= $(shell \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-all torture-mutants test-servers check lint units audit format model bench lock clean
+.PHONY: help install install-dev serve demo-reset test test-all torture-mutants test-servers check lint units audit format model bench lock clean
 
 help:
-	@echo "make serve            run the gateway on an embedded PostgreSQL, with a demo table"
+	@echo "make serve            run the gateway on an embedded PostgreSQL, with two demo tables"
+	@echo "make demo-reset       take that PostgreSQL's data away: the next make serve begins anew"
 	@echo "make test             run the tests (five minutes on two cores); names what it leaves to test-all"
 	@echo "make test-all         run all tests that this machine can run (twenty minutes on two cores); names what it could not"
 	@echo "make torture-mutants  let torture find each planted bug (docs/torture.md)"
@@ -66,6 +67,10 @@ $(VENV)/.installed-bench: $(VENV)/.installed-dev requirements-bench.txt
 
 serve: install
 	@exec $(BIN)/fencepost serve --demo
+
+demo-reset:
+	@if kill -0 "$$(head -n 1 "$(FENCEPOST_DATA_DIR)/pgdata/postmaster.pid" 2>/dev/null)" 2>/dev/null; then echo "It is in use: end make serve first."; exit 1; fi
+	@rm -rf "$(FENCEPOST_DATA_DIR)/pgdata" && echo "make serve begins with a new database."
 
 check: install-dev
 	@$(MAKE) --no-print-directory -j2 --output-sync=line lint units

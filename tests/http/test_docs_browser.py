@@ -51,6 +51,25 @@ async def test_trying_the_same_write_twice_shows_200_and_then_409(
     assert sum(url == f"{demo_url}/v1/data/orders/order-123" for url in seen.urls) == 2
 
 
+async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one_is_sent(
+    page: Page, demo_database: str, start_gateway: StartGateway
+) -> None:
+    url = await start_gateway(demo_database, demo=True)
+    headers = {"X-Fence-Token": "77", "Content-Type": "application/json"}
+    async with httpx.AsyncClient(base_url=url) as http:
+        (await http.patch("/v1/data/orders/order-123", json={"status": "paid"}, headers=headers)).raise_for_status()
+    await page.goto(f"{url}/docs")
+    operation = page.locator("#operations-orders-update_orders_row")
+    await operation.locator(".opblock-summary-control").click()
+    field = operation.get_by_role("row", name="X-Fence-Token").locator("input")
+    await expect(field).to_have_value("78")
+    await operation.get_by_role("button", name="Execute").click()
+    await expect(operation.locator(STATUS)).to_have_text("200")
+    await field.fill("")
+    await operation.get_by_role("button", name="Execute").click()
+    await expect(operation.locator(STATUS)).to_contain_text("428")
+
+
 async def test_authorize_takes_a_jwt_or_an_api_key_and_keeps_neither_longer_than_the_page(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:

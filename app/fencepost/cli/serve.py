@@ -141,7 +141,7 @@ def _greeting(
         known = ' -H "Authorization: Bearer $JWT"' if authenticated else ""
         lines.append(f"  try   {_TRY.format(url=url, token=token)}{known}")
     elif settings.demo:
-        lines.append("  demo  was not made: there is a table orders, which is not the demo's")
+        lines.append("  demo  was not made: there is a table orders or accounts, which is not the demo's")
     return "\n".join(lines)
 
 

@@ -37,8 +37,9 @@ holds the lock now.
 
 **For example**, change a row with token 34, then send the same again. The first answer is 200. The second is 409,
 [spent](problems/spent-token): under the rule *strict* each token writes a row once. With 33 it is
-[stale](problems/stale-token), and 35 is welcome. On the demo's table (`fencepost serve --demo`) this page sends such
-writes. Elsewhere it sends reads only, for its forms are filled in with examples.
+[stale](problems/stale-token), and 35 is welcome. On the demo's tables (`fencepost serve --demo`) this page sends such
+writes, and `orders` opens with a token that it takes; `accounts` takes those of leases only. Elsewhere the page sends
+reads only, for its forms are filled in with examples.
 
 **Reading** takes PostgREST's dialect: `?status=eq.new&order=created_at.desc&limit=20`. A filter is
 `operator.value` with `eq neq isdistinct gt gte lt lte like ilike in is`, and `not.` before it; `in.(a,b)`, `is.null`;

@@ -68,7 +68,7 @@ ACQUIRE: Final[dict[str, Any]] = {
     "openapi_extra": _takes(
         _SECRET,
         body=wire.LeaseRequest,
-        example={"lock": "orders/order-123", "owner": "worker-a", "ttl_ms": 30000},
+        example={"lock": "accounts/account-123", "owner": "worker-a", "ttl_ms": 30000},
         required=True,
     ),
     "responses": problems(

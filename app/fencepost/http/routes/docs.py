@@ -20,7 +20,7 @@ from fencepost.http.admission import is_named, is_nobody
 from fencepost.http.html_page import page
 from fencepost.http.openapi.secured import before
 from fencepost.http.problems.response import problem_response
-from fencepost.storage.demo import is_demo
+from fencepost.storage.demo import COMMENTS, is_demo
 from fencepost.storage.tables.catalog import Catalog, Table
 
 SWAGGER_UI_VERSION: Final = "5.35.0"
@@ -47,7 +47,7 @@ _MOST_TABLES: Final = 200
 """How many tables the index page lists; /docs has them all."""
 
 
-_DEMO_WRITES: Final = "/v1/data/orders /v1/claims /v1/leases"
+_DEMO_WRITES: Final = "/v1/data/orders /v1/data/accounts /v1/claims /v1/leases"
 """The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
 
 
@@ -63,9 +63,10 @@ def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool, try
         return index_page(catalog() if is_named(request.scope) else None, version)
 
     async def docs(request: Request) -> Response:
-        of_demo = _DEMO_WRITES if demo and is_demo(catalog().find("orders")) else ""
-        writes = _ALL_WRITES if try_writes else of_demo
-        return docs_page(version, writes=writes, before=before(version) if is_nobody(request.scope) else None)
+        of_demo = demo and all(is_demo(catalog().find(name)) for name in COMMENTS)
+        writes = _ALL_WRITES if try_writes else _DEMO_WRITES if of_demo else ""
+        unknown = before(version) if is_nobody(request.scope) else None
+        return docs_page(version, writes=writes, before=unknown, demo=of_demo)
 
     router = APIRouter(include_in_schema=False)
     router.add_api_route("/", index)
@@ -74,10 +75,11 @@ def docs_routes(catalog: Callable[[], Catalog], *, version: str, demo: bool, try
     return router
 
 
-def docs_page(version: str, *, writes: str, before: dict[str, Any] | None) -> HTMLResponse:
+def docs_page(version: str, *, writes: str, before: dict[str, Any] | None, demo: bool = False) -> HTMLResponse:
     """Show Swagger UI on /openapi.json. Its forms are filled in with examples, so on real tables "Execute" is offered
     for reads only; `writes` are the paths, separated by blanks, where it is offered for writes too. `before`: who asks
-    may not see /openapi.json; this document is shown until "Authorize" has got a JWT or API key that may.
+    may not see /openapi.json; this document is shown until "Authorize" has got a JWT or API key that may. `demo`: forms
+    are filled in with a token that the demo's orders still take.
     """
     # Assets are cached for a day; another version of either is another address.
     query = escape(f"?v={version}-{SWAGGER_UI_VERSION}")
@@ -89,7 +91,8 @@ def docs_page(version: str, *, writes: str, before: dict[str, Any] | None) -> HT
         '<link rel="icon" href="docs/assets/favicon-32x32.png">'
         f'<link rel="stylesheet" href="docs/assets/swagger-ui.css{query}">'
         f'<link rel="stylesheet" href="docs/assets/docs.css{query}"></head>'
-        f'<body><div id="swagger-ui" data-writes="{escape(writes)}" data-before="{escape(document)}"></div>'
+        f'<body><div id="swagger-ui" data-writes="{escape(writes)}" data-before="{escape(document)}"'
+        f"{' data-demo' if demo and not before else ''}></div>"
         '<noscript>This page needs JavaScript; <a href="openapi.json">'
         "openapi.json</a> has the same contents.</noscript>"
         f'<script src="docs/assets/swagger-ui-bundle.js{query}"></script>'

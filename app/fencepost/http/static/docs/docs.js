@@ -16,22 +16,28 @@ const ReadsOnly = () => ({
   },
 });
 
-// What a page of forms leaves open: why a write has no "Execute", an answer that is not of this click, and errors, which
-// are most of an operation's length, and are unfolded one by one.
+// What a page of forms leaves open: why a write has no "Execute", an answer that is not of this click, a write without
+// its token, which the gateway is to refuse and not the form, a token that the row takes, and errors, which are most of
+// an operation's length, and are unfolded one by one.
+const TOKEN = "X-Fence-Token";
+
 const Plainly = () => ({
   statePlugins: {
     spec: {
       wrapActions: {
         validateParams: (original, { specActions }) => (pathMethod, ...more) => {
           specActions.clearResponse(...pathMethod);
+          specActions.updateEmptyParamInclusion(pathMethod, TOKEN, "header", true);
           return original(pathMethod, ...more);
         },
       },
     },
   },
   wrapComponents: {
-    parameters: (Original, { React }) => (props) =>
-      React.createElement(React.Fragment, null, whyNot(React, props), React.createElement(Original, props)),
+    parameters: (Original, { React, specActions }) => (props) => {
+      React.useEffect(() => void fillInTheNextToken(props, specActions), []);
+      return React.createElement(React.Fragment, null, whyNot(React, props), React.createElement(Original, props));
+    },
     response: (Original, { React }) => (props) => {
       const [open, setOpen] = React.useState(String(props.code) < "400");
       return open ? React.createElement(Original, props) : folded(React, props, () => setOpen(true));
@@ -43,6 +49,18 @@ function whyNot(React, { allowTryItOut, pathMethod: [, method] = [] }) {
   if (allowTryItOut || !method || method === "get") return null;
   const text = "This page does not send this write: the form has examples, and the table is a real one. It does under ";
   return React.createElement("p", { className: "why-not" }, text, React.createElement("code", null, "fencepost serve --try-writes"), ".");
+}
+
+const ANY_NEWER = ["/v1/data/orders", "/v1/data/orders/{order_id}", "/v1/claims"];
+
+// The demo's orders take any newer token; once 34, the example, has been taken, the form opens with the next one.
+async function fillInTheNextToken({ allowTryItOut, parameters, pathMethod }, specActions) {
+  const token = parameters?.find((each) => each.get("name") === TOKEN);
+  if (!("demo" in PAGE) || !allowTryItOut || !token || !ANY_NEWER.includes(pathMethod[0])) return;
+  const answer = await fetch("v1/data/orders?select=mark:last_fence_token&order=last_fence_token.desc&limit=1");
+  const marks = answer.ok ? await answer.json() : [];
+  const next = Math.max(34, Number(marks[0]?.mark ?? 0) + 1);
+  specActions.changeParamByIdentity(pathMethod, token, String(next), false);
 }
 
 function folded(React, { code, response }, unfold) {
@@ -105,6 +123,10 @@ window.ui = SwaggerUIBundle({
   docExpansion: "list",
   filter: true,
   tryItOutEnabled: true,
+  requestInterceptor: (request) => {
+    if (request.headers?.[TOKEN] === "") delete request.headers[TOKEN];
+    return request;
+  },
   displayRequestDuration: true,
   defaultModelsExpandDepth: 0,
   defaultModelExpandDepth: 2,
