@@ -36,11 +36,9 @@ class Retention:
 class SealKeys(Protocol):
     """The file with the keys of seals."""
 
-    def look(self) -> None:
-        """Read it if it has changed."""
+    def look(self) -> None: ...
 
-    def read(self) -> None:
-        """Read it."""
+    def read(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class Upkeep:
             await self.gateway.database.origin_status()
 
     async def reload_now_and_then(self) -> None:
-        """Reload for ever."""
         while True:
             await self.gateway.times.clock.sleep(self.gateway.times.upkeep.reload_every)
             await self.reload()

@@ -9,17 +9,13 @@ from typing import Final, Protocol
 class Timer(Protocol):
     """A call that is due later."""
 
-    def cancel(self) -> None:
-        """Do not call."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
     """Seconds from any origin; it never goes back. What waits by it is woken by it."""
 
-    def monotonic(self) -> float:
-        """Return the time."""
-        ...
+    def monotonic(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None:
         """Return after so long."""
@@ -34,7 +30,6 @@ class SystemClock:
     """The machine's, by the timers of the running event loop."""
 
     def monotonic(self) -> float:
-        """Return CLOCK_MONOTONIC."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:

@@ -100,7 +100,6 @@ class Quota:
         return None
 
     def give_back(self, caller: str, number: int = 1) -> None:
-        """Give back what was taken."""
         self.count -= number
         if left := self._of[caller] - number:
             self._of[caller] = left

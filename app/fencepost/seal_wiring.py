@@ -48,7 +48,6 @@ class SealKeysFile:
         self.read()
 
     def read(self) -> None:
-        """Read the file."""
         try:
             keys, self._known = _read(self._path)
         except (OSError, SealKeysError, SettingFileError) as error:
@@ -60,7 +59,6 @@ class SealKeysFile:
             self._emit(SealKeysRead(tuple(keys.keys)))
 
     def _fail(self, error: OSError | ValueError) -> None:
-        """Report it, once."""
         self._known = None
         reason = f"{self._path}: {_reason(error)}"
         if reason != self._failed:

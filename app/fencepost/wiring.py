@@ -76,7 +76,6 @@ class _Observers:
         self.metrics, self.log, self.refusals = Metrics(), logs.EventLog(), CallerRefusals()
 
     def emit(self, event: Event) -> None:
-        """Tell them of an event."""
         self.log.on_event(event)
         self.metrics.on_event(event)
         self.refusals.on_event(event)

@@ -107,7 +107,6 @@ def _print(line: bytes) -> None:
 
 
 def _size(file: IO[bytes]) -> int | None:
-    """Give the bytes of a regular file."""
     found = os.fstat(file.fileno())
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
@@ -130,7 +129,6 @@ class _Sending:
     """Numbers and sizes of lines that wait for their verdicts."""
 
     async def run(self, url: str, api_token: Token | None) -> None:
-        """Send it."""
         size = _size(self.file)
         with click.progressbar(length=size or 0, label="sending", file=sys.stderr, hidden=not size) as bar:
             shown = 0

@@ -29,7 +29,6 @@ class _Duration(click.ParamType[float]):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read it."""
         if isinstance(value, float):
             return value
         found = _DURATION.fullmatch(str(value))
@@ -44,7 +43,6 @@ class _AccessList(click.ParamType[tuple[str, ...]]):
     name = "access"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Read it."""
         given = [each.strip() for each in str(value).split(",")] if isinstance(value, str) else list(value)
         for each in given:
             if each not in get_args(Access):

@@ -179,5 +179,4 @@ class _Bar:
         self._bar.update(max(0, int(min(share, 1.0) * _STEPS) - self._bar.pos))
 
     def close(self) -> None:
-        """End its line."""
         self._stack.close()

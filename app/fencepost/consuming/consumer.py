@@ -44,7 +44,6 @@ class QueueConsumer:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this member has now."""
         return self._session.consumer.partitions if self._session is not None else frozenset()
 
     @property

@@ -82,7 +82,6 @@ class DatabaseLedger:
         )
 
     async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
-        """Keep the answer of a message that has no effect."""
         owner = dict(answer.headers).get(CALLER_HEADER, "")
         letter = None if letter_bytes is None else LetterSize(self._queue, owner, letter_bytes)
 
@@ -97,31 +96,24 @@ class DatabaseLedger:
         return await self._write(keep)
 
     async def stop(self, resource: str, write_id: str) -> None:
-        """Stop a resource."""
         await self._write(lambda connection: stopped.stop_resource(connection, self._queue, resource, write_id))
 
     async def go_on(self, resource: str, write_id: str) -> None:
-        """Let a resource go on."""
         await self._write(lambda connection: stopped.clear_resource(connection, self._queue, resource, write_id))
 
     async def note(self, partitions: Sequence[PartitionProgress], generation: int) -> None:
-        """Note what was done."""
         await self._write(lambda connection: progress.note(connection, self._queue, generation, partitions))
 
     async def note_pause(self, member: str, because: str | None) -> None:
-        """Note that a member is paused, or goes on."""
         await self._write(lambda connection: progress.note_pause(connection, self._queue, member, because))
 
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
-        """Note what the log gives no more."""
         await self._write(lambda connection: progress.note_committed(connection, self._queue, generation, offsets))
 
     async def now(self) -> float:
-        """Read the clock."""
         return await self._write(progress.now)
 
     async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
-        """Note a look at the log."""
         said = (state.incarnation, state.ends)
         await self._write(lambda connection: progress.note_look(connection, self._queue, generation, at, decided, said))
 

@@ -23,7 +23,6 @@ class Finisher:
         self._some_decided = asyncio.Event()
 
     def add(self, received: Received) -> None:
-        """This one is decided."""
         self._decided.append(received)
         self._some_decided.set()
 

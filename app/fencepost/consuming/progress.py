@@ -48,7 +48,6 @@ class Progress:
         self._partitions: dict[int, _Partition] = {}
 
     def taken(self, received: Iterable[Received]) -> None:
-        """These were taken."""
         for each in received:
             partition = self._partitions.setdefault(each.position.partition, _Partition())
             partition.begun[each.position.offset] = each.at
@@ -78,7 +77,6 @@ class Progress:
         partition.changed = True
 
     def done(self, received: Iterable[Received]) -> None:
-        """These need not come again."""
         for each in received:
             partition = self._partitions.get(each.position.partition)
             if partition is not None:

@@ -12,9 +12,7 @@ class Reports(Protocol):
         """Nothing is decided, or nothing is taken, for now."""
         ...
 
-    def resumed(self) -> None:
-        """It goes on."""
-        ...
+    def resumed(self) -> None: ...
 
     def dead_letter(self, received: Received, reason: str) -> None:
         """A message became a dead letter."""

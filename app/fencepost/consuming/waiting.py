@@ -32,13 +32,11 @@ class Pause:
     reason: str | None = None
 
     def begin(self, reason: str) -> None:
-        """Do not go on."""
         if self.reason is None:
             self.reports.paused(reason)
         self.reason = reason
 
     def end(self) -> None:
-        """Go on."""
         if self.reason is not None:
             self.reason = None
             self.reports.resumed()

@@ -50,7 +50,6 @@ class _Watch:
         self.news = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
-        """Have all subscriptions raise this."""
         self.news.set_exception(error)
         self.news.exception()  # no one need be there to see it
 
@@ -97,7 +96,6 @@ class Watches:
 
     @property
     def count(self) -> int:
-        """How many subscribers there are."""
         return self._quota.count
 
     @property
@@ -181,7 +179,6 @@ class Watches:
             watch.notify(found[key])
 
     def stop(self) -> None:
-        """End all subscriptions, and begin no more."""
         self._stopped = True
         if self._stopping is not None and not self._stopping.done():
             self._stopping.set_result(None)

@@ -32,7 +32,6 @@ class Caller:
     """When its token ends (the event loop's clock); None: it does not. Streams and waits end then."""
 
     def may_lock(self, name: str) -> bool:
-        """Whether it may see and take the lock of this name."""
         return self.locks is None or any(matches(pattern, name) for pattern in self.locks)
 
     def may_do_what(self, other: "Caller") -> bool:

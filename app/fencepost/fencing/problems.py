@@ -50,7 +50,6 @@ class Problem:
 
     @property
     def http_status(self) -> int:
-        """The status to answer with."""
         return self.status if self.status is not None else self.type.status
 
     @property

@@ -41,7 +41,6 @@ def decode_segment(raw: bytes) -> str:
 
 
 def _shown(given: bytes) -> str:
-    """Show it as it was sent."""
     return repr(given.decode("utf-8", "backslashreplace"))
 
 

@@ -76,7 +76,6 @@ class Batches:
         return self._stopping
 
     def stop(self) -> None:
-        """Have batches read no more, and end."""
         self._stopped = True
         if self._stopping is not None and not self._stopping.done():
             self._stopping.set_result(None)

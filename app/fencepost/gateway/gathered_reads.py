@@ -125,5 +125,4 @@ class GatheredReads:
         return answer if answer is None or isinstance(answer, FencedRow) else ALONE
 
     async def close(self) -> None:
-        """Wait for what is in flight."""
         await self._group.close()

@@ -108,7 +108,6 @@ class Results:
 
     @property
     def count(self) -> int:
-        """How many wait."""
         return self._quota.count
 
     async def wait(self, look: Look, asked: Asked, within: float, caller: str = UNKNOWN) -> Recorded | Problem | None:

@@ -29,7 +29,6 @@ class CallerShares:
         """Places of those that wait for a connection, or for a statement that they share."""
 
     def of(self, caller: str) -> AbstractContextManager[asyncio.Semaphore]:
-        """Give the places of a caller."""
         return self._shares.of(caller)
 
     def has_room(self, caller: str) -> bool:

@@ -141,7 +141,6 @@ def _elsewhere(table: ProtectedTable, authority: Authority | None, resource: str
 
 
 def _ready(gateway: Gateway, write: Write, found: Table) -> tuple[ProtectedTable, Authority | None] | Problem:
-    """Check all that needs no database."""
     table = require_protected(found)
     if isinstance(table, Problem):
         return table

@@ -133,7 +133,6 @@ class Application(FastAPI):
             self.router.routes.extend(router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
         await self._outermost(scope, receive, send)
 
     async def _split(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -115,9 +115,7 @@ class Guarded(Protocol):
         ...
 
     @property
-    def caller(self) -> str:
-        """Whose answer is not taken."""
-        ...
+    def caller(self) -> str: ...
 
     def refuse(self, problem: Problem) -> None:
         """Answer what arrives with this, and close the connection; where it gave way, it does not count any more."""
@@ -174,7 +172,6 @@ class Guard:
         return True
 
     def closed(self, connection: Guarded, address: str) -> None:
-        """Forget a connection."""
         self._ending.discard(connection)
         self._unsent.pop(connection, None)
         self._keeping.pop(connection, None)

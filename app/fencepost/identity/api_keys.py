@@ -41,11 +41,9 @@ class ApiKeys:
         self._used: set[str] = set()
 
     def takes(self, credential: str) -> bool:
-        """Say whether it looks like an API key."""
         return credential.startswith(PREFIX)
 
     async def verify(self, credential: str) -> Caller | Problem:
-        """Find whose key it is."""
         form = _FORM.fullmatch(credential)
         if form is None:
             return Problem(INVALID_CREDENTIAL, "Authorization: an API key is fp_ID_SECRET, as it was printed.")
@@ -154,7 +152,6 @@ class Announcements:
         self._heard = False
 
     def on_change(self) -> None:
-        """A key has changed."""
         self._forget()
 
     def on_listening(self) -> None:

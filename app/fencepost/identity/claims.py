@@ -47,7 +47,6 @@ class Search:
     text: str
 
     def first(self, found: Any) -> str | None:
-        """Find it."""
         texts = [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
         return next((each for each in texts if _COMPARED[self.how](each, self.text)), None)
 
@@ -137,7 +136,6 @@ def _check_times(claims: Mapping[str, Any], now: float) -> float:
 
 
 def _check_parties(claims: Mapping[str, Any], expected: Expected) -> None:
-    """Check for whom and by whom it is."""
     audiences = claims.get("aud", [])
     audiences = [audiences] if isinstance(audiences, str) else audiences
     if not isinstance(audiences, list) or not all(isinstance(each, str) for each in audiences):

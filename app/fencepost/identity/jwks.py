@@ -115,7 +115,6 @@ class FromFile:
     path: Path
 
     async def __call__(self) -> bytes:
-        """Read it."""
         return self.read()
 
     def read(self) -> bytes:
@@ -134,7 +133,6 @@ class FromUrl:
     within: float = TIMES.identity.jwks_within
 
     async def __call__(self) -> bytes:
-        """Fetch it."""
         import httpx  # noqa: PLC0415 - heavy, and few gateways fetch
 
         headers = {"Accept": "application/jwk-set+json, application/json", "Accept-Encoding": "identity"}

@@ -38,7 +38,6 @@ class FixedKeys:
     keys: KeySet
 
     def current(self) -> KeySet:
-        """Give them."""
         return self.keys
 
     async def renewed(self) -> None:

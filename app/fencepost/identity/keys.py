@@ -70,11 +70,9 @@ class KeySet:
     skipped: tuple[str, ...] = ()
 
     def candidates(self, kid: str | None, alg: str) -> list[VerifyingKey]:
-        """Find the keys that a JWT may be of."""
         return [each for each in self.keys if (kid is None or each.kid is None or each.kid == kid) and each.named(alg)]
 
     def has(self, kid: str | None) -> bool:
-        """Say whether there is a key for JWTs that name this one."""
         return kid is None or any(each.kid is None or each.kid == kid for each in self.keys)
 
 
@@ -210,7 +208,6 @@ def _checked(key: Key) -> Key:
 
 
 def _algorithm(key: Key) -> str:
-    """Name the one algorithm of a key."""
     match key:
         case OctKey():
             return "HS256"

@@ -29,7 +29,6 @@ class PendingReleases:
         return task
 
     async def to_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do this, and wait for its end."""
         return await asyncio.shield(self.begin(work))
 
     async def acquire_or_release(

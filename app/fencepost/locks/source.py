@@ -90,9 +90,7 @@ class Source(Protocol):
     """A lock service. One object per process and configured source, for one event loop."""
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What it promises."""
-        ...
+    def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
         """Get ready. Does not need the service to be there: a gateway starts without it."""

@@ -84,7 +84,6 @@ class SourceUrl:
         return value
 
     def __contains__(self, option: Option[Any]) -> bool:
-        """Whether an option is there."""
         return option.name in self.given
 
     def wrong(self, what: str) -> SourceConfigError:

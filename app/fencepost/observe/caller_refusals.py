@@ -27,12 +27,10 @@ class CallerRefusals:
         """What is counted apart today: each is a row."""
 
     def on_event(self, event: Event) -> None:
-        """Count a refusal."""
         if isinstance(event, CallerRefused):
             self._add(event.caller[:_LONGEST], event.code, 1, event.detail[:_LONGEST])
 
     def take(self) -> Counts:
-        """Give what was counted, and begin anew."""
         counts, self._counts = self._counts, {}
         return counts
 

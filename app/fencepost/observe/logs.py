@@ -143,7 +143,6 @@ class EventLog:
         self._peers: Counter[tuple[str, str]] = Counter()
 
     def on_event(self, event: Event) -> None:
-        """Log an event."""
         # structlog would look for itself, and take longer than all the rest of an event.
         level = _level(event)
         if not logging.root.isEnabledFor(level):

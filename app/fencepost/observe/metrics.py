@@ -74,7 +74,6 @@ class Metrics:
         self._http = HttpInstruments(self._registry)
 
     def on_event(self, event: Event) -> None:
-        """Count an event."""
         match event:
             case Accepted(table, verb, rows):
                 counted = self._accepted.get((table, verb))

@@ -91,7 +91,6 @@ class LogState:
 
     @property
     def partitions(self) -> int:
-        """How many partitions it has."""
         return len(self.ends)
 
 
@@ -134,9 +133,7 @@ class Consumer(Protocol):
         ...
 
     @property
-    def partitions(self) -> frozenset[int]:
-        """The partitions that this member has now."""
-        ...
+    def partitions(self) -> frozenset[int]: ...
 
     async def done(self, received: Sequence[Received]) -> None:
         """These are decided: they need not come again. In any order; what cannot be committed yet is remembered. Those
@@ -180,17 +177,13 @@ class Log(Protocol):
     """A log of writes. One object per process and configured queue, for one event loop."""
 
     @property
-    def dead(self) -> DeadLetters:
-        """Its dead letters."""
-        ...
+    def dead(self) -> DeadLetters: ...
 
     async def open(self) -> None:
         """Get ready. Does not need the log's server to be there: a gateway starts without it."""
         ...
 
-    async def close(self) -> None:
-        """Close connections."""
-        ...
+    async def close(self) -> None: ...
 
     async def append(self, message: Message) -> Position:
         """Append a message to the partition of its key. When this returns it is durable, on all replicas that the log's

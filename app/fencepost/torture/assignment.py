@@ -54,7 +54,6 @@ class Assignment:
 
     @classmethod
     def from_json(cls, line: bytes) -> Self:
-        """Read it again."""
         given = orjson.loads(line)
         given["gateways"] = tuple(given["gateways"])
         given["lapses"] = Lapses(**given["lapses"])

@@ -80,7 +80,6 @@ class Config:
 
     @property
     def play(self) -> Workload:
-        """The workload."""
         return WORKLOADS[self.workload]
 
     @property

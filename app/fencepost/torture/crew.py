@@ -44,11 +44,9 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its pid."""
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL it."""
         kill_tree(self.pid)
         self._process.wait()
         self._close()
@@ -112,7 +110,6 @@ class Crew:
             worker.check()
 
     def end(self) -> None:
-        """Let all end, and wait for that."""
         workers = (*self.loaders, *self.holders)
         for worker in workers:
             worker.ask_to_end()

@@ -25,7 +25,6 @@ class Merged:
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def count(self, op: str, end: Mapping[str, Any]) -> None:
-        """Count the end of an operation."""
         if end["event"] == "ok":
             self.accepted[op] += 1
         elif end["event"] == "refused":

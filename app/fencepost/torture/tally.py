@@ -25,7 +25,6 @@ class Counts:
 
     @property
     def operations(self) -> int:
-        """Those that a gateway had."""
         return self.accepted + self.refused + self.unknown
 
 

@@ -36,7 +36,6 @@ class Job:
 
     @property
     def shown(self) -> str:
-        """Name the locks."""
         return ", ".join(self.names)
 
     @property

@@ -48,7 +48,6 @@ class Relay:
 
     @property
     def has_terminal(self) -> bool:
-        """Whether there is a terminal."""
         return self._terminal.exists
 
     @contextlib.contextmanager
@@ -88,7 +87,6 @@ class Relay:
         return not self._asked_to_end
 
     def take_back_terminal(self) -> None:
-        """Take the terminal from the command, if it has it."""
         if self._child is not None:
             self._terminal.take_back(self._child.group)
 

@@ -20,7 +20,6 @@ class Terminal:
 
     @classmethod
     def open_controlling(cls) -> Self:
-        """Open it."""
         try:
             return cls(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
         except OSError:  # there is none, as under cron
@@ -28,7 +27,6 @@ class Terminal:
 
     @property
     def exists(self) -> bool:
-        """Whether there is one."""
         return self._descriptor is not None
 
     def lend(self, group: int) -> bool:
@@ -48,7 +46,6 @@ class Terminal:
             self.lend(group)
 
     def take_back(self, group: int) -> None:
-        """Take it from the group, if the group has it."""
         if self._descriptor is None or not self._lent:
             return
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # which it would stop us with
@@ -58,7 +55,6 @@ class Terminal:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def close(self) -> None:
-        """Close our descriptor of it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -46,7 +46,6 @@ class _Flow(FlowControl):
     """Called when reading stops: a request wants to know when its client has gone."""
 
     def pause_reading(self) -> None:
-        """Read no more for now."""
         super().pause_reading()
         if self.on_pause is not None:
             self.on_pause()
@@ -63,7 +62,6 @@ class _UntilItsEnd(RequestResponseCycle):
     _has_length = True
 
     async def send(self, message: Any) -> None:
-        """Send a part of it."""
         if message["type"] == "http.response.start":
             self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
             self.chunked_encoding = None if self._has_length else False
@@ -108,7 +106,6 @@ _OF: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Ends]" = WeakKeyDictionary()
 
 
 def _ends_of(loop: asyncio.AbstractEventLoop) -> _Ends:
-    """Give those of an event loop."""
     found = _OF.get(loop)
     if found is None:
         found = _OF[loop] = _Ends(loop)
@@ -245,12 +242,10 @@ class GuardedProtocol(ParsingProtocol):
         self.arrival.since, self.arrival.bytes, self.arrival.in_body = self.loop.time(), 0, True
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
         self.arrival.bytes += len(body)
         super().on_body(body)
 
     def on_request_complete(self) -> None:
-        """A request has arrived."""
         if self.arrival.by_lines:  # who reads it may do so still, and what arrives next is another request
             self.arrival = Arrival()
         self.arrival.since, self.arrival.in_body = None, False
@@ -281,7 +276,6 @@ class GuardedProtocol(ParsingProtocol):
 
     @property
     def caller(self) -> str:
-        """Whose answer is not taken."""
         return self._address if self._under_way is None else caller_of(cast("Scope", self._under_way.scope))
 
     def abort(self) -> None:
@@ -406,7 +400,6 @@ class GuardedProtocol(ParsingProtocol):
         return made
 
     def _note_kept(self) -> None:
-        """What it keeps has become more."""
         if self._guard is not None and not self.transport.is_closing():
             self._guard.keeps(self, self._address)
 

@@ -132,7 +132,6 @@ class ParsingProtocol(DrainingProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the target."""
         self.url += url
         self._count(len(url))
 
@@ -183,7 +182,6 @@ class ParsingProtocol(DrainingProtocol):
             self.on_request_complete()
 
     def on_request_complete(self) -> None:
-        """A request has arrived."""
         super().on_message_complete()
 
     def _require_same_host(self) -> None:
@@ -200,7 +198,6 @@ class ParsingProtocol(DrainingProtocol):
             self._stop(self.head_too_large())
 
     def head_too_large(self) -> Problem:
-        """Refuse a head that is too large."""
         return Problem(
             HEAD_TOO_LARGE,
             f"The request's head has more than {self.most_of_head} bytes.",

@@ -105,11 +105,9 @@ class ClaimOfRow(Operation):
     """How many bytes the row may have, which is the answer."""
 
     async def write(self, connection: Connection) -> Outcome:
-        """Raise the mark."""
         return await claim_row(connection, self.table, self.row, self.most_bytes)
 
     async def evidence(self, connection: Connection) -> Evidence:
-        """Ask for the mark."""
         return await row_evidence(connection, self.table, self.row.key, self.row.token)
 
 
@@ -128,7 +126,6 @@ class ClaimOfScope(Operation):
         return any(table.runs_code for table in self.sharing)
 
     async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
-        """Name the scope."""
         names = await scopes_typed(connection, self.table, scope, [self.values])
         await require_storable(connection, self.sharing, self.values)
         return names

@@ -57,7 +57,6 @@ class Granted:
 
     @property
     def lease_id(self) -> LeaseId:
-        """What the lease is called."""
         if self.lease.lease_id is None:
             raise RuntimeError("a grant has a lease")
         return LeaseId(self.source, self.lease.lease_id)

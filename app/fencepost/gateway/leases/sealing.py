@@ -89,7 +89,6 @@ async def _prefix(gateway: Gateway, text: str) -> str | Problem:
 
 
 async def _resource(gateway: Gateway, text: str) -> str | Problem:
-    """Read the name of one resource."""
     try:
         resource = parse_resource(text)
     except MalformedResourceError as error:

@@ -50,7 +50,6 @@ class Batched:
 
     @classmethod
     def of(cls, key: Key, token: Token, body: bytes, once: IdempotentRequest | None) -> "Batched":
-        """Put a request as a batch takes it."""
         if once is None:
             return cls(RowWrite(key, token, body))
         return cls(RowWrite(key, token, body, once.key, once.payload_hash), once)

@@ -78,7 +78,6 @@ class NewRows(Operation):
     change: Change
 
     async def write(self, connection: Connection) -> Outcome:
-        """Insert all of them, or none."""
         with map_errors(writing=True):
             statement = self.table.kept(keyed.insert, self.change, "block")
             rows = await statement.rows(connection, self.row)
@@ -95,7 +94,6 @@ class NewRows(Operation):
         return [name if name is not None else no_scope(scope, self.table) for name in names]
 
     def refused(self, by: Sequence[Entered]) -> Problem:
-        """List the scopes that refused."""
         return refused_by_scopes(self.table, self.row.token, by)
 
     async def explain(self, connection: Connection, error: RefusedError) -> Problem | None:

@@ -103,7 +103,6 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
 def _ready_for(
     gateway: Gateway, table: Table, request: Write, key: Key, once: IdempotentRequest | None
 ) -> tuple[Plan, Authority] | Problem:
-    """Check all that needs no database."""
     protected = require_protected(table)
     if isinstance(protected, Problem):
         return protected

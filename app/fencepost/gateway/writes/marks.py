@@ -56,16 +56,13 @@ class OwnMarks:
     in_transaction: ClassVar = False
 
     async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
-        """Check, write."""
         await operation.check(connection)
         return await operation.write(connection)
 
     async def explain(self, connection: Connection, operation: Operation, error: RefusedError) -> Problem | None:
-        """Explain it by the rows'."""
         return await operation.explain(connection, error)
 
     async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
-        """Ask the rows'."""
         return await operation.evidence(connection)
 
     def how_to_ask(self, operation: Operation) -> str:
@@ -73,7 +70,6 @@ class OwnMarks:
         return operation.how_to_ask
 
     def written(self, operation: Operation, done: Done) -> Sequence[str]:
-        """Name the rows."""
         return operation.written(done)
 
     def fit_a_batch(self, _table: Table, _verb: Verb, _change: Change) -> bool:
@@ -93,7 +89,6 @@ class OwnMarks:
         return self.answers(writes, rows, created=True)
 
     async def why(self, connection: Connection, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
-        """Ask the rows'."""
         return await steps.ask_rows(connection, writes)
 
     async def duplicate(
@@ -190,7 +185,6 @@ class ScopeMarks:
         return Evidence(landed=True if own else None, resource=shown.scope, mark=shown.mark)
 
     def how_to_ask(self, _operation: Operation) -> str:
-        """Have the scopes' asked for."""
         return HOW_TO_ASK
 
     def written(self, operation: Operation, _done: Done) -> Sequence[str]:
@@ -209,7 +203,6 @@ class ScopeMarks:
         return Done((row.json,), write.token, created, resource=row.resource, scope=write.scope)
 
     def answers(self, writes: Sequence[RowWrite], rows: Sequence[FencedRow | None], *, created: bool) -> list[Answer]:
-        """Answer the same for each."""
         return [
             ALONE if row is None else self.done(write, row, created=created)
             for write, row in zip(writes, rows, strict=True)
@@ -268,7 +261,6 @@ class ScopeMarks:
         raise asyncpg.SerializationError(f"{write.scope}: the key was taken in another scope meanwhile") from error
 
     async def given_up(self, _connection: Connection, _steps: RowSteps, write: RowWrite) -> Outcome:
-        """Give up."""
         return contended(write.scope)
 
 

@@ -99,7 +99,6 @@ class RowsMatching(Operation):
         return self._answer(outcome)
 
     async def scopes(self, connection: Connection, scope: Scope) -> list[str] | Outcome:
-        """Read the scopes of the rows that match."""
         filters = self.query.filters
         names = await scope_names.scopes_matching(connection, self.table, scope, filters, self.limit)
         if isinstance(names, TooManyRows):
@@ -110,7 +109,6 @@ class RowsMatching(Operation):
         return answer_of_many(self.table, self.request, self.row.token, outcome)
 
     def refused(self, by: Sequence[Entered]) -> Problem:
-        """List the scopes that refused."""
         return refused_by_scopes(self.table, self.row.token, by)
 
     @property
@@ -122,5 +120,4 @@ class RowsMatching(Operation):
         )
 
     def written(self, done: Done) -> Sequence[str]:
-        """Name the rows that matched."""
         return names_of(done)

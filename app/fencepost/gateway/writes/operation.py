@@ -120,8 +120,7 @@ class Marks(Protocol):
     def in_transaction(self) -> bool:
         """Whether an attempt is several statements that must be one."""
 
-    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
-        """Do it, from the start."""
+    async def attempt(self, connection: Connection, operation: Operation) -> Outcome: ...
 
     async def explain(self, connection: Connection, operation: Operation, error: RefusedError) -> Problem | None:
         """Explain a refusal of PostgreSQL's, after everything was undone; None: it is answered as it is."""
@@ -138,8 +137,7 @@ class Marks(Protocol):
     def fit_a_batch(self, table: Table, verb: Verb, change: Change) -> bool:
         """Whether a batch can have such writes judged."""
 
-    def done(self, write: RowWrite, row: FencedRow, *, created: bool) -> Done:
-        """Give the answer of a write of one row."""
+    def done(self, write: RowWrite, row: FencedRow, *, created: bool) -> Done: ...
 
     def answers(self, writes: Sequence[RowWrite], rows: Sequence[FencedRow | None], *, created: bool) -> list[Answer]:
         """Give the answers of writes of a row each; ALONE where no row was reached."""

@@ -96,7 +96,6 @@ class NoRows(Operation):
     """An empty array: a write that is recorded under its Idempotency-Key, and does nothing."""
 
     async def write(self, _connection: Connection) -> Outcome:
-        """Do nothing."""
         return Done([])
 
     async def scopes(self, _connection: Connection, _scope: Scope) -> list[str]:
@@ -104,7 +103,6 @@ class NoRows(Operation):
         return []
 
     def written(self, _done: Done) -> Sequence[str]:
-        """Name nothing."""
         return ()
 
 
@@ -118,7 +116,6 @@ class NamedRows(Operation):
     """The rows whose scopes were looked for, and that are not there."""
 
     async def write(self, connection: Connection) -> Outcome:
-        """Write all rows, or none."""
         if self.missing:
             return _no_rows(self.missing)
         return await decide_alone(connection, self.rounds, self.row)
@@ -135,11 +132,9 @@ class NamedRows(Operation):
         return sorted(each for each in scopes if each is not None)
 
     def refused(self, by: Sequence[Entered]) -> Problem:
-        """List the scopes that refused."""
         return refused_by_scopes(self.table, self.row.token, by)
 
     def written(self, done: Done) -> Sequence[str]:
-        """Name the rows."""
         return names_of(done)
 
     async def evidence(self, connection: Connection) -> Evidence:
@@ -178,7 +173,6 @@ class _Rounds:
         self.known = known
 
     async def write(self, connection: Connection, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
-        """Write all rows, or none."""
         outcome = await write_elements(connection, self.table, self.row, self.change)
         if not isinstance(outcome, Unwritten):
             return [Done(outcome.rows, resources=outcome.names)]
@@ -223,7 +217,6 @@ class _Rounds:
         raise RuntimeError("a PATCH creates no rows")
 
     async def never_reached(self, *_: object) -> Problem:
-        """Give up."""
         return self._give_up()
 
     def _give_up(self) -> Problem:

@@ -44,8 +44,7 @@ class Steps(Protocol):
     """What the loop runs for writes of one verb. Each step answers for each write, in the order given."""
 
     @property
-    def table(self) -> ProtectedTable:
-        """The table."""
+    def table(self) -> ProtectedTable: ...
 
     @property
     def creates(self) -> bool:

@@ -90,7 +90,6 @@ class Rows:
         ]
 
     def absent(self, writes: Sequence[RowWrite]) -> Sequence[Problem]:
-        """Answer as if there were no such rows."""
         return [no_row(self.table, write.key) for write in writes]
 
     async def create(
@@ -116,7 +115,6 @@ class Rows:
         return await self.creating.run(connection, writes)
 
     async def never_reached(self, connection: Connection, write: RowWrite) -> Outcome:
-        """Give up."""
         return await self.marks.given_up(connection, self, write)
 
 

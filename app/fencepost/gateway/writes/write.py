@@ -53,7 +53,6 @@ class Body:
 
     @property
     def text(self) -> str:
-        """The JSON."""
         return self.raw.decode()
 
     def gives(self, column: str, value: str) -> bool:
@@ -91,7 +90,6 @@ class Preferences:
         return self.answer == "representation" or (self.answer is None and by_default)
 
     def without_rows(self) -> "Preferences":
-        """Prefer an answer without the rows that were written."""
         others = [each for each in self.applied.split(b", ") if each and not each.startswith(b"return=")]
         return replace(self, answer="minimal", applied=b", ".join([b"return=minimal", *others]))
 

@@ -93,7 +93,6 @@ class Window:
             self._moved.set()
 
     def complete(self) -> None:
-        """No more lines come."""
         self._complete = True
         self._moved.set()
 

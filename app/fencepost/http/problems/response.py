@@ -90,7 +90,6 @@ async def http_problem(request: Request, error: Exception) -> Response:
 
 
 def _instead_of(path: str) -> str | None:
-    """Say what may have been meant by a path that is none."""
     table, _, resource = path.removeprefix("/v1/").partition("/")
     if not path.startswith("/v1/"):
         return None

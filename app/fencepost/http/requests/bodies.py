@@ -78,7 +78,6 @@ class BodiesInHand:
 
     @property
     def bytes(self) -> int:
-        """How many are counted now."""
         return self._bytes.count
 
     def _take(self, caller: str, size: int) -> None:

@@ -36,7 +36,6 @@ class Cursor:
         self.position = 0
 
     def error(self, what: str) -> QueryError:
-        """Make an error that names the parameter."""
         return QueryError(f"{self.where}: {what}")
 
     def unexpected(self, wanted: str) -> QueryError:

@@ -44,7 +44,6 @@ class BatchRoute:
         self._gateway, self._max_body_bytes, self._limits, self._bodies = gateway, max_body_bytes, limits, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a batch."""
         try:
             response = await self._whole(scope, receive)
         except RequestError as error:

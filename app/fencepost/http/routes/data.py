@@ -50,7 +50,6 @@ class DataRoutes:
         self._max_body_bytes, self._bodies = max_body_bytes, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         response = await answer_or_problem(self._respond(scope, receive))
         await response(scope, receive, send)
 

@@ -131,7 +131,6 @@ def _bad(detail: str) -> RequestError:
 
 
 def _read(request: Request, known: Sequence[str]) -> ElectionQuery:
-    """Read the query, strictly."""
     read_headers(request, "look", query=True)
     given: dict[str, str] = {}
     try:

@@ -187,7 +187,6 @@ class PostgresLocks(Leases):
         return await self._withdrawing_one(lambda c: withdrawn.withdraw(c, secret_hash))
 
     async def is_withdrawn(self, secret_hash: bytes) -> bool:
-        """Whether the client of this secret waits no more."""
         return await self._withdrawing_one(lambda c: withdrawn.is_withdrawn(c, secret_hash))
 
     async def _withdrawing_one(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
@@ -196,7 +195,6 @@ class PostgresLocks(Leases):
             return await self._ask(statement, writing=True)
 
     async def inspect(self, lease_id: int) -> Lease | None:
-        """Look at a live lease."""
         return await self._ask(lambda c: leases.inspect(c, lease_id))
 
     async def find_ended(self, lease_id: int) -> LostLease | None:

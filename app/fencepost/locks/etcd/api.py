@@ -70,7 +70,6 @@ class EtcdApi:
         self._client = httpx.AsyncClient(verify=verify, trust_env=False, timeout=self._patience(), limits=limits)
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._client is not None:
             await self._client.aclose()
 

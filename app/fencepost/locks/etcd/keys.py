@@ -33,7 +33,6 @@ class EtcdKey:
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
         return b64decode(self.encoded).decode(errors="replace")
 
 

@@ -114,7 +114,6 @@ class EtcdSource:
         raise SourceUnavailableError(f"lock {lock} was not renewed, {self._api.where} changes its leader: try again")
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:
-        """See Source. One transaction for each."""
         hold = Hold.of(lock, handle)
         drawn = []
         for _ in range(count):
@@ -139,7 +138,6 @@ class EtcdSource:
         return 0 < number <= await self._keys.revision()
 
     async def advice(self) -> list[str]:
-        """See Source. Asks each endpoint."""
         found: list[str] = []
         clusters: set[str] = set()
         for number, endpoint in enumerate(self._api.where.endpoints):

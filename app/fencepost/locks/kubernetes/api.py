@@ -55,7 +55,6 @@ class KubernetesApi:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the Leases."""
         return self._wanted or (self._server.namespace if self._server else "default")
 
     def where(self, name: str) -> str:

@@ -49,7 +49,6 @@ class LeaseObject:
 
     @property
     def name(self) -> str:
-        """Its name within the namespace."""
         return str(self.body["metadata"]["name"])
 
     @property

@@ -68,7 +68,6 @@ class RedisNode:
         self._redis: Any = Redis.from_pool(pool)  # the hints of its commands fit both kinds of client, and so none
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._redis.aclose()
 
     async def run(self, script: str, keys: tuple[str, ...], *values: str | int, about: str) -> Any:

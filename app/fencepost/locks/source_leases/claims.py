@@ -33,9 +33,7 @@ class HeldLeases(Protocol):
         """Mint under a lease; None: it is lost."""
         ...
 
-    async def inspect(self, lease_id: int) -> Lease | None:
-        """Look at a live lease."""
-        ...
+    async def inspect(self, lease_id: int) -> Lease | None: ...
 
     async def over(self, lease_id: int, by: EndedBy = "service") -> None:
         """Note that a lease is over: lost at the service, or given back."""

@@ -205,7 +205,6 @@ class SourceLocks(Leases):
         return True
 
     async def inspect(self, lease_id: int) -> Lease | None:
-        """Look at a live lease."""
         lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
         return None if lease is None else public(lease, ())
 

@@ -84,7 +84,6 @@ class ZooKeeperSession:
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Begin to connect. Returns at once."""
         self._loop = asyncio.get_running_loop()
         self._start()
 

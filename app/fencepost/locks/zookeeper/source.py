@@ -53,7 +53,6 @@ class ZooKeeperSource:
         return _CAPABILITIES
 
     async def open(self) -> None:
-        """Begin to connect."""
         await self._session.open()
 
     async def close(self) -> None:

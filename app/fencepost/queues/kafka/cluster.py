@@ -135,7 +135,6 @@ class Cluster:
         return await self._ask(answers[topic])
 
     async def settings_of(self, topic: str) -> Mapping[str, str]:
-        """Ask for the settings of a topic."""
         return await self._settled(functools.partial(self._settings_of, topic))
 
     async def _settings_of(self, topic: str) -> Mapping[str, str]:

@@ -69,7 +69,6 @@ class KafkaConsumer:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this member has now."""
         return self._ledger.partitions
 
     def begin(self, generation: int) -> None:

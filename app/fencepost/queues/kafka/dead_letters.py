@@ -64,11 +64,9 @@ class KafkaDeadLetters:
                 return
 
     async def list(self, most: int) -> Sequence[DeadLetter]:
-        """List the oldest of those that are there."""
         return await self._call(lambda: self._letters([*self._topic.places][:most]))
 
     async def get(self, letter_id: str) -> DeadLetter | None:
-        """Find one."""
         found = await self._call(lambda: self._letters([letter_id] if letter_id in self._topic.places else []))
         return found[0] if found else None
 

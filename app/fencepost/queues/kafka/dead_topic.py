@@ -136,7 +136,6 @@ class DeadTopic:
         self._stopped.set()
 
     def close(self) -> None:
-        """End its connections."""
         if self._client is not None:
             self._client.close()
             self._client = None

@@ -41,12 +41,10 @@ class MemberLedger:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that the member has now."""
         with self._lock:
             return frozenset(self._partitions)
 
     def gained(self, partitions: Iterable[int]) -> None:
-        """Begin a turn with each of these."""
         with self._lock:
             for partition in partitions:
                 self._turns += 1

@@ -24,7 +24,6 @@ class KafkaLog:
 
     @property
     def dead(self) -> KafkaDeadLetters:
-        """Its dead letters."""
         return self._dead
 
     async def open(self) -> None:
@@ -43,7 +42,6 @@ class KafkaLog:
         return await self._appender.append(self._settings.topic, message)
 
     async def state(self) -> LogState:
-        """Ask what the topic is now."""
         return await self._cluster.state()
 
     async def decided(self) -> Sequence[int]:

@@ -50,7 +50,6 @@ class Positions:
         return frozenset(self._gained | self._astray.keys())
 
     def labelled(self, finished: Finished, generation: int) -> TopicPartition:
-        """Make the position that says that all before it is done."""
         label = Label(generation, self._topic_id.last)
         where = (self._settings.topic, finished.partition, finished.offset)
         return TopicPartition(*where, metadata=str(label), leader_epoch=finished.leader_epoch)

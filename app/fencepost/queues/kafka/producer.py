@@ -48,7 +48,6 @@ class TopicAppender:
         self._thread.start()
 
     async def close(self) -> None:
-        """Wait for what is under way, and end."""
         producer, self._producer = self._producer, None
         if producer is not None:
             await asyncio.to_thread(self._end, producer, _FLUSH_S)

@@ -58,7 +58,6 @@ class Unowned:
         return twice
 
     def close(self) -> None:
-        """Look no more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> frozenset[int]:

@@ -70,12 +70,10 @@ class KafkaSettings:
 
     @property
     def group(self) -> str:
-        """The group of its consumers."""
         return f"fencepost.{self.topic}"
 
     @property
     def dead_topic(self) -> str:
-        """The topic of its dead letters."""
         return f"{self.topic}{DEAD}"
 
     def of_admin(self) -> Properties:

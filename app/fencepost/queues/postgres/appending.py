@@ -52,7 +52,6 @@ class TableAppender:
         return await waiting.offset
 
     async def close(self) -> None:
-        """Wait for what is under way."""
         if self._sending is not None:
             await asyncio.wait([self._sending])
 

@@ -113,7 +113,6 @@ class PostgresConsumer:
             self._lost(gone)
 
     async def done(self, received: Sequence[Received]) -> None:
-        """Delete these (Consumer.done)."""
         places = [
             place
             for place in ((each.position.partition, each.position.offset) for each in received)

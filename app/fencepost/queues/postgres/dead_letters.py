@@ -23,11 +23,9 @@ class PostgresDeadLetters:
         await write(self._database, lambda connection: table_log.bury(connection, buried))
 
     async def list(self, most: int) -> Sequence[DeadLetter]:
-        """List the oldest."""
         return [_letter(row) for row in await self._buried(most, None)]
 
     async def get(self, letter_id: str) -> DeadLetter | None:
-        """Find one."""
         rows = await self._buried(1, letter_id)
         return _letter(rows[0]) if rows else None
 
@@ -39,7 +37,6 @@ class PostgresDeadLetters:
         return await write(self._database, lambda connection: table_log.exhume(connection, letter_id))
 
     async def count(self) -> dict[int, int]:
-        """Count them by partition."""
         return await ask(self._database, table_log.count_dead)
 
 

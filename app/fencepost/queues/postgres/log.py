@@ -30,7 +30,6 @@ class PostgresLog:
 
     @property
     def dead(self) -> PostgresDeadLetters:
-        """Its dead letters."""
         return self._dead
 
     async def open(self) -> None:
@@ -42,7 +41,6 @@ class PostgresLog:
         await self._waking.close()
 
     async def append(self, message: Message) -> Position:
-        """Append a message (Log.append)."""
         partition = partition_of(message.key, self._partitions)
         offset = await self._appender.append(MessageRow(partition, message.key, message.headers, message.value))
         self._waking.ring()
@@ -62,7 +60,6 @@ class PostgresLog:
         return await self._ask(table_log.oldest)
 
     async def waiting(self, position: Position) -> Sequence[Received]:
-        """Read the row of a position (Log.waiting)."""
         rows = await self._ask(lambda connection: table_log.at(connection, position.partition, position.offset))
         return [received(row) for row in rows]
 
@@ -76,7 +73,6 @@ class PostgresLog:
             return await ask(self._database, question)
 
     def consumer(self, member: str, lost: Callable[[frozenset[int]], None]) -> PostgresConsumer:
-        """Make a member (Log.consumer)."""
         return PostgresConsumer(self._database, self._waking, member, lost)
 
     async def advice(self) -> list[str]:

@@ -47,11 +47,9 @@ class Waking:
         return bell
 
     def leave(self, bell: Bell) -> None:
-        """Wake it no more."""
         self._bells.discard(bell)
 
     async def close(self) -> None:
-        """Listen no more."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])

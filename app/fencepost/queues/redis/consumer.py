@@ -58,14 +58,12 @@ class RedisConsumer:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this member has now."""
         return frozenset(self._read)
 
     def begin(self, generation: int) -> None:
         """Nothing to do: their state and each batch show what the streams lost."""
 
     async def take(self, most: int, wait_s: float) -> Sequence[Received]:
-        """Take messages. See Consumer."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -216,7 +214,6 @@ class RedisConsumer:
         )
 
     async def _delete(self) -> None:
-        """Delete what is done."""
         for partition, sequences in list(self._to_delete.items()):
             while sequences and self._layout is not None:
                 some = sorted(sequences)[:_AT_ONCE]

@@ -27,7 +27,6 @@ class RedisDeadLetters:
         await self._server.run(PUT_DEAD, self._keys, *values, about=self._about, durable=True)
 
     async def list(self, most: int) -> Sequence[DeadLetter]:
-        """List the oldest."""
         if most <= 0:
             return ()
         return [
@@ -35,12 +34,10 @@ class RedisDeadLetters:
         ]
 
     async def get(self, letter_id: str) -> DeadLetter | None:
-        """Find one."""
         written = await self._server.command("HGET", self._keys[0], letter_id, about=self._about)
         return None if written is None else self._read(written)
 
     async def drop(self, letter_id: str) -> bool:
-        """Remove one."""
         return bool(await self._server.run(DROP_DEAD, self._keys, letter_id, about=self._about))
 
     async def count(self) -> dict[int, int]:

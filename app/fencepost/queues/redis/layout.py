@@ -25,7 +25,6 @@ class QueueLayout:
 
     @property
     def text(self) -> str:
-        """Write it."""
         return f"{self.incarnation}/{self.partitions}"
 
     @classmethod
@@ -36,7 +35,6 @@ class QueueLayout:
 
     @classmethod
     def new(cls, partitions: int) -> Self:
-        """Make one that no queue has had."""
         return cls(secrets.token_hex(16), partitions)
 
 

@@ -42,14 +42,12 @@ class RedisLog:
 
     @property
     def dead(self) -> RedisDeadLetters:
-        """Its dead letters."""
         return self._dead
 
     async def open(self) -> None:
         """Nothing to do: connections are made when they are needed, and the queue when it is first used."""
 
     async def close(self) -> None:
-        """Close connections."""
         await self._server.close()
 
     async def append(self, message: Message) -> Position:
@@ -119,7 +117,6 @@ class RedisLog:
     def consumer(
         self, member: str, lost: Callable[[frozenset[int]], None], claim_every: float = CLAIM_EVERY
     ) -> RedisConsumer:
-        """Make a member of those who take."""
         return RedisConsumer(self._server, self._keys, self._layouts, member, lost, claim_every)
 
     async def advice(self) -> list[str]:

@@ -53,7 +53,6 @@ class RedisServer:
         self._connect(where.hosts[0])
 
     async def close(self) -> None:
-        """Close its connections."""
         for pool in self._pools.values():
             await pool.disconnect()
 
@@ -119,7 +118,6 @@ class RedisServer:
             raise LogUnavailableError(f"{self.name} cannot be asked for {about}: {_reason(error)}") from error
 
     def _connect(self, host: Host) -> None:
-        """From now on ask this server."""
         self.host, self.name = host, f"Redis at {host}"
         if host not in self._pools:
             self._pools[host] = _pool(self._where, host)

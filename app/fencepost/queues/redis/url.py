@@ -60,9 +60,7 @@ class QueueKeys:
         self.dead_counts = f"{self.queue}:dead:counts"
 
     def stream(self, partition: int) -> str:
-        """Name the stream of a partition."""
         return f"{self.queue}:{partition}"
 
     def owner(self, partition: int) -> str:
-        """Name the key that says who takes a partition."""
         return f"{self.queue}:{partition}:owner"

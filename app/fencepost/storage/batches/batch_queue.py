@@ -86,7 +86,6 @@ class BatchQueue(Generic[W, R]):
     """Done when one that has a connection, and waits for the next write, need wait no longer."""
 
     def wake(self) -> None:
-        """Have it wait no longer."""
         if self.lingering is not None and not self.lingering.done():
             self.lingering.set_result(None)
 
@@ -99,7 +98,6 @@ class BatchQueue(Generic[W, R]):
             line.append(waiting)
 
     def part(self, batch: "Sequence[Waiting[W, R]]", deadline: float) -> "BatchQueue[W, R]":
-        """Make a queue of a part of a batch that was refused."""
         part = BatchQueue(self.run, self.order, self.size, self.clashes, self.most, self.caller, is_part=True)
         for waiting in batch:
             waiting.deadline = deadline
@@ -168,7 +166,6 @@ class RoleQueues(Generic[W, R]):
     queues: dict[str | None, BatchQueue[W, R]] = field(default_factory=dict)
 
     def of(self, caller: Caller) -> BatchQueue[W, R]:
-        """Find the queue of a caller's role."""
         queue = self.queues.get(caller.role)
         if queue is None:
             if len(self.queues) >= MOST_LANES:

@@ -53,7 +53,6 @@ class Places:
         return caller is not None
 
     def give_back(self, queue: BatchQueue[Any, Any], place: Place) -> None:
-        """Give it back."""
         caller = place.caller
         queue.places.remove(caller)
         self._full.discard(caller)

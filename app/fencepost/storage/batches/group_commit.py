@@ -175,7 +175,6 @@ class GroupCommit:
                     self._send(each)
 
     async def close(self) -> None:
-        """Wait for what is in flight."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         if self._sweeper is not None:

@@ -65,7 +65,6 @@ class AllowedRoles:
         return await self._known.get(role, ask)
 
     def forget(self) -> None:
-        """Ask anew from now on."""
         self._known.forget()
 
     async def why_not_start(self, database: Database) -> str | None:

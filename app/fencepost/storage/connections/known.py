@@ -46,7 +46,6 @@ class Known(Generic[K, V]):
         return None if found is None else found[0]
 
     def forget(self) -> None:
-        """Ask anew from now on."""
         self._answers = {}
 
     def _counting(self, key: K) -> tuple[V, float] | None:

@@ -21,14 +21,12 @@ KEYS: Final = "keys"
 class KeyListener(Protocol):
     """Wants to know when API keys change, and whether that is announced."""
 
-    def on_change(self) -> None:
-        """Some have changed."""
+    def on_change(self) -> None: ...
 
     def on_listening(self) -> None:
         """From now on changes are announced; some may have been missed."""
 
-    def on_silence(self) -> None:
-        """They are not announced any more."""
+    def on_silence(self) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)

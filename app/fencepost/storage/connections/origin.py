@@ -117,7 +117,6 @@ class Origin:
 
     @classmethod
     def of(cls, row: asyncpg.Record) -> "Origin":
-        """Read a row of ORIGIN."""
         known = Location(*(row[f"known_{name}"] for name in ("system", "timeline", "database", "relation")))
         return cls(
             row["in_recovery"],

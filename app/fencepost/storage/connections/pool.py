@@ -63,12 +63,10 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """How many are open."""
         return len(self._lent) + len(self._idle)
 
     @property
     def idle(self) -> int:
-        """How many of these are not lent."""
         return len(self._idle)
 
     async def lend(self) -> GatewayConnection:

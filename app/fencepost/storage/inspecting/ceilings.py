@@ -51,7 +51,6 @@ class _Marks:
         return highest or 0
 
     async def resource_at(self, connection: Connection, mark: int) -> str:
-        """Name one resource that has this mark."""
         name: str = await connection.fetchval(
             f"SELECT k.resource FROM ({self.marks}) AS k WHERE k.mark = $2 LIMIT 1", self.name, mark
         )

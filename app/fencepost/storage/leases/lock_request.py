@@ -45,5 +45,4 @@ class LockRequest:
 
     @property
     def secret_hash(self) -> bytes:
-        """What a repeated request is known by."""
         return hash_secret(self.secret, self.caller)

@@ -77,7 +77,6 @@ class ScopeDdl(TableDdl):
         ]  # fmt: skip
 
     def _drop_old_functions(self) -> list[str]:
-        """Drop those of the name that the table had."""
         now = self.target.registered
         if now is None or now.functions == self.functions.stem:
             return []

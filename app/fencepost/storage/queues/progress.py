@@ -53,7 +53,6 @@ class Blocked:
     seconds: float
 
     def describe(self) -> str:
-        """Say it in a line."""
         return f"{self.resource} waits for {self.seconds:.0f} s: {self.because}"
 
 

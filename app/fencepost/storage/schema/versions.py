@@ -30,7 +30,6 @@ class Fit:
 
     @property
     def works(self) -> bool:
-        """Whether this version can work on it."""
         return self.verdict in ("same", "newer")
 
     def describe(self) -> str:

@@ -51,7 +51,6 @@ class Prelude:
     scoped: bool
 
     async def run(self, connection: Connection, batch: Batch) -> list[Opened]:
-        """Run it for the writes of a batch."""
         rows = await self.statement.fetch(connection, batch)
         if not self.scoped:
             return [Opened(read_state(row)) for row in rows]

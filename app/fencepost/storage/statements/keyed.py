@@ -76,7 +76,6 @@ class WriteStatement:
 
     @property
     def sql(self) -> str:
-        """Its text."""
         return self.statement.sql
 
     async def rows(self, connection: Connection, write: RowWrite) -> list[FencedRow]:

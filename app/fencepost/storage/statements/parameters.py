@@ -49,7 +49,6 @@ class Statement(Generic[S]):
         return [read(source) for read in self.reads]
 
     async def fetch(self, connection: Connection, source: S) -> list[asyncpg.Record]:
-        """Run it once."""
         rows: list[asyncpg.Record] = await connection.fetch(self.sql, *self.arguments(source))
         return rows
 

@@ -118,7 +118,6 @@ class Fence:
 
     @property
     def intact(self) -> bool:
-        """Whether it holds."""
         return not self.broken
 
     @property
@@ -261,12 +260,10 @@ class Catalog:
         )
 
     def reads(self, table: Table) -> bool:
-        """Whether a table is read, and shown in lists."""
         return self.unprotected or table.fence is not None
 
     @cached_property
     def shown(self) -> tuple[Table, ...]:
-        """The tables that are read, by name."""
         return tuple(table for table in self.tables.values() if self.reads(table))
 
     @cached_property

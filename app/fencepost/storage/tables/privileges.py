@@ -93,5 +93,4 @@ class KnownPrivileges:
         return await self._known.get(key, ask)
 
     def forget(self) -> None:
-        """Ask anew from now on."""
         self._known.forget()

@@ -60,11 +60,9 @@ class Prepared:
     protected: tuple[str, ...]
 
     def describe(self) -> str:
-        """Return which it is, how old, and whose."""
         return f"the prepared transaction {literal(self.gid)} of {self.owner}, prepared {_shown(self.age)} ago"
 
     def mend(self) -> str:
-        """Return how it is ended."""
         gid = literal(self.gid)
         return (
             f"COMMIT PREPARED {gid} or ROLLBACK PREPARED {gid}, in the database {self.database}, as {self.owner} or a"

@@ -219,7 +219,6 @@ class _Best:
 
 
 def _has_moment(state: State, call: Call) -> bool:
-    """Whether this call has had its moment."""
     return call.id in state.effects or call.id in state.seen
 
 

@@ -144,7 +144,6 @@ class Connection:
                 await writer.drain()
 
     def _to_server(self, piece: Piece) -> bytes:
-        """Return what of a piece goes on to the server."""
         if piece.commits:
             if self._cut_at(cutter for cutter in self._cutters if cutter.wants("before-commit", piece)):
                 return b""
@@ -170,7 +169,6 @@ class Connection:
         return self._ways.cutters
 
     def _cut_at(self, wanting: Iterator[Cutter]) -> bool:
-        """Cut here if there is a cutter that wants it."""
         cutter = next(wanting, None)
         if cutter is None:
             return False

@@ -92,7 +92,6 @@ class _File(History):
 
     @property
     def title(self) -> str:
-        """The file."""
         return str(self.path)
 
     def place(self, number: int) -> str:

@@ -75,7 +75,6 @@ class RecordedFault:
         self._recorder = recorder
 
     def healed(self) -> None:
-        """It is over."""
         self._recorder.add(lambda now: Healed(now, self.id))
 
 
@@ -113,7 +112,6 @@ class Recorder:
         return Operation(self, identity)
 
     def fault(self, kind: str, target: str) -> RecordedFault:
-        """Record that a fault begins."""
         identity = self._identity()
         self.add(lambda now: Fault(now, identity, kind, target))
         return RecordedFault(self, identity)

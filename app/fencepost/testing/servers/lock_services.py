@@ -105,7 +105,6 @@ def _program(name: str, package: str) -> str:
 
 
 def _says(port: int, question: bytes, answer: bytes) -> bool:
-    """Whether the server on this port answers so."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as asked:
         asked.sendall(question)
         asked.settimeout(1)

@@ -28,9 +28,7 @@ class ChildProcess(Protocol):
     """A process of ours that was started: one of subprocess, or of a launcher."""
 
     @property
-    def pid(self) -> int:
-        """Its pid."""
-        ...
+    def pid(self) -> int: ...
 
     def poll(self) -> int | None:
         """Return its exit code; None while it runs."""

@@ -58,7 +58,6 @@ class Standby:
             )
 
     def stop(self) -> None:
-        """End it at once."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(PATIENCE)

@@ -37,7 +37,6 @@ class Actor:
         return sender
 
     def close(self) -> None:
-        """Close all connections."""
         for sender in self._senders:
             sender.close()
 
@@ -80,7 +79,6 @@ class Actor:
                 operation.ok()
 
     async def delete(self, table: Fenced, key: str, token: int) -> None:
-        """Delete a row."""
         operation = self._invoke("delete", table, key, token)
         if await self.sender.send([operation], "DELETE", table.path(key), _headers(token)) is not None:
             operation.ok()

@@ -41,7 +41,6 @@ class Database:
         self._slots = asyncio.Semaphore(connections)
 
     async def close(self) -> None:
-        """Close all."""
         for connection in self._free:
             connection.terminate()
         self._free = []

@@ -75,7 +75,6 @@ class Exchange:
                 self.close()
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None

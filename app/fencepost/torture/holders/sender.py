@@ -36,7 +36,6 @@ class Sender:
         self._dice, self._tally, self._slot = dice, tally, slot
 
     def close(self) -> None:
-        """Close all connections."""
         for exchange in self._exchanges:
             exchange.close()
 
@@ -74,7 +73,6 @@ class Sender:
         return None
 
     def count(self, how: How, operations: int = 1) -> None:
-        """Count operations that have ended."""
         for _ in range(operations):
             self._tally.count(self._slot, how)
 

@@ -65,7 +65,6 @@ class Facts:
 
     @property
     def run(self) -> list[tuple[str, str]]:
-        """Name and value of what the run was."""
         start, end = self.survey.span
         rows = [
             (key, visible(self.header.get(key, "not recorded"))) for key in ("workload", "source", "seed", "started")

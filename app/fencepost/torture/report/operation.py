@@ -22,7 +22,6 @@ class Operation:
 
     @property
     def process(self) -> str:
-        """Which process asked."""
         return self.begin.process
 
     @property

@@ -79,7 +79,6 @@ class Survey:
         return start, max(end, start + 1)
 
     def tally(self, resource: str) -> ResourceTally:
-        """Give the tally that a resource is counted in."""
         found = self.tallies.get(resource)
         if found is None:
             if len(self.tallies) >= MOST_SUBJECTS:

@@ -66,7 +66,6 @@ def _accepted(end: End) -> str:
 
 
 def _seen(end: End) -> str | None:
-    """Give what an answer shows of the data, if it does."""
     if end.values is not None:
         return "{" + ", ".join(end.values[:LONG]) + "}"
     if isinstance(end.value, str):

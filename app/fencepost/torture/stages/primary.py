@@ -55,11 +55,9 @@ class OwnPrimary:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return self._server.url
 
     def start(self) -> None:
-        """Start it, with its standby if it has one."""
         self._server.start()
         if self._wants_standby:
             self.follow()
@@ -114,7 +112,6 @@ class OwnPrimary:
         return asyncio.run(_on(self.url, ask))
 
     def stop(self) -> None:
-        """End it, and its standby."""
         if self._standby is not None:
             self._standby.stop()
         self._server.stop()

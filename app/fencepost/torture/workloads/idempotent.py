@@ -33,7 +33,6 @@ class Idempotent:
         self._turns = 0
 
     async def turn(self) -> None:
-        """Do one request, more than once."""
         self._turns += 1
         if self._lease is None or self._turns % _RELEASED_AFTER == 0:
             self._lease = await acquire(self._actor, f"idempotent/{self._actor.name}/{self._turns}")
