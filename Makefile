@@ -84,6 +84,7 @@ lint: install-dev
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker-compose.yml
 	$(BIN)/python -m tools.audit
+	@$(BIN)/python -m tools.shape
 
 units: install-dev
 	$(BIN)/python -m tools.run_tests -q tests/unit

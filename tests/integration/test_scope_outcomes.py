@@ -47,9 +47,7 @@ async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade)
     return race
 
 
-def write_of(  # noqa: PLR0911 - one for each verb
-    verb: str, gateway: Gateway, once: IdempotencyKey | None
-) -> Coroutine[Any, Any, Outcome]:
+def write_of(verb: str, gateway: Gateway, once: IdempotencyKey | None) -> Coroutine[Any, Any, Outcome]:
     """Write to the scope account/42 with the token 31."""
     keyed_ = replace(keyed("1", 31, "items", n=1), idempotency_key=once)
     rows = [{"id": 90, "account_id": 42}, {"id": 91, "account_id": 7}]

@@ -1,7 +1,7 @@
 """The embedded PostgreSQL's data directory: what lies where, whose it is, and that one process uses it.
 
     lock            flock'ed for as long as a supervisor runs; holds its pid
-    password        of the superuser `fencepost`
+    password        of the superuser `postgres`
     url             where the running server is; gone when it was stopped cleanly
     pgdata/         PostgreSQL's own directory (pgdata.new/ while initdb works)
     postgresql.log  PostgreSQL's log

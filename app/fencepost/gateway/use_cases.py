@@ -191,7 +191,7 @@ async def _attempt(
     return outcome, doubt
 
 
-async def _tried(  # noqa: PLR0911 - one way out for each error of storage
+async def _tried(
     gateway: Gateway, table: Table | None, name: str, use: Callable[[Table], Coroutine[Any, Any, Outcome]]
 ) -> tuple[Outcome, Doubt]:
     if table is None:

@@ -170,7 +170,7 @@ class EventLog:
             log.warning("turned away, and not logged one by one", peer=peer, code=code, count=count)
 
 
-def _level(event: Event) -> int:  # noqa: PLR0911 - one for each kind
+def _level(event: Event) -> int:
     match event:
         case Accepted() | CallerRefused():
             return logging.DEBUG
@@ -277,7 +277,7 @@ def _log_queues(level: int, event: OfQueues) -> None:
             assert_never(event)
 
 
-def _log_upkeep(level: int, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one case for each kind
+def _log_upkeep(level: int, event: Upkeep) -> None:
     match event:
         case OriginJudged(True, generation):
             log.log(level, "writes are let through to this database", generation=generation)

@@ -127,7 +127,7 @@ class Metrics:
             child = self._children[name] = instrument.labels(*labels)
         return child
 
-    def _on_upkeep(self, event: Upkeep) -> None:  # noqa: C901, PLR0912 - one case for each kind
+    def _on_upkeep(self, event: Upkeep) -> None:
         match event:
             case QueueFailed():
                 self._leases.queue_failures.inc()

@@ -74,7 +74,7 @@ class Injector:
             recorded.healed()
         self.over.add(planned.kind.name)
 
-    def _fault(self, planned: Planned) -> tuple[str, AbstractContextManager[object]]:  # noqa: PLR0911 - one a kind
+    def _fault(self, planned: Planned) -> tuple[str, AbstractContextManager[object]]:
         match planned.kind.name:
             case "pause-holder":
                 holder = self._choose(self._crew.holders, planned)

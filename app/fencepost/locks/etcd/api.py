@@ -76,7 +76,7 @@ class EtcdApi:
     async def ask(self, path: str, body: dict[str, Any], endpoint: int | None = None) -> dict[str, Any]:
         """Post to /v3/`path`, at any endpoint or only at this one, and return the answer.
 
-        Raises SourceUnavailableError, within REQUEST_TIMEOUT, and RefusedError.
+        Raises SourceUnavailableError, within REQUEST_TIMEOUT, and EtcdRefusedError where etcd refuses what is asked.
         """
         loop = asyncio.get_running_loop()
         ends = loop.time() + REQUEST_TIMEOUT

@@ -5,7 +5,7 @@
     /fencepost/orders%2Forder-123/<guid>__lock__0000000007  the holder or a waiter: ephemeral, sequential
 
 That is the layout of kazoo's recipes Lock, WriteLock (`__lock__`) and ReadLock (`__rlock__`), so programs that use
-these on the same path takes part in the same queue.
+these recipes on the same path take part in the same queue.
 """
 
 import json

@@ -7,7 +7,7 @@
    was created before the owner's later mints, so the number of its creation is no token: the first act of an owner is
    a mint.
 3. A mint is a setData on the owner's node, and the token is that transaction's number. The leader decides in one step
-   whether the node is there, and it is there exactly as long as the session that made it lives and it was not deleted
+   whether the node is there, and it is there exactly as long as the session that made it lives and nobody has deleted
    it. The answer names who made the node (czxid, ephemeralOwner), and only one's own counts. Every process can do it.
 4. The setData carries no version. The guid in a node's name makes that its path never means another node, and a version
    would have to be read before, from a server that may be behind and answer that the node is not there.

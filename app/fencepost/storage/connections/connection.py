@@ -23,7 +23,7 @@ Connection = asyncpg.Connection
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Pools and time limits; seconds. `pool_size` connections serve requests, `batch_pool_size` carry batches, and
-    `lease_pool_size` are for leases.
+    `lease_pool_size` are for leases. The defaults are those of tests; a gateway's are in settings.py.
     """
 
     pool_size: int = 10

@@ -121,7 +121,7 @@ _KEY: Final = f"""{COLUMNS}
 
 
 async def read_rows(connection: Connection, oid: int) -> tuple[asyncpg.Record | None, list[asyncpg.Record]]:
-    """Read what the catalog has of a table, None if it was dropped, and of of its key's columns. In a transaction whose
+    """Read what the catalog has of a table, None if it was dropped, and of its key's columns. In a transaction whose
     search_path is pg_catalog, types are spelled with their schema: they mean the same where the DDL runs.
     """
     return await connection.fetchrow(_RELATION, oid, MARK_COLUMN, MARK_CHECK), await connection.fetch(_KEY, oid)

@@ -161,9 +161,7 @@ class Table:
     may_suppress: bool = False
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
     shares_transactions: bool = False
-    """Whether its writes run no code but ours, so that several operations may share a transaction unseen
-    (keyed.py).
-    """
+    """Whether its writes run no code but ours, so that several operations may share a transaction unseen."""
     shows_caller: bool = True
     """Whether a write may run something that sees the settings of its session, and so who calls: writes of several
     callers with one role share no transaction then.

@@ -1,4 +1,4 @@
-"""Read a Catalog from pg_catalog: three statements in one snapshot."""
+"""Read a Catalog from pg_catalog: four statements in one snapshot."""
 
 import asyncio
 from collections import defaultdict
