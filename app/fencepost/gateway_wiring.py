@@ -82,7 +82,8 @@ async def check_database(dsn: str) -> None:
         raise StartupError(UNREADABLE_URL) from error
     except (*_PASSING, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         kind = UnreachableError if isinstance(error, _PASSING) else StartupError
-        raise kind(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
+        what = str(error) or type(error).__name__
+        raise kind(f"cannot connect to PostgreSQL, as the database URL names it: {what}") from error
     try:
         schema = await versions.fit(connection)
         if schema.works:

@@ -131,7 +131,7 @@ def status(settings: Settings, as_json: bool) -> None:
     for text in trouble:
         click.echo(text, err=True)
     if seen.broken_glass:
-        click.echo("\nwritten without a token, behind broken glass (fencepost.break_glass_log has all):")
+        click.echo("\ndone in the place of a holder, without its token (fencepost.break_glass_log has all):")
         print_table(_USES, [_use(each) for each in seen.broken_glass])
 
 
