@@ -55,6 +55,7 @@ async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
     url = await start_gateway(demo_database, demo=True)
+    seen = Seen(page)
     headers = {"X-Fence-Token": "77", "Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=url) as http:
         (await http.patch("/v1/data/orders/order-123", json={"status": "paid"}, headers=headers)).raise_for_status()
@@ -68,6 +69,7 @@ async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one
     await field.fill("")
     await operation.get_by_role("button", name="Execute").click()
     await expect(operation.locator(STATUS)).to_contain_text("428")
+    assert [each for each in seen.complaints if "428" not in each] == []
 
 
 async def test_authorize_takes_a_jwt_or_an_api_key_and_keeps_neither_longer_than_the_page(

@@ -8,6 +8,7 @@ import tomllib
 from typing import Unpack
 
 import pytest
+from click.testing import CliRunner
 from tests.conformance.conftest import BENCHES
 from tests.sources.test_shutdown import LIVE_BY_SESSION
 from tests.unit.test_docs_names import ROOT, tracked
@@ -15,6 +16,7 @@ from tests.unit.test_docs_sources import URLS
 
 import fencepost
 from fencepost import alembic
+from fencepost.cli.main import COMMANDS, main
 from fencepost.cli.protect import protect as command
 from fencepost.locks.registry import KINDS, SourceContext, kind_of, make
 from fencepost.settings import Settings
@@ -43,6 +45,15 @@ def test_a_source_has_its_page_its_bench_and_its_extra(scheme: str) -> None:
     assert extra is None or extra in EXTRAS, f"pyproject.toml has no extra {extra}"
     (of_all,) = EXTRAS["sources"]
     assert extra is None or extra in re.findall(r"\w+", of_all), f"add {extra} to the extra sources in pyproject.toml"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_there_and_a_page_names_it(name: str) -> None:
+    shown = CliRunner().invoke(main, [name, "--help"])
+    assert shown.exit_code == 0, shown
+    assert shown.output.startswith(f"Usage: main {name}")
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
+    assert f"fencepost {name}" in pages
 
 
 def test_sources_whose_holds_live_by_a_session_are_stopped_in_a_test() -> None:

@@ -9,7 +9,7 @@ import click
 
 from fencepost import __version__
 
-_MODULES: Final = {
+COMMANDS: Final = {
     "batch": "batch",
     "check": "check",
     "consume": "queues.consume",
@@ -32,18 +32,19 @@ _MODULES: Final = {
     "torture": "torture",
     "unprotect": "protect",
 }
+"""The module of each command. It has the command under the command's name, `_` for `-`."""
 
 
 class _Commands(click.Group):
     """Loads only the command that runs: a script calls `fencepost mint` for each write, and needs no server for it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(_MODULES)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _MODULES:
+        if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"fencepost.cli.{_MODULES[cmd_name]}"), cmd_name)
+        command = getattr(importlib.import_module(f"fencepost.cli.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)  # noqa: S101 - for the type
         return command
 

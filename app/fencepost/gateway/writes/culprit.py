@@ -13,7 +13,7 @@ from fencepost.storage.errors import RefusedError, map_errors
 from fencepost.storage.statements.casts import cast_type
 from fencepost.storage.statements.checks import converts_key, converts_text, converts_value
 from fencepost.storage.statements.parameters import Key
-from fencepost.storage.statements.query import NO_QUERY, Condition, Filter, Query, Selected
+from fencepost.storage.statements.query import CAST, NO_QUERY, Condition, Filter, Query, Selected
 from fencepost.storage.tables.catalog import Table
 
 
@@ -69,5 +69,5 @@ def _conditions(filters: Sequence[Filter]) -> Iterator[Condition]:
     for each in filters:
         if not isinstance(each, Condition):
             yield from _conditions(each.members)
-        elif not each.field.path and each.operator not in ("is", "like", "ilike"):
+        elif not each.field.path and each.operator in CAST:
             yield each

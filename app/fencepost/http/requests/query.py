@@ -13,6 +13,7 @@ from fencepost.http.requests.query_text import Cursor
 from fencepost.storage.statements.query import (
     CAST_TYPE,
     NO_QUERY,
+    PATTERNS,
     Condition,
     Field,
     Filter,
@@ -29,7 +30,7 @@ MAX_TERMS = 1000
 MAX_SELECTED = 250
 """Columns and expressions of `select`: each may name the same large column."""
 MAX_PATTERNS = 20
-"""Filters by like and ilike: each looks through a whole value, and no time limit ends a statement within a row."""
+"""Filters by PATTERNS: each looks through a whole value, and no time limit ends a statement within a row."""
 
 _SINGLE = frozenset({"select", "order", "limit", "offset", "columns"})
 _OPERATORS: dict[str, Operator] = {name: name for name in get_args(Operator)}
@@ -141,7 +142,8 @@ def _refuse_oversize(query: Query) -> None:
     if (selected := len(query.select or ())) > MAX_SELECTED:
         raise QueryError(f"select: {selected} columns; at most {MAX_SELECTED}")
     if (patterns := sum(_patterns(member) for member in query.filters)) > MAX_PATTERNS:
-        raise QueryError(f"the query has {patterns} filters by like and ilike; at most {MAX_PATTERNS}")
+        names = " and ".join(sorted(PATTERNS, reverse=True))
+        raise QueryError(f"the query has {patterns} filters by {names}; at most {MAX_PATTERNS}")
     if terms > MAX_TERMS:
         raise QueryError(f"the query has {terms} filters, selected, ordered and listed columns; at most {MAX_TERMS}")
 
@@ -152,7 +154,7 @@ def _size(filter_: Filter) -> int:
 
 def _patterns(filter_: Filter) -> int:
     if isinstance(filter_, Condition):
-        return int(filter_.operator in {"like", "ilike"})
+        return int(filter_.operator in PATTERNS)
     return sum(_patterns(member) for member in filter_.members)
 
 

@@ -2,9 +2,13 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, get_args
 
 Operator = Literal["eq", "neq", "isdistinct", "gt", "gte", "lt", "lte", "like", "ilike", "in", "is"]
+PATTERNS: Final[frozenset[Operator]] = frozenset({"like", "ilike"})
+"""Operators that look for a pattern in the whole of a value; PostgreSQL decides which types have them."""
+CAST: Final = frozenset(get_args(Operator)) - PATTERNS - {"is"}
+"""Operators whose values are cast to the type of the column."""
 
 _WORDS = "[A-Za-z_][A-Za-z0-9_]*(?: [A-Za-z_][A-Za-z0-9_]*)*"
 CAST_TYPE = re.compile(

@@ -6,11 +6,12 @@ operator renders to follows PostgREST (src/PostgREST/Query/SqlFragment.hs).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal, assert_never
+from typing import Literal, assert_never
 
 from fencepost.storage.statements.casts import cast_type
 from fencepost.storage.statements.parameters import Bound
 from fencepost.storage.statements.query import (
+    CAST,
     Condition,
     Field,
     Filter,
@@ -27,8 +28,6 @@ _MAX_TARGETS = 1600
 _MAX_NAME_BYTES = 63
 
 _COMPARISONS = {"eq": "=", "neq": "<>", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-_CAST: Final = frozenset({*_COMPARISONS, "isdistinct", "in"})
-"""Operators whose values are cast to the type of the column."""
 _PATTERNS = {"like": "~~", "ilike": "~~*"}
 """What LIKE and ILIKE stand for."""
 _IS = {"null": "NULL", "not_null": "NOT NULL", "true": "TRUE", "false": "FALSE", "unknown": "UNKNOWN"}
@@ -51,7 +50,7 @@ def render_filters(table: Table, filters: Sequence[Filter], bound: Bound, alias:
 def _cast(filter_: Filter) -> Iterator[str]:
     """List the columns with whose types values are compared."""
     if isinstance(filter_, Condition):
-        if not filter_.field.path and filter_.operator in _CAST:
+        if not filter_.field.path and filter_.operator in CAST:
             yield filter_.field.column
         return
     for member in filter_.members:

@@ -20,14 +20,19 @@ const ReadsOnly = () => ({
 // its token, which the gateway is to refuse and not the form, a token that the row takes, and errors, which are most of
 // an operation's length, and are unfolded one by one.
 const TOKEN = "X-Fence-Token";
+const tokens = new Map(); // the header, by the path and method of an open operation
 
 const Plainly = () => ({
   statePlugins: {
     spec: {
       wrapActions: {
-        validateParams: (original, { specActions }) => (pathMethod, ...more) => {
+        validateParams: (original, { specActions, specSelectors }) => (pathMethod, ...more) => {
           specActions.clearResponse(...pathMethod);
-          specActions.updateEmptyParamInclusion(pathMethod, TOKEN, "header", true);
+          const token = tokens.get(String(pathMethod));
+          if (token && !specSelectors.parameterWithMetaByIdentity(pathMethod, token).get("value")) {
+            specActions.changeParamByIdentity(pathMethod, token, "", false);
+            return specActions.clearValidateParams(pathMethod);
+          }
           return original(pathMethod, ...more);
         },
       },
@@ -56,6 +61,7 @@ const ANY_NEWER = ["/v1/data/orders", "/v1/data/orders/{order_id}", "/v1/claims"
 // The demo's orders take any newer token; once 34, the example, has been taken, the form opens with the next one.
 async function fillInTheNextToken({ allowTryItOut, parameters, pathMethod }, specActions) {
   const token = parameters?.find((each) => each.get("name") === TOKEN);
+  tokens.set(String(pathMethod), token);
   if (!("demo" in PAGE) || !allowTryItOut || !token || !ANY_NEWER.includes(pathMethod[0])) return;
   const answer = await fetch("v1/data/orders?select=mark:last_fence_token&order=last_fence_token.desc&limit=1");
   const marks = answer.ok ? await answer.json() : [];
