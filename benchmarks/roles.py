@@ -22,14 +22,14 @@ from benchmarks.__main__ import make_bench
 from benchmarks.cells import PROTECTED
 from benchmarks.database import BenchmarkDatabase
 from benchmarks.processes import BenchmarkError
-from fencepost.fencing.caller import Caller
-from fencepost.fencing.token import Token
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import write
-from fencepost.gateway.writes.write import Body, OneRow, Write
-from fencepost.settings import Settings
-from fencepost.wiring import consumer_gateway
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.use_cases import write
+from fencepost.server.gateway.writes.write import Body, OneRow, Write
+from fencepost.server.settings import Settings
+from fencepost.server.wiring import consumer_gateway
 
 ROLE: Final = "benchmark_web"
 WANTED: Final = 0.85

@@ -1,4 +1,4 @@
-"""`fencepost` whose connections have no bounds (cli/serving/guarded.py): what these cost is the difference.
+"""`fencepost` whose connections have no bounds (serving/guarded.py): what these cost is the difference.
 
 python -m benchmarks.unguarded serve --port 0
 """
@@ -6,13 +6,13 @@ python -m benchmarks.unguarded serve --port 0
 from typing import TYPE_CHECKING
 
 from fencepost.cli.main import main
-from fencepost.cli.serving import server
-from fencepost.cli.serving.draining import DrainingProtocol
+from fencepost.server.serving import server
+from fencepost.server.serving.draining import DrainingProtocol
 
 if TYPE_CHECKING:
     from uvicorn import Config
 
-    from fencepost.settings import Settings
+    from fencepost.server.settings import Settings
 
 _config = server._config  # noqa: SLF001 - only this benchmark serves otherwise
 

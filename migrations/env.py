@@ -11,9 +11,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from fencepost.storage.connections import session
-from fencepost.storage.protecting.partitions import watch_sql
-from fencepost.storage.schema.owner import SCHEMA, act_sql, settle_sql
+from fencepost.server.ops.protecting.partitions import watch_sql
+from fencepost.server.ops.schema.owner import SCHEMA, act_sql, settle_sql
+from fencepost.server.postgres.connections import session
 
 # Migrations of several gateways that start at once wait for each other here.
 MIGRATION_LOCK = 0x66656E6365

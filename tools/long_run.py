@@ -27,12 +27,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fencepost.embedded.process import die_with_parent
+from fencepost.server.ops.embedded.process import die_with_parent
 from fencepost.testing.checker import Verdict
 from fencepost.testing.history import End, Event, Fault, Invoke, read
-from fencepost.torture import BadInputError, Config, RunFailedError, run
-from fencepost.torture.config import HISTORY, SOURCES
-from fencepost.torture.workloads import WORKLOADS
+from fencepost.testing.torture import BadInputError, Config, RunFailedError, run
+from fencepost.testing.torture.config import HISTORY, SOURCES
+from fencepost.testing.torture.workloads import WORKLOADS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs/proof.md"

@@ -1,4 +1,4 @@
-"""Write docs/problems.md from fencing/problem_types.py: every error with its code, its status, and what to do.
+"""Write docs/problems.md from fence/problem_types.py: every error with its code, its status, and what to do.
 
 `make format` runs it; tests/unit/test_problem_pages.py fails while the page is another one.
 """
@@ -7,14 +7,14 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Final
 
-from fencepost.fencing.problem_type import ProblemType
-from fencepost.fencing.problem_types import PROBLEM_TYPES
+from fencepost.server.fence.problem_type import ProblemType
+from fencepost.server.fence.problem_types import PROBLEM_TYPES
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "problems.md"
 
 _fill: Final = TextWrapper(120, break_on_hyphens=False).fill
 _TOP: Final = """\
-<!-- Made by tools/problems_page.py from app/fencepost/fencing/problem_types.py: change it there, and `make format`. -->
+<!-- Made by tools/problems_page.py from fence/problem_types.py: change it there, and `make format`. -->
 
 # Problems
 

@@ -23,7 +23,7 @@ def main() -> None:
 
     from fencepost.testing.checker import check  # noqa: PLC0415 - beside the tests
     from fencepost.testing.history import read  # noqa: PLC0415
-    from fencepost.torture.report import write_report  # noqa: PLC0415
+    from fencepost.testing.torture.report import write_report  # noqa: PLC0415
 
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
         history = paused_holder(fenced=False).write(Path(folder) / "history.jsonl")

@@ -27,12 +27,12 @@ import click
 import uvicorn
 
 import fencepost
-from fencepost.cli.serving.guarded import GuardedProtocol
-from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.settings import Settings
-from fencepost.storage import demo
-from fencepost.storage.schema.migrate import upgrade
-from fencepost.wiring import create_app
+from fencepost.server.ops import demo
+from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.settings import Settings
+from fencepost.server.wiring import create_app
 
 APP: Final = str(Path(fencepost.__file__).parent) + "/"
 TRIES: Final = 9

@@ -25,9 +25,8 @@ from sqlalchemy import ARRAY, BigInteger, CursorResult, Text, bindparam, text
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.exc import DBAPIError
 
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.protecting.check import ProtectError
-from fencepost.storage.protecting.protect import (
+from fencepost.server.ops.protecting.check import ProtectError
+from fencepost.server.ops.protecting.protect import (
     LOCK_TIMEOUT_MS,
     PAUSE,
     Asked,
@@ -35,11 +34,12 @@ from fencepost.storage.protecting.protect import (
     plan_protect,
     plan_unprotect,
 )
-from fencepost.storage.protecting.table import MISMATCH, TOO_HIGH
-from fencepost.storage.schema import versions
-from fencepost.storage.schema.owner import SCHEMA
-from fencepost.storage.tables.catalog import MARK_CHECK, MARK_COLUMN
-from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
+from fencepost.server.ops.protecting.table import MISMATCH, TOO_HIGH
+from fencepost.server.ops.schema import versions
+from fencepost.server.ops.schema.owner import SCHEMA
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.tables.catalog import MARK_CHECK, MARK_COLUMN
+from fencepost.server.postgres.upkeep.prepared import WHERE_TO_LOOK
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import click
 from benchmarks.layers import report
 from benchmarks.layers.layers import COMBINATIONS, Layers
 from benchmarks.layers.run import Services, measure
-from fencepost.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded.server import embedded_bin_dir
 from fencepost.testing.servers.databases import in_database, run_on
 from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import gateway_environment

@@ -13,8 +13,8 @@ import asyncpg
 
 from benchmarks.layers.layers import TAKEN_OVER_MS, Setup
 from benchmarks.layers.sending import UPDATE
-from fencepost.queues.log import TAKEN_BYTES
-from fencepost.storage.queues import table_log
+from fencepost.server.postgres.queues import table_log
+from fencepost.server.queues.log import TAKEN_BYTES
 
 MOST = 100
 IDLE_S = 0.02

@@ -7,9 +7,9 @@ import asyncpg
 
 from benchmarks.layers.layers import Event, Setup
 from fencepost import Client, StaleToken
-from fencepost.queues.partitioner import partition_of
-from fencepost.storage.queues import table_log
-from fencepost.storage.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.postgres.queues import table_log
+from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.queues.partitioner import partition_of
 
 UPDATE = "UPDATE orders SET version = $2 WHERE order_id = $1"
 

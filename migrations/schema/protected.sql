@@ -1,5 +1,5 @@
 -- Which tables are protected, and how. `fencepost protect` writes a row here, and makes the table's own functions and triggers
--- (storage/protecting/functions.py): these call the functions of judging.sql, bounds.sql and scopes.sql.
+-- (ops/protecting/functions.py): these call the functions of judging.sql, bounds.sql and scopes.sql.
 --
 -- Lock order of every fenced write:  rows (by table and key), each followed by its mark. With a scope: see scopes.sql.
 
@@ -93,7 +93,7 @@ BEGIN
     HINT = 'A BEFORE trigger that returns NULL, or a rule, keeps rows from being written through Fencepost.';
 END $$;
 
--- Raised by a statement whose rows have more bytes than an answer may have (storage/statements/answers.py). The error undoes the
+-- Raised by a statement whose rows have more bytes than an answer may have (postgres/statements/answers.py). The error undoes the
 -- write: nobody would learn what it did.
 CREATE FUNCTION fencepost.too_large(most bigint) RETURNS text LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$

@@ -12,10 +12,10 @@ from tests.support.interleave import Connection
 from tests.support.postgres import server_bin_dir
 from tests.support.processes import all_gone
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.locks.advisory.source import AdvisorySource, from_url
-from fencepost.locks.registry import SourceContext
-from fencepost.locks.source import Grant, Holder, Source
+from fencepost.server.locks.advisory.source import AdvisorySource, from_url
+from fencepost.server.locks.registry import SourceContext
+from fencepost.server.locks.source import Grant, Holder, Source
+from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.processes import descendants

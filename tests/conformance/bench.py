@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from fencepost.locks.registry import SourceContext, make
-from fencepost.locks.source import Source
+from fencepost.server.locks.registry import SourceContext, make
+from fencepost.server.locks.source import Source
 
 
 class Bench(Protocol):

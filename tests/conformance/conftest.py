@@ -16,7 +16,7 @@ from tests.conformance.bench import Bench, opened
 from tests.conformance.kubernetes_bench import KubernetesBench
 from tests.kube.apiserver import cluster
 
-from fencepost.locks.source import Grant, Holder, Source
+from fencepost.server.locks.source import Grant, Holder, Source
 from fencepost.testing.servers.kubernetes import Cluster
 from fencepost.testing.servers.waiting import PATIENCE
 

@@ -8,8 +8,8 @@ import asyncio
 import json
 import sys
 
-from fencepost.locks.registry import SourceContext, make
-from fencepost.locks.source import Grant
+from fencepost.server.locks.registry import SourceContext, make
+from fencepost.server.locks.source import Grant
 
 
 def _print(answer: object) -> None:

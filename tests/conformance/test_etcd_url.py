@@ -7,11 +7,11 @@ import pytest
 from tests.conformance.etcd.asking import granted
 from tests.conformance.etcd_bench import EtcdBench, running
 
-from fencepost.locks.etcd.api import EtcdApi, EtcdRefusedError
-from fencepost.locks.etcd.source import EtcdSource
-from fencepost.locks.etcd.url import parse
-from fencepost.locks.registry import SourceContext, make
-from fencepost.locks.source import Source, SourceConfigError, SourceUnavailableError
+from fencepost.server.locks.etcd.api import EtcdApi, EtcdRefusedError
+from fencepost.server.locks.etcd.source import EtcdSource
+from fencepost.server.locks.etcd.url import parse
+from fencepost.server.locks.registry import SourceContext, make
+from fencepost.server.locks.source import Source, SourceConfigError, SourceUnavailableError
 
 
 async def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:

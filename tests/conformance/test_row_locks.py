@@ -10,8 +10,8 @@ import pytest
 from tests.support.interleave import Connect, Connection, start
 from tests.support.live_gateway import serving
 
-from fencepost.settings import Settings
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.settings import Settings
 from fencepost.testing.servers.waiting import eventually
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""How every token source behaves (app/fencepost/locks/source.py), each on its real server.
+"""How every token source behaves (app/fencepost/server/locks/source.py), each on its real server.
 
 Skipped is only what a source's Capabilities do not promise.
 """
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.conformance.conftest import Asking, HolderProcess
 
-from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
+from fencepost.server.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 Another = Callable[[], Awaitable[Source]]

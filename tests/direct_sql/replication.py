@@ -7,7 +7,7 @@ import asyncpg
 from tests.support.interleave import Connection
 from tests.support.recipes import recipe
 
-from fencepost.storage.connections.origin import ORIGIN, Origin
+from fencepost.server.postgres.connections.origin import ORIGIN, Origin
 from fencepost.testing.servers.waiting import eventually
 
 TABLES = """

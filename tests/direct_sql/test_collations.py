@@ -6,8 +6,8 @@ import pytest
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
-from fencepost.storage.protecting.protect import ProtectError, protect
-from fencepost.storage.statements.asking import ask_elements, in_key_order
+from fencepost.server.ops.protecting.protect import ProtectError, protect
+from fencepost.server.postgres.statements.asking import ask_elements, in_key_order
 
 pytestmark = pytest.mark.versions
 

@@ -12,8 +12,8 @@ from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import generations
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.upkeep import generations
 
 pytestmark = pytest.mark.versions
 

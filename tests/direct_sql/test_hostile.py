@@ -14,8 +14,8 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome, owner
 from tests.support.ready_made import Unmade
 
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import generations
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.upkeep import generations
 
 UPDATE = "UPDATE public.orders SET n = n WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"

@@ -11,10 +11,10 @@ import asyncpg
 import pytest
 from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.storage.errors import QuarantinedError
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.postgres.errors import QuarantinedError
 from fencepost.testing.servers.databases import clone, in_database, run_on
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.waiting import eventually

@@ -5,8 +5,8 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.storage.inspecting.partitions import examine_partitions
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.inspecting.partitions import examine_partitions
+from fencepost.server.ops.protecting.protect import protect
 
 pytestmark = pytest.mark.versions
 

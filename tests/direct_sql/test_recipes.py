@@ -15,9 +15,9 @@ from tests.support.interleave import Connect
 from tests.support.live_gateway import serving
 from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.settings import Settings
-from fencepost.storage import demo
+from fencepost.server.ops import demo
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.settings import Settings
 
 RUN_ELSEWHERE = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}
 """Recipes that the tests of the ORMs and of replication run."""
@@ -132,7 +132,10 @@ def documented() -> set[str]:
 
 def test_the_table_of_sqlstates_is_complete() -> None:
     folder = PAGE.parents[1]
-    sources = [*folder.glob("migrations/schema/*.sql"), *folder.glob("app/fencepost/storage/protecting/functions.py")]
+    sources = [
+        *folder.glob("migrations/schema/*.sql"),
+        *folder.glob("app/fencepost/server/ops/protecting/functions.py"),
+    ]
     raised = set(
         re.findall(
             r"(?:ERRCODE = |fencepost\.refuse\()'(FP\w{3})'", "".join(source.read_text("utf-8") for source in sources)

@@ -15,10 +15,10 @@ from tests.support.live_gateway import serving
 from tests.support.ready_made import ReadyMade, Unmade
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.settings import Settings
-from fencepost.storage import demo
+from fencepost.server.ops import demo
+from fencepost.server.settings import Settings
+from fencepost.server.times import Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import Times
 
 StartGateway = Callable[..., Awaitable[str]]
 

@@ -15,7 +15,7 @@ from tests.cli.running import Running, whole_lines, written
 from tests.support.processes import all_gone
 from tests.support.recipes import surroundings
 
-from fencepost.embedded.server import PostgresServer
+from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.testing.servers.processes import descendants
 from fencepost.testing.servers.waiting import eventually
 

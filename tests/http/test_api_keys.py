@@ -16,9 +16,9 @@ from tests.support.ready_made import ReadyMade
 from tests.support.serving import serving
 from tests.support.tokens import bearer
 
-from fencepost.settings import Settings
-from fencepost.storage.identity import api_keys
-from fencepost.storage.identity.api_keys import NewKey
+from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres.identity.api_keys import NewKey
+from fencepost.server.settings import Settings
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"

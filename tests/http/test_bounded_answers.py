@@ -11,8 +11,8 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import Api
 from tests.support.in_process import in_process
 
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements import reading
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements import reading
 from fencepost.testing.servers.waiting import PATIENCE
 
 TOKENS = itertools.count(10)

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tests.support.in_process import in_process
 
-from fencepost.storage.batches import group_commit
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.batches import group_commit
 
 MOST = 100_000
 LARGE = 1000

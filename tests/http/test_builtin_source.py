@@ -9,7 +9,7 @@ from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.ready_made import ReadyMade
 
-from fencepost.fencing.token import MAX_TOKEN
+from fencepost.server.fence.token import MAX_TOKEN
 
 BUILTIN = ("orders", "leased", "items")
 TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")

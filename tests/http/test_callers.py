@@ -15,10 +15,10 @@ from tests.support.tokens import SECRET, bearer, token
 from tests.support.unhurried import UNHURRIED
 
 from fencepost.cli.main import main
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.times import UpkeepTimes
 from fencepost.testing.servers.databases import run_on
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import UpkeepTimes
 
 ROLE = "callers_web"
 LEASE_SECRET = {"X-Lease-Secret": "0123456789abcdef0123456789abcdef"}

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tests.http.raw import RawConnection
 
-from fencepost.http.requests.bodies import MOST_BODIES
-from fencepost.quota import most_of
+from fencepost.server.http.requests.bodies import MOST_BODIES
+from fencepost.server.quota import most_of
 from fencepost.testing.servers.waiting import PATIENCE
 
 SIZE = 1_000_000

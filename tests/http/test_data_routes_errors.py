@@ -8,8 +8,8 @@ from tests.http.conftest import StartGateway
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.gateway.outcomes import Outcome
-from fencepost.http.routes import data
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.http.routes import data
 
 REFUSED: list[tuple[dict[str, Any], tuple[int, str], dict[str, Any]]] = [
     ({"status": None}, (400, "23502"), {"column": "status", "table": "orders"}),

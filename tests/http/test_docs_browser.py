@@ -12,8 +12,8 @@ from tests.http.conftest import StartGateway
 from tests.support.api_key_gateway import FOR_ALL
 from tests.support.tokens import SECRET, token
 
-from fencepost.storage.identity import api_keys
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.identity import api_keys
 
 # What the browser sees does not depend on PostgreSQL's version.
 pytestmark = [*in_a_browser, pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)]

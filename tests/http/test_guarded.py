@@ -16,12 +16,12 @@ from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.ready_made import ReadyMade
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from fencepost.cli.serving.guarded import GuardedProtocol
-from fencepost.http.guard import Bounds
-from fencepost.settings import Settings
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.http.guard import Bounds
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.settings import Settings
+from fencepost.server.times import EdgeTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import EdgeTimes, Times
 
 T = TypeVar("T")
 HEAD_BYTES = Bounds().head_bytes

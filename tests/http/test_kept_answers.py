@@ -9,8 +9,8 @@ import httpx
 import pytest
 from tests.support.in_process import in_process
 
-from fencepost.gateway.kept import MOST, SMALL
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.gateway.kept import MOST, SMALL
+from fencepost.server.ops.protecting.protect import protect
 
 SQL = f"""
 CREATE TABLE public.plain (id int PRIMARY KEY, note text DEFAULT repeat('x', {MOST}), n int DEFAULT 0);

@@ -19,21 +19,21 @@ from tests.support.consuming import Queue, consumed, opened, write
 from tests.support.interleave import Connect
 from tests.support.queued import queueing
 
-from fencepost.consuming.applying import Applier, Standing
-from fencepost.consuming.outcome import Later
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.seal import parse_keys
-from fencepost.gateway.queued import find, wait
-from fencepost.gateway.results import STATE_HEADER, of_caller
-from fencepost.queues.log import Message
-from fencepost.queues.registry import DEFAULT
-from fencepost.queues.signing import sign
-from fencepost.queues.write_id import MessageName, WriteId, id_at, new_nonce, parse_write_id
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.queues import progress, results
-from fencepost.storage.statements.idempotency import Recorded
+from fencepost.server.consuming.applying import Applier, Standing
+from fencepost.server.consuming.outcome import Later
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.seal import parse_keys
+from fencepost.server.gateway.queued import find, wait
+from fencepost.server.gateway.results import STATE_HEADER, of_caller
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.queues import progress, results
+from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.queues.log import Message
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.queues.signing import sign
+from fencepost.server.queues.write_id import MessageName, WriteId, id_at, new_nonce, parse_write_id
+from fencepost.server.times import TIMES
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES
 
 TABLES = """
 CREATE TABLE public.parcels (id text PRIMARY KEY, tenant text NOT NULL, n integer NOT NULL DEFAULT 0);

@@ -9,13 +9,13 @@ from tests.http.test_queued_role_gone import decider
 from tests.support.acting import LOGIN, WEB
 from tests.support.commands import command
 
-from fencepost.consuming.applying import Standing
-from fencepost.consuming.database_ledger import DatabaseLedger
-from fencepost.consuming.deciding import Settled
-from fencepost.queues.log import Position, Received
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.registry import DEFAULT
-from fencepost.storage.leases import sources
+from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.database_ledger import DatabaseLedger
+from fencepost.server.consuming.deciding import Settled
+from fencepost.server.postgres.leases import sources
+from fencepost.server.queues.log import Position, Received
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.registry import DEFAULT
 
 __all__ = ["stage"]
 ROW = "SELECT n, xmin::text FROM stamps WHERE id = 's'"

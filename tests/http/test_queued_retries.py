@@ -10,12 +10,12 @@ from tests.support.acting import OTHER, WEB, caller
 from tests.support.commands import command
 from tests.support.consuming import write
 
-from fencepost.consuming.applying import Standing
-from fencepost.consuming.database_ledger import DatabaseLedger
-from fencepost.queues.log import DeadLetter, Message, Position, Received
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.registry import DEFAULT
-from fencepost.queues.signing import sign
+from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.database_ledger import DatabaseLedger
+from fencepost.server.queues.log import DeadLetter, Message, Position, Received
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.queues.signing import sign
 
 __all__ = ["stage"]
 HOUR = 3600.0

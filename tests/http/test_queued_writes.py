@@ -18,16 +18,16 @@ from tests.support.asking import code
 from tests.support.events import Events
 from tests.support.queued import Queued, queueing
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.fencing.problem_types import STALE_TOKEN
-from fencepost.fencing.problems import Problem, bad_request
-from fencepost.gateway.results import STATE_HEADER
-from fencepost.http.hanging_up import WATCH
-from fencepost.http.problems.response import problem_response
-from fencepost.http.responses.answers import to_recorded
-from fencepost.queues.log import LogUnavailableError
-from fencepost.storage.queues.results import record
-from fencepost.storage.statements.idempotency import Recorded
+from fencepost.server.fence.problem_types import STALE_TOKEN
+from fencepost.server.fence.problems import Problem, bad_request
+from fencepost.server.gateway.results import STATE_HEADER
+from fencepost.server.http.hanging_up import WATCH
+from fencepost.server.http.problems.response import problem_response
+from fencepost.server.http.responses.answers import to_recorded
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.postgres.queues.results import record
+from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.queues.log import LogUnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 PAID = b'{"order_id":"a","status":"paid"}'

@@ -9,7 +9,7 @@ from tests.support.report_histories import paused_holder
 
 from fencepost.testing.checker import check
 from fencepost.testing.history import read
-from fencepost.torture.report import write_report
+from fencepost.testing.torture.report import write_report
 
 pytestmark = in_a_browser
 

@@ -15,11 +15,11 @@ from tests.support.interleave import Connect
 from tests.support.racing import ORDERS, open_race
 from tests.support.ready_made import Unmade
 
-from fencepost.fencing.caller import CALLER, Caller
-from fencepost.settings import Settings
-from fencepost.startup import StartupError
-from fencepost.times import TIMES, Times
-from fencepost.wiring import create_app
+from fencepost.server.fence.caller import CALLER, Caller
+from fencepost.server.settings import Settings
+from fencepost.server.startup import StartupError
+from fencepost.server.times import TIMES, Times
+from fencepost.server.wiring import create_app
 
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}; GRANT SELECT ON orders TO {READER};

@@ -13,8 +13,8 @@ from tests.http.raw import RawConnection
 from tests.support.processes import all_gone, established
 from tests.support.serving import Gateway, serving
 
-from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.processes import mentioning
 from fencepost.testing.servers.waiting import PATIENCE, eventually

@@ -8,10 +8,10 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import code
 from tests.support.queued import Queued, queueing
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.queues.log import LogError, LogUnavailableError, LogUnknownError
-from fencepost.queues.message import WriteMessage, read_message
-from fencepost.queues.write_id import parse_write_id
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError
+from fencepost.server.queues.message import WriteMessage, read_message
+from fencepost.server.queues.write_id import parse_write_id
 
 ASYNC = "respond-async"
 

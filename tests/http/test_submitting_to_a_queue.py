@@ -8,9 +8,9 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import code
 from tests.support.queued import Queued, queueing
 
-from fencepost.gateway.gateway import DEFAULT_QUEUE
-from fencepost.queues.message import read_message
-from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.server.gateway.gateway import DEFAULT_QUEUE
+from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.queues.message import read_message
 from fencepost.testing.servers.waiting import eventually
 
 SQL = """

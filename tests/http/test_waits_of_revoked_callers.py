@@ -13,13 +13,13 @@ from tests.support.jwks_server import jwks_server
 from tests.support.queued import Queued, queueing
 from tests.support.tokens import EC, RSA, bearer, claims, public, sign
 
-from fencepost.fencing.caller import Caller
-from fencepost.gateway.gateway import Gateway
-from fencepost.locks.builtin.leases import PostgresLocks
-from fencepost.locks.leases import TakeResult
-from fencepost.storage.identity import api_keys
+from fencepost.server.fence.caller import Caller
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.locks.builtin.leases import PostgresLocks
+from fencepost.server.locks.leases import TakeResult
+from fencepost.server.postgres.identity import api_keys
+from fencepost.server.times import IdentityTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import IdentityTimes, Times
 
 STREAM = {"Accept": "text/event-stream"}
 ELECTION = "/v1/elections/events?name=eu"
@@ -137,7 +137,7 @@ async def test_it_ends_with_the_time_of_the_callers_token(
         asynchronous = {"X-Fence-Token": "40", "Prefer": "respond-async"}
         place = (await queued.api.http.delete("/v1/data/orders/order-123", headers=asynchronous)).headers["location"]
         ended = Caller("ann", ends=asyncio.get_running_loop().time())
-        monkeypatch.setattr("fencepost.http.app.EVERYBODY", ended)  # whose requests these are
+        monkeypatch.setattr("fencepost.server.http.app.EVERYBODY", ended)  # whose requests these are
         answer = await queued.api.http.send(WAYS[way][0](place))
     assert answer.status_code == 200
     assert shown in answer.text, "it has begun, and has ended"

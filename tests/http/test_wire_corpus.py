@@ -11,7 +11,7 @@ import uvicorn
 from tests.http.raw import RawConnection
 from uvicorn.server import ServerState
 
-from fencepost.cli.serving.guarded import GuardedProtocol
+from fencepost.server.serving.guarded import GuardedProtocol
 
 Read = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
 """Method, target, fields, body."""

@@ -8,7 +8,7 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
-from fencepost.gateway.gateway import Gateway
+from fencepost.server.gateway.gateway import Gateway
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from fencepost.embedded.server import EmbeddedServerError, PostgresServer
+from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer
 
 
 def supervise(bin_dir: Path, data_dir: Path, uid: int | None) -> int:

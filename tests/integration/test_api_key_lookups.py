@@ -10,18 +10,18 @@ from tests.support.cutting_proxy import cutting_proxy
 from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import ManualClock
 
-from fencepost.fencing.caller import EVERY_ACCESS, Caller
-from fencepost.fencing.problems import Problem
-from fencepost.identity import api_keys as verifying
-from fencepost.identity.api_keys import Announcements, ApiKeys
-from fencepost.identity.authenticator import Authenticator
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.listen import Listener
-from fencepost.storage.identity import api_keys
-from fencepost.storage.identity.api_keys import NewKey
+from fencepost.server.fence.caller import EVERY_ACCESS, Caller
+from fencepost.server.fence.problems import Problem
+from fencepost.server.identity import api_keys as verifying
+from fencepost.server.identity.api_keys import Announcements, ApiKeys
+from fencepost.server.identity.authenticator import Authenticator
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connections.listen import Listener
+from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres.identity.api_keys import NewKey
+from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import TIMES, Times
 
 
 class Counting(ApiKeys):

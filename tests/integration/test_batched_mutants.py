@@ -11,7 +11,7 @@ from tests.support.racing import Race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
-from fencepost.fencing.token import MAX_TOKEN, Rule
+from fencepost.server.fence.token import MAX_TOKEN, Rule
 
 ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 BEGIN = "fencepost.idem_begin_each(text, text[], bytea[])"

@@ -7,8 +7,8 @@ from tests.support.commands import command
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.storage.inspecting.ceilings import FAR
-from fencepost.storage.protecting.protect import ProtectError, protect
+from fencepost.server.ops.inspecting.ceilings import FAR
+from fencepost.server.ops.protecting.protect import ProtectError, protect
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from tests.support.lease_racing import MINUTE, open_lease_race
 
 from fencepost.cli.main import main
 from fencepost.cli.options import flag, to_environment, variable
-from fencepost.embedded.server import PostgresServer
-from fencepost.settings import Settings
-from fencepost.storage.schema.revisions import newest
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.schema.revisions import newest
+from fencepost.server.settings import Settings
 from fencepost.testing.servers.databases import in_database
 
 Run = Callable[..., Any]

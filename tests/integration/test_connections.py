@@ -11,10 +11,10 @@ from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import settled
 
 from fencepost.cli.migrate import GRANTS
-from fencepost.storage.connections.connection import Limits, gateway_connection
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.demo import load
-from fencepost.storage.errors import RefusedError, UnavailableError
+from fencepost.server.ops.demo import load
+from fencepost.server.postgres.connections.connection import Limits, gateway_connection
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.errors import RefusedError, UnavailableError
 from fencepost.testing.servers.waiting import eventually
 
 

@@ -18,14 +18,14 @@ from tests.support.consuming import (
 from tests.support.interleave import Connect, Connection
 from tests.support.violations import assert_none
 
-from fencepost.consumer_wiring import consumer_of, consuming
-from fencepost.fencing.token import Rule
-from fencepost.queues.log import Message
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.registry import DEFAULT
-from fencepost.storage.leases import sources
-from fencepost.storage.protecting.protect import protect, unprotect
-from fencepost.storage.queues.table_log import MessageRow, append
+from fencepost.server.consumer_wiring import consumer_of, consuming
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.queues.table_log import MessageRow, append
+from fencepost.server.queues.log import Message
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 

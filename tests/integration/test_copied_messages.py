@@ -8,15 +8,15 @@ import pytest
 from tests.support.consuming import Queue, consumed, make_tables, opened, token, write, wrong_effects
 from tests.support.interleave import Connect, Connection, blocks_another_session
 
-from fencepost.fencing.token import Rule
-from fencepost.gateway.queued import find
-from fencepost.gateway.results import state_of
-from fencepost.queues.log import Message, Position
-from fencepost.queues.message import nonce_of
-from fencepost.queues.postgres.consumer import PostgresConsumer
-from fencepost.queues.registry import DEFAULT
-from fencepost.queues.write_id import WriteId, content_of
-from fencepost.storage.statements.idempotency import Recorded
+from fencepost.server.fence.token import Rule
+from fencepost.server.gateway.queued import find
+from fencepost.server.gateway.results import state_of
+from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.queues.log import Message, Position
+from fencepost.server.queues.message import nonce_of
+from fencepost.server.queues.postgres.consumer import PostgresConsumer
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.queues.write_id import WriteId, content_of
 from fencepost.testing.servers.waiting import eventually
 
 REDELIVERED = "SELECT coalesce(sum(redelivered), 0) FROM fencepost.queue_partitions"

@@ -12,11 +12,11 @@ from tests.support.interleave import Connect, Connection
 from tests.support.queued import queueing
 
 from fencepost.cli.main import main
-from fencepost.queues.log import LogUnavailableError
-from fencepost.queues.postgres.dead_letters import PostgresDeadLetters
-from fencepost.queues.registry import DEFAULT
-from fencepost.storage.leases import sources
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.leases import sources
+from fencepost.server.queues.log import LogUnavailableError
+from fencepost.server.queues.postgres.dead_letters import PostgresDeadLetters
+from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.waiting import eventually
 
 Run = Callable[..., Any]

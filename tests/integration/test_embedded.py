@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 from tests.support.processes import all_gone
 
-from fencepost.embedded import binaries
-from fencepost.embedded.process import Account
-from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
+from fencepost.server.ops.embedded import binaries
+from fencepost.server.ops.embedded.process import Account
+from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
 from fencepost.testing.servers.processes import mentioning
 from fencepost.testing.servers.waiting import PATIENCE
 

@@ -7,11 +7,18 @@ import pytest
 from tests.support.interleave import Connection
 from tests.support.owned_database import OwnedDatabase, building
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.storage.inspecting.functions import examine_functions
-from fencepost.storage.inspecting.tables import examine_tables
-from fencepost.storage.protecting.protect import ProtectError, apply, plan_protect, plan_unprotect, protect, unprotect
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.inspecting.functions import examine_functions
+from fencepost.server.ops.inspecting.tables import examine_tables
+from fencepost.server.ops.protecting.protect import (
+    ProtectError,
+    apply,
+    plan_protect,
+    plan_unprotect,
+    protect,
+    unprotect,
+)
+from fencepost.server.ops.schema.migrate import upgrade
 
 EVIL = """
 CREATE TYPE public.ct AS (x text);

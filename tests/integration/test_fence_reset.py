@@ -13,8 +13,8 @@ from tests.support.racing import Race, open_race, outcome, written
 from tests.support.ready_made import Unmade
 
 from fencepost.cli.main import main
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep.reset import Reset, ResetError, reset
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.upkeep.reset import Reset, ResetError, reset
 
 BOGUS = 2**61
 WHY = "INC-7: a script made the token up"

@@ -13,13 +13,13 @@ from tests.support.racing import NEW, ORDERS, Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
-from fencepost.gateway.atomic import Undone, atomically
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.read import ReadOne
-from fencepost.gateway.use_cases import read_one
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.query import Field, Selected
+from fencepost.server.gateway.atomic import Undone, atomically
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.read import ReadOne
+from fencepost.server.gateway.use_cases import read_one
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.query import Field, Selected
 
 PARTED = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0)

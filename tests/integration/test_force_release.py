@@ -10,8 +10,8 @@ from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
 from tests.support.lease_gateways import Side, open_side
 
-from fencepost.storage.leases.forced import force_release
-from fencepost.storage.leases.lock_request import hash_secret
+from fencepost.server.postgres.leases.forced import force_release
+from fencepost.server.postgres.leases.lock_request import hash_secret
 from fencepost.testing.servers.waiting import PATIENCE
 
 

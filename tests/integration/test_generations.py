@@ -18,14 +18,14 @@ from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.cli.main import main
-from fencepost.fencing.token import Rule
-from fencepost.startup import StartupError
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import QuarantinedError
-from fencepost.storage.leases import sources
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import generations, raising
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.errors import QuarantinedError
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.upkeep import generations, raising
+from fencepost.server.startup import StartupError
 from fencepost.testing.servers.waiting import eventually
 
 RAISE = "fencepost.raise_generation(text, bigint)"
@@ -51,7 +51,7 @@ class TriedOnce(SqlMutant):
     """A deadlock would be tried again, and not be seen."""
 
     async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fencepost.storage.upkeep.raising.TRIES", 1)
+        monkeypatch.setattr("fencepost.server.postgres.upkeep.raising.TRIES", 1)
         await super().apply(race, monkeypatch)
 
 

@@ -10,14 +10,14 @@ from tests.support.asked_by import asked_by
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 
-from fencepost.quota import UNKNOWN
-from fencepost.storage.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
-from fencepost.storage.batches.group_commit import GroupCommit
-from fencepost.storage.connections.connection import Connection, Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import OutcomeUnknownError, UnavailableError, map_errors
+from fencepost.server.postgres.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
+from fencepost.server.postgres.batches.group_commit import GroupCommit
+from fencepost.server.postgres.connections.connection import Connection, Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError, map_errors
+from fencepost.server.quota import UNKNOWN
+from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, Times
 
 Words = Sequence[str]
 

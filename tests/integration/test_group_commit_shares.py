@@ -9,13 +9,13 @@ import pytest
 from tests.support.asked_by import asked_by
 from tests.support.manual_clock import ManualClock
 
-from fencepost.storage.batches.batch_queue import ALONE, Alone, BatchQueue
-from fencepost.storage.batches.group_commit import GroupCommit
-from fencepost.storage.connections.connection import Connection, Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import UnavailableError, map_errors
+from fencepost.server.postgres.batches.batch_queue import ALONE, Alone, BatchQueue
+from fencepost.server.postgres.batches.group_commit import GroupCommit
+from fencepost.server.postgres.connections.connection import Connection, Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.errors import UnavailableError, map_errors
+from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, Times
 
 ALL = 4
 MOST = 3

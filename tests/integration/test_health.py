@@ -15,13 +15,13 @@ from tests.support.in_process import in_process
 from tests.support.interleave import blocks_another_session
 from tests.support.serving import serving
 
-from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.storage.demo import load
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.demo import load
+from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.times import HealthTimes, Times
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import descendants
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import HealthTimes, Times
 
 pytestmark = pytest.mark.long("gateways that stop, and databases that hang")
 

@@ -10,8 +10,8 @@ from tests.support.racing import Race
 from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
-from fencepost.fencing.token import Rule
-from fencepost.gateway.writes import idempotency
+from fencepost.server.fence.token import Rule
+from fencepost.server.gateway.writes import idempotency
 
 Scenario = Callable[[Race], Awaitable[None]]
 

@@ -9,13 +9,13 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, patch, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted, acquire_lease
-from fencepost.storage.demo import LEASES_BEGIN
-from fencepost.storage.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
+from fencepost.server.ops.demo import LEASES_BEGIN
+from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.times import Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import Times
 
 MINUTE = 60_000
 

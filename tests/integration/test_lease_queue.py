@@ -11,13 +11,13 @@ from tests.support.lease_gateways import HOUR, Side, Tries, in_line, let_gateway
 from tests.support.lease_racing import EXPIRED, MINUTE
 from tests.support.manual_clock import ManualClock
 
-from fencepost.locks.builtin.queue import Queue
-from fencepost.storage.errors import UnavailableError
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired
-from fencepost.storage.leases.lock_request import hash_secret
+from fencepost.server.locks.builtin.queue import Queue
+from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases.builtin import Acquired
+from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, Times
 
 KEPT_FOR_AN_HOUR = """
 WITH kept AS (SELECT ticket, kept_ms FROM fencepost.waiters WHERE owner = $1)

@@ -14,13 +14,13 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.leases.acquire import Granted
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.lock_request import hash_secret
-from fencepost.storage.statements.asking import in_key_order
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres.statements.asking import in_key_order
+from fencepost.server.times import QueueTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import QueueTimes, Times
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from tests.support.asked_by import asked_by
 from tests.support.interleave import Connect
 from tests.support.use_cases import open_gateway
 
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.held import mint, release, renew
-from fencepost.locks.source_leases.leases import SourceLocks
-from fencepost.storage.leases.builtin import Lease, LeaseId
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.leases.held import mint, release, renew
+from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.postgres.leases.builtin import Lease, LeaseId
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 MADE_UP = LeaseId("other", 2**47 + 999)

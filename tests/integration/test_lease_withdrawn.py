@@ -10,11 +10,11 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.lease_gateways import open_side
 from tests.support.lease_racing import wanted
 
-from fencepost.storage.leases import builtin, source_leases, sources
-from fencepost.storage.leases.builtin import LeaseId, Withdrawn
-from fencepost.storage.leases.lock_request import hash_secret
-from fencepost.storage.leases.source_leases import GrantRecord
-from fencepost.storage.leases.withdrawn import Withdrawal, withdraw
+from fencepost.server.postgres.leases import builtin, source_leases, sources
+from fencepost.server.postgres.leases.builtin import LeaseId, Withdrawn
+from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres.leases.source_leases import GrantRecord
+from fencepost.server.postgres.leases.withdrawn import Withdrawal, withdraw
 
 TEXT = "mine-and-of-no-other-client"
 SECRET = hash_secret(TEXT)

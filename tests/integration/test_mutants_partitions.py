@@ -9,8 +9,8 @@ from tests.support.mutants import SqlMutant, seen
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect
 
 FOLLOW = "fencepost.follow_partitions(text)"
 ATTACH_ROWS = "fencepost.attach_rows(regclass, regclass, text, bigint, bigint, text)"

@@ -11,14 +11,14 @@ from tests.support.mutants import PythonMutant, assert_seen, mutate, seen
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-import fencepost.gateway.claims.claim
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements import asking, keyed, many, mark
-from fencepost.storage.statements.answers import Shown
-from fencepost.storage.statements.asking import KeyState
-from fencepost.storage.statements.keyed import Change, FencedRow, WriteStatement
-from fencepost.storage.statements.parameters import TOKEN, Key, RowWrite, key_part
-from fencepost.storage.tables.catalog import ProtectedTable
+import fencepost.server.gateway.claims.claim
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.statements import asking, keyed, many, mark
+from fencepost.server.postgres.statements.answers import Shown
+from fencepost.server.postgres.statements.asking import KeyState
+from fencepost.server.postgres.statements.keyed import Change, FencedRow, WriteStatement
+from fencepost.server.postgres.statements.parameters import TOKEN, Key, RowWrite, key_part
+from fencepost.server.postgres.tables.catalog import ProtectedTable
 
 
 def equal_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return refused
 
-    monkeypatch.setattr(fencepost.gateway.claims.claim, "claim_absent", mutant)
+    monkeypatch.setattr(fencepost.server.gateway.claims.claim, "claim_absent", mutant)
 
 
 def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:

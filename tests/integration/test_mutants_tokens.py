@@ -12,13 +12,13 @@ from tests.scenarios import tokens as moving
 from tests.support.interleave import Connect
 from tests.support.mutants import PythonMutant, SqlMutant, seen
 
-from fencepost.fencing.token import Token
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.protecting.rows import RowDdl
-from fencepost.storage.statements import asking, marks
-from fencepost.storage.statements.asking import ElementState, KeyState
-from fencepost.storage.statements.parameters import Key
-from fencepost.storage.tables.catalog import ProtectedTable
+from fencepost.server.fence.token import Token
+from fencepost.server.ops.protecting.rows import RowDdl
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.statements import asking, marks
+from fencepost.server.postgres.statements.asking import ElementState, KeyState
+from fencepost.server.postgres.statements.parameters import Key
+from fencepost.server.postgres.tables.catalog import ProtectedTable
 
 ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
 REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"

@@ -10,9 +10,9 @@ from tests.support.mutants import mutate
 from tests.support.ready_made import Unmade
 from tests.support.violations import assert_none
 
-from fencepost.fencing import verdict
-from fencepost.fencing.token import Rule
-from fencepost.storage.statements import mark
+from fencepost.server.fence import verdict
+from fencepost.server.fence.token import Rule
+from fencepost.server.postgres.statements import mark
 
 
 @pytest.mark.parametrize("rule", ["strict", "epoch"])

@@ -7,11 +7,11 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 from tests.support.pooler import pooled
 
-from fencepost.startup import StartupError
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.demo import load
-from fencepost.storage.errors import SessionError
+from fencepost.server.ops.demo import load
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.errors import SessionError
+from fencepost.server.startup import StartupError
 
 WEAK = (
     "synchronous_commit = off", "default_transaction_isolation = 'repeatable read'", "statement_timeout = '1h'",

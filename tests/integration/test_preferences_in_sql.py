@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from tests.support.in_process import in_process
 
-from fencepost.http.requests import preferences
-from fencepost.http.requests.preferences import PREFERENCES, Preference
-from fencepost.storage import demo
-from fencepost.storage.statements import keyed, many
-from fencepost.storage.statements.keyed import Change
+from fencepost.server.http.requests import preferences
+from fencepost.server.http.requests.preferences import PREFERENCES, Preference
+from fencepost.server.ops import demo
+from fencepost.server.postgres.statements import keyed, many
+from fencepost.server.postgres.statements.keyed import Change
 
 WRITES = next(each.routes for each in PREFERENCES if each.name == "return")
 PLANTED = Preference("planted", WRITES, "`planted`: of this test.", ("yes",), in_sql=True)

@@ -7,10 +7,10 @@ from tests.support.commands import command
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
-from fencepost.storage.inspecting.prepared import examine_prepared
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.row_sql import literal
-from fencepost.storage.upkeep.prepared import all_prepared
+from fencepost.server.ops.inspecting.prepared import examine_prepared
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.row_sql import literal
+from fencepost.server.postgres.upkeep.prepared import all_prepared
 
 
 @pytest.fixture

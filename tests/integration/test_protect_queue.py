@@ -7,10 +7,10 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import outcome
 
-from fencepost.storage.leases import sources
-from fencepost.storage.protecting.check import ProtectError
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.queues import progress
+from fencepost.server.ops.protecting.check import ProtectError
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.queues import progress
 
 QUEUE = "kafka:Orders.eu-1"
 ABOVE = 1 << 48

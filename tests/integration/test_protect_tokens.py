@@ -15,9 +15,9 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 from tests.support.violations import judging
 
-from fencepost.storage.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, plan_protect, protect
-from fencepost.storage.protecting.table import HIGHEST_MARK
-from fencepost.storage.upkeep.reset import reset
+from fencepost.server.ops.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, plan_protect, protect
+from fencepost.server.ops.protecting.table import HIGHEST_MARK
+from fencepost.server.postgres.upkeep.reset import reset
 from fencepost.testing.servers.waiting import PATIENCE
 
 WITHIN_DEADLOCK_TIMEOUT = (

@@ -11,10 +11,10 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 from tests.support.violations import judging
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import generations, pruning
-from fencepost.storage.upkeep.pruning import Pruner
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.upkeep import generations, pruning
+from fencepost.server.postgres.upkeep.pruning import Pruner
 
 PRUNE = "fencepost.prune_marks(bigint, xid8, double precision, text, integer)"
 HORIZON = "fencepost.prune_horizon()"

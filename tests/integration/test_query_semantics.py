@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordered, trees
 from tests.support.interleave import Connect, Connection
 
-from fencepost.http.requests.query import parse_query
-from fencepost.storage.statements.parameters import Bound, compiled
-from fencepost.storage.statements.query_sql import render_filters, render_order, render_select
-from fencepost.storage.tables.catalog import EVERYTHING, Table
-from fencepost.storage.tables.load import load
+from fencepost.server.http.requests.query import parse_query
+from fencepost.server.postgres.statements.parameters import Bound, compiled
+from fencepost.server.postgres.statements.query_sql import render_filters, render_order, render_select
+from fencepost.server.postgres.tables.catalog import EVERYTHING, Table
+from fencepost.server.postgres.tables.load import load
 
 
 class Things:

@@ -15,21 +15,21 @@ from tests.support.consuming import Queue, consumed, make_tables, opened, settin
 from tests.support.interleave import Connect
 
 from fencepost.cli.main import main
-from fencepost.consumer_wiring import consumer_of, consuming
-from fencepost.gateway.writes.write import Write
-from fencepost.observe.metrics import Metrics
-from fencepost.queue_status import describe_queues, measure_queues
-from fencepost.queue_wiring import read_queues
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.registry import DEFAULT
-from fencepost.storage.queues import progress, table_log
-from fencepost.storage.queues.progress import PartitionProgress
-from fencepost.storage.queues.table_log import MessageRow
+from fencepost.server.consumer_wiring import consumer_of, consuming
+from fencepost.server.gateway.writes.write import Write
+from fencepost.server.observe.metrics import Metrics
+from fencepost.server.postgres.queues import progress, table_log
+from fencepost.server.postgres.queues.progress import PartitionProgress
+from fencepost.server.postgres.queues.table_log import MessageRow
+from fencepost.server.queue_status import describe_queues, measure_queues
+from fencepost.server.queue_wiring import read_queues
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.times import ConsumingTimes, Times
+from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.gateway import run_command
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import eventually
-from fencepost.times import ConsumingTimes, Times
-from fencepost.wiring import consumer_gateway
 
 KAFKA = "kafka:orders"
 SOON = Times(consuming=ConsumingTimes(blocked_after=0.1, note_every=0.05))

@@ -17,16 +17,16 @@ from tests.support.racing import Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, rendered, result_of
 
-from fencepost.fencing.token import Rule
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import write
-from fencepost.gateway.writes.batched import MOST_IDEMPOTENT
-from fencepost.gateway.writes.idempotency import IdempotentRequest, Replayed
-from fencepost.gateway.writes.write import Verb
-from fencepost.storage.connections.connection import GatewayConnection
-from fencepost.storage.statements import idempotency
-from fencepost.storage.statements.idempotency import OF_QUEUES
+from fencepost.server.fence.token import Rule
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.use_cases import write
+from fencepost.server.gateway.writes.batched import MOST_IDEMPOTENT
+from fencepost.server.gateway.writes.idempotency import IdempotentRequest, Replayed
+from fencepost.server.gateway.writes.write import Verb
+from fencepost.server.postgres.connections.connection import GatewayConnection
+from fencepost.server.postgres.statements import idempotency
+from fencepost.server.postgres.statements.idempotency import OF_QUEUES
 from fencepost.testing.servers.waiting import PATIENCE
 
 

@@ -13,17 +13,17 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, grants_pid, keyed, open_gateway, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import parse_resource
-from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.leases.acquire import Granted
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import claim
-from fencepost.storage.demo import LEASES_BEGIN
-from fencepost.storage.protecting.protect import protect, unprotect
-from fencepost.storage.statements import marks
-from fencepost.storage.statements.marks import Appeared, claim_absent
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.token import Rule, Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.ops.demo import LEASES_BEGIN
+from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.postgres.statements import marks
+from fencepost.server.postgres.statements.marks import Appeared, claim_absent
 
 SCOPED = "customer/{customer}"
 

@@ -15,13 +15,13 @@ from tests.support.use_cases import (
     result_of,
 )
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.use_cases import claim
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
 
 DEFERRED = """
 CREATE TABLE depth (n integer PRIMARY KEY);

@@ -10,15 +10,15 @@ from tests.support.racing import BOTH_RULES, NEW, ORDERS, Race, outcome, protect
 from tests.support.stepping import answer_after
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import claim
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.many import ManyWritten
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.many import ManyWritten
 
 
 @BOTH_RULES

@@ -9,7 +9,7 @@ from tests.support.racing import open_race
 from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
-from fencepost.fencing.token import Rule
+from fencepost.server.fence.token import Rule
 
 BUILTIN = [
     races.update_waits_for_update, races.delete_waits_for_update, races.insert_waits_for_delete,

@@ -21,24 +21,24 @@ from tests.support.racing import NEW, Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, rendered, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import parse_resource
-from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.use_cases import claim
-from fencepost.storage.demo import LEASES_BEGIN
-from fencepost.storage.protecting.protect import plan_unprotect, protect, unprotect
-from fencepost.storage.statements import many
-from fencepost.storage.statements.mark import Mark, mark_of
-from fencepost.storage.statements.parameters import TOKEN
-from fencepost.storage.statements.row_sql import MARK
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.token import Rule, Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.ops.demo import LEASES_BEGIN
+from fencepost.server.ops.protecting.protect import plan_unprotect, protect, unprotect
+from fencepost.server.postgres.statements import many
+from fencepost.server.postgres.statements.mark import Mark, mark_of
+from fencepost.server.postgres.statements.parameters import TOKEN
+from fencepost.server.postgres.statements.row_sql import MARK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fencepost.storage.tables.catalog import ProtectedTable
+    from fencepost.server.postgres.tables.catalog import ProtectedTable
 
 SCOPED = "customer/{customer}"
 Request = Callable[[Gateway], Awaitable[Any]]
@@ -237,8 +237,8 @@ def the_token_is_stored_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def mutant(table: "ProtectedTable", given: Collection[str] = (), *, deletes: bool = False) -> Mark:
         return mark_of(table, given, deletes=deletes)._replace(stored=((MARK, str(TOKEN)),))
 
-    monkeypatch.setattr("fencepost.storage.statements.keyed.mark_of", mutant)
-    monkeypatch.setattr("fencepost.storage.statements.many.mark_of", mutant)
+    monkeypatch.setattr("fencepost.server.postgres.statements.keyed.mark_of", mutant)
+    monkeypatch.setattr("fencepost.server.postgres.statements.many.mark_of", mutant)
 
 
 @pytest.mark.long("mutants of the product")

@@ -15,14 +15,14 @@ from tests.support.consuming import (
 )
 from tests.support.interleave import Connect, Connection
 
-from fencepost.fencing.token import Rule
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.registry import DEFAULT
-from fencepost.storage.leases import sources
-from fencepost.storage.queues import progress, table_log
-from fencepost.storage.statements import idempotency
+from fencepost.server.fence.token import Rule
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.queues import progress, table_log
+from fencepost.server.postgres.statements import idempotency
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.times import ConsumingTimes, Times
 from fencepost.testing.servers.waiting import eventually
-from fencepost.times import ConsumingTimes, Times
 
 ASKS_SOON = Times(consuming=ConsumingTimes(committed_every=0.05, take_for=0.1))
 DAY = 86_400.0

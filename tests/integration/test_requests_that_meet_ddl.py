@@ -7,16 +7,16 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
-from fencepost import gateway_wiring
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import MOST_DOUBTS, on_table
-from fencepost.gateway_wiring import Configured
-from fencepost.observe import events
-from fencepost.settings import Settings
-from fencepost.storage.errors import RefusedError
-from fencepost.storage.tables.catalog import Table
+from fencepost.server import gateway_wiring
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.use_cases import MOST_DOUBTS, on_table
+from fencepost.server.gateway_wiring import Configured
+from fencepost.server.observe import events
+from fencepost.server.postgres.errors import RefusedError
+from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.settings import Settings
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tests.support.racing import Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, open_gateway, patch, put
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.ops.protecting.protect import protect
 
 
 @pytest.fixture(params=["rows", "scope"])

@@ -10,17 +10,17 @@ from tests.support.racing import Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource, parse_resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.explain import Explained
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted, acquire_lease
-from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.use_cases import claim, explain
-from fencepost.storage.leases.lock_request import LockRequest
-from fencepost.storage.protecting.protect import plan_protect, plan_unprotect, protect
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource, parse_resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.explain import Explained
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.use_cases import claim, explain
+from fencepost.server.ops.protecting.protect import plan_protect, plan_unprotect, protect
+from fencepost.server.postgres.leases.lock_request import LockRequest
 
 SCOPE = "account/{account_id}"
 ACCOUNT = Resource("account", ("42",))

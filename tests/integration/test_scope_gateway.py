@@ -12,11 +12,11 @@ from tests.support.racing import NEW, Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.writes.write import Write
-from fencepost.storage.protecting.protect import plan_protect, protect
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.writes.write import Write
+from fencepost.server.ops.protecting.protect import plan_protect, protect
 
 SCOPE = "account/{account_id}"
 

@@ -9,7 +9,7 @@ from tests.scenarios import scopes_direct as direct
 from tests.support.mutants import Mutant, Scenario, SqlMutant, seen
 from tests.support.racing import Race
 
-from fencepost.fencing.token import Rule
+from fencepost.server.fence.token import Rule
 
 ENTER = "fencepost.enter(text, text[], bigint, oid, text)"
 JUDGE = "fencepost.judge_scope(text, text, text, text)"

@@ -17,15 +17,15 @@ from tests.support.racing import NEW, Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim
-from fencepost.gateway.writes.idempotency import Replayed
-from fencepost.gateway.writes.write import IdempotencyKey
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import Rule, Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.gateway.writes.idempotency import Replayed
+from fencepost.server.gateway.writes.write import IdempotencyKey
 
 AUDIT = """
 CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text);

@@ -10,8 +10,8 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect, unprotect
 
 Scenario = Callable[[Race], Awaitable[None]]
 

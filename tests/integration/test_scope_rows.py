@@ -12,9 +12,9 @@ from tests.support.racing import BOTH_RULES, Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, listed, patch, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done, Outcome
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
 
 ONE, TWO, THREE = {"id": 1, "n": 5}, {"id": 2, "n": 6}, {"id": 3, "n": 7}
 """Of the accounts 42, 42 and 7."""

@@ -13,18 +13,18 @@ from tests.support.racing import NEW, Race, open_race, protected_table
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import parse_resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.atomic import Undone, atomically
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.read import ReadMany, ReadOne
-from fencepost.gateway.use_cases import claim, read_many, read_one
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.demo import LEASES_BEGIN
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.query import Condition, Field, Query, Selected
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.atomic import Undone, atomically
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.read import ReadMany, ReadOne
+from fencepost.server.gateway.use_cases import claim, read_many, read_one
+from fencepost.server.ops.demo import LEASES_BEGIN
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.statements.query import Condition, Field, Query, Selected
 
 HIGH = "4000000000000000000"
 LEFT = {

@@ -9,11 +9,11 @@ from tests.support.mutants import Scenario
 from tests.support.racing import outcome
 from tests.support.violations import judging
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.leases import source_leases, sources
-from fencepost.storage.leases.lock_request import LockRequest, hash_secret
-from fencepost.storage.leases.source_leases import GrantRecord
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.leases import source_leases, sources
+from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.postgres.leases.source_leases import GrantRecord
 
 SOURCE = scenarios.SOURCE
 

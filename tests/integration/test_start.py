@@ -15,9 +15,9 @@ from tests.support.manual_clock import ManualClock
 from tests.support.serving import Gateway, launch, workers
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.startup import StartupError, UnreachableError, within
+from fencepost.server.startup import StartupError, UnreachableError, within
+from fencepost.server.times import ConnectionTimes, Times
 from fencepost.testing.servers.waiting import wait_until
-from fencepost.times import ConnectionTimes, Times
 
 SOON = dataclasses.replace(UNHURRIED, connections=ConnectionTimes(start_pause=0.01))
 HANDSHAKE, SETTLING = 300, 700

@@ -9,18 +9,18 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
-from fencepost.fencing.caller import Caller
-from fencepost.fencing.problems import Problem
-from fencepost.gateway import superseded
-from fencepost.gateway.gateway import Gateway
-from fencepost.observe.events import Event, HolderUnknown, Refused
-from fencepost.observe.logs import EventLog
-from fencepost.observe.metrics import Metrics
-from fencepost.quota import PEER
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway import superseded
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.observe.events import Event, HolderUnknown, Refused
+from fencepost.server.observe.logs import EventLog
+from fencepost.server.observe.metrics import Metrics
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.quota import PEER
+from fencepost.server.times import RequestTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import RequestTimes, Times
 
 LEASE = """
 INSERT INTO fencepost.leases

@@ -28,18 +28,18 @@ from tests.support.racing import NEW, Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim
-from fencepost.gateway.writes.idempotency import Replayed
-from fencepost.gateway.writes.write import IdempotencyKey
-from fencepost.storage.connections import backends
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import Rule, Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.gateway.writes.idempotency import Replayed
+from fencepost.server.gateway.writes.write import IdempotencyKey
+from fencepost.server.postgres.connections import backends
+from fencepost.server.times import ConnectionTimes
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import ConnectionTimes
 
 
 @pytest.fixture

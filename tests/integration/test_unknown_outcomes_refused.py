@@ -15,9 +15,9 @@ from tests.support.racing import Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.storage.connections import backends
-from fencepost.storage.connections.connection import Backend
+from fencepost.server.fence.problems import Problem
+from fencepost.server.postgres.connections import backends
+from fencepost.server.postgres.connections.connection import Backend
 from fencepost.testing.servers.waiting import PATIENCE
 
 REKEYING = """

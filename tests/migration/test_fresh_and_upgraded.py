@@ -18,9 +18,9 @@ from tests.support.catalog_dump import dump
 from tests.support.interleave import Connect, Connection
 from tests.support.next_version import CHANGE, FILES, next_version
 
-from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.storage.schema.migrate import upgrade, upgrade_sql
-from fencepost.storage.schema.revisions import known, newest
+from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.server.ops.schema.migrate import upgrade, upgrade_sql
+from fencepost.server.ops.schema.revisions import known, newest
 from fencepost.testing.servers.databases import in_database
 
 pytestmark = pytest.mark.versions

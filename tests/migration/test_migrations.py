@@ -15,10 +15,10 @@ from tests.support.catalog_dump import dump
 from tests.support.interleave import Connection
 from tests.support.next_version import next_version
 
-from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.storage.protecting.protect import protect, unprotect
-from fencepost.storage.schema import revisions
-from fencepost.storage.schema.migrate import downgrade, upgrade, upgrade_sql
+from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.schema import revisions
+from fencepost.server.ops.schema.migrate import downgrade, upgrade, upgrade_sql
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.waiting import eventually
 
@@ -119,7 +119,7 @@ def test_the_revisions_are_those_that_alembic_runs(tmp_path: Path) -> None:
 
 def test_a_gateway_imports_no_alembic() -> None:
     """It takes longer to import than all the rest, in each worker process."""
-    loaded = "import sys, fencepost.wiring; print(sorted({'alembic', 'sqlalchemy'} & set(sys.modules)))"
+    loaded = "import sys, fencepost.server.wiring; print(sorted({'alembic', 'sqlalchemy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

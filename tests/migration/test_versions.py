@@ -15,10 +15,10 @@ from tests.support.interleave import Connect
 from tests.support.next_version import next_version as becoming
 
 from fencepost.cli.main import main
-from fencepost.startup import StartupError
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema import revisions, versions
-from fencepost.storage.schema.migrate import NewerSchemaError, upgrade
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.schema import revisions, versions
+from fencepost.server.ops.schema.migrate import NewerSchemaError, upgrade
+from fencepost.server.startup import StartupError
 from fencepost.testing.servers.waiting import eventually
 
 Become = Callable[[str], AbstractContextManager[None]]

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 from tests.support.interleave import Connection
 
-from fencepost.fencing.token import Rule
+from fencepost.server.fence.token import Rule
 from fencepost.testing.servers.waiting import PATIENCE
 
 TABLES: dict[str, Rule] = {"strictly": "strict", "leased": "epoch"}

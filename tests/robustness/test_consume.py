@@ -21,7 +21,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.violations import assert_none, promised
 
 from fencepost.cli.main import main
-from fencepost.queues.registry import DEFAULT
+from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.processes import descendants
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

@@ -23,9 +23,9 @@ from tests.support.interleave import Connection
 from tests.support.violations import promised
 
 from fencepost.cli.main import main
-from fencepost.embedded.server import PostgresServer
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port

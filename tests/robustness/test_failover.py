@@ -16,8 +16,8 @@ from tests.support.interleave import Connection
 from tests.support.violations import promised
 
 from fencepost.cli.main import main
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.standby import Pair, replicated
 from fencepost.testing.servers.waiting import eventually

@@ -18,9 +18,9 @@ from tests.support.lease_http import post, release, running
 from tests.support.serving import Gateway, serving
 from tests.support.violations import promised
 
-from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.storage import demo
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops import demo
+from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import PATIENCE, eventually

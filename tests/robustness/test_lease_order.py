@@ -19,10 +19,10 @@ from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, sweep_all
 from tests.support.processes import all_gone
 from tests.support.violations import judging, promised
 
-from fencepost.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.lock_request import hash_secret
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
+from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases.lock_request import hash_secret
 from fencepost.testing.servers.databases import clone, in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.processes import descendants

@@ -23,10 +23,10 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connection
 from tests.support.violations import promised
 
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import run_write
-from fencepost.storage.errors import OutcomeUnknownError, UnavailableError
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.standby import Pair
 from fencepost.testing.servers.waiting import eventually

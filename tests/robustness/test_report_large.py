@@ -13,7 +13,7 @@ MEGABYTE = 1 << 20
 WRITES = """
 import sys
 from fencepost.testing.checker import Verdict
-from fencepost.torture.report import write_report
+from fencepost.testing.torture.report import write_report
 print(write_report(sys.argv[1], Verdict(True, (), 0, 0, 0, 0, 0), sys.argv[2]))
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

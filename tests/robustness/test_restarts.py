@@ -18,9 +18,9 @@ from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port

@@ -12,8 +12,8 @@ from tests.support.live_gateway import serving
 from tests.support.racing import owner
 from tests.support.violations import assert_none
 
-from fencepost.settings import Settings
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.settings import Settings
 from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.long("storms")

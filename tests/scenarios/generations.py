@@ -3,10 +3,10 @@
 from tests.scenarios.pruning import absent, granted
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, Race, outcome
 
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.lock_request import hash_secret
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import generations
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres.upkeep import generations
 
 
 async def raised(race: Race) -> int:

@@ -9,12 +9,12 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, result_of
 from tests.support.violations import promised
 
-from fencepost.fencing.token import Rule
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.writes.idempotency import Replayed
-from fencepost.gateway.writes.write import IdempotencyKey
-from fencepost.storage.statements import idempotency
-from fencepost.storage.statements.idempotency import Recorded
+from fencepost.server.fence.token import Rule
+from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.writes.idempotency import Replayed
+from fencepost.server.gateway.writes.write import IdempotencyKey
+from fencepost.server.postgres.statements import idempotency
+from fencepost.server.postgres.statements.idempotency import Recorded
 from fencepost.testing.servers.waiting import PATIENCE
 
 AUDIT = """

@@ -5,10 +5,10 @@ from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 from tests.support.racing import ISSUED, Race, outcome
 
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.lock_request import hash_secret
-from fencepost.storage.upkeep import generations, pruning
-from fencepost.storage.upkeep.pruning import Horizon, PruneStep
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres.upkeep import generations, pruning
+from fencepost.server.postgres.upkeep.pruning import Horizon, PruneStep
 
 AT_ONCE = 0.0
 """Seconds of retention: every mark is old enough."""

@@ -3,9 +3,9 @@
 from tests.scenarios.queues import QueueScenario
 from tests.support.interleave import Connect, Connection, start
 
-from fencepost.storage.leases import sources
-from fencepost.storage.queues import progress
-from fencepost.storage.statements import idempotency
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.queues import progress
+from fencepost.server.postgres.statements import idempotency
 
 DAY = 86_400.0
 COMMITTED = "SELECT count(*) FROM fencepost.queue_partitions WHERE committed IS NOT NULL"

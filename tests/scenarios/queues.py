@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 from tests.support.interleave import Connect, Connection, start
 
-from fencepost.storage.leases import sources
-from fencepost.storage.queues import progress, table_log
-from fencepost.storage.queues.progress import LogCheck, RecordedLog
-from fencepost.storage.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.queues import progress, table_log
+from fencepost.server.postgres.queues.progress import LogCheck, RecordedLog
+from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
 
 QueueScenario = Callable[[Connect], Awaitable[None]]
 

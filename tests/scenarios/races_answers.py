@@ -4,12 +4,12 @@ from tests.support.racing import NEW, Race, outcome, written
 from tests.support.stepping import answer_after
 from tests.support.use_cases import delete, keyed, matching, open_gateway, patch, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.use_cases import claim
-from fencepost.storage.statements.many import ManyRefused, ManyWritten
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.postgres.statements.many import ManyRefused, ManyWritten
 
 
 async def claim_returns_what_it_fenced(race: Race) -> None:

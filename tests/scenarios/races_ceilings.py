@@ -8,14 +8,14 @@ from tests.support.interleave import Connection
 from tests.support.racing import ISSUED, NEW, Race, outcome, protected_table, written
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.use_cases import claim
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.marks import Appeared, claim_absent
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import MAX_TOKEN, Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.marks import Appeared, claim_absent
 
 HIGHEST = 2**62 - 1
 """What a table of an external source takes if nothing else is set."""

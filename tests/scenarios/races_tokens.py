@@ -6,13 +6,13 @@ from tests.support.interleave import Connection
 from tests.support.racing import ISSUED, Race, outcome
 from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.use_cases import claim
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.marks import claim_absent
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import MAX_TOKEN, Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.marks import claim_absent
 
 UNISSUED = ISSUED + 1
 

@@ -4,8 +4,8 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.protecting.protect import protect, unprotect
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect, unprotect
 
 DDL = """
 CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0)"""

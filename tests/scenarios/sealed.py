@@ -16,8 +16,8 @@ from tests.support.live_gateway import serving
 from tests.support.ready_made import ReadyMade
 from tests.support.violations import promised
 
-from fencepost.settings import Settings
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.settings import Settings
 
 _numbers = itertools.count(1)
 REFUSED: Final = (403, "FP041")

@@ -11,8 +11,8 @@ import asyncpg
 from tests.support.live_gateway import serving
 from tests.support.ready_made import ReadyMade
 
-from fencepost.settings import Settings
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.settings import Settings
 
 _numbers = itertools.count(1)
 

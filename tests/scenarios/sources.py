@@ -6,11 +6,11 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import ISSUED, Race, open_race, outcome
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.leases import sources
-from fencepost.storage.leases.sources import KnownSource
-from fencepost.storage.queues import progress
-from fencepost.storage.queues.progress import is_queue
+from fencepost.server.fence.token import Rule
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.leases.sources import KnownSource
+from fencepost.server.postgres.queues import progress
+from fencepost.server.postgres.queues.progress import is_queue
 
 SOURCE = "redis"
 FIRST = 1 << 48

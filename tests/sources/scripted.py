@@ -11,12 +11,12 @@ from typing import Any
 
 from tests.support.interleave import Connection
 
-from fencepost.locks.leases import TakeResult
-from fencepost.locks.source import Capabilities, Grant, Holder, SourceUnavailableError
-from fencepost.locks.source_leases.leases import SourceLocks
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.leases import sources
-from fencepost.storage.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.locks.leases import TakeResult
+from fencepost.server.locks.source import Capabilities, Grant, Holder, SourceUnavailableError
+from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
 
 NAME = "scripted"
 _secrets = itertools.count(1)

@@ -8,7 +8,7 @@ from tests.conformance.bench import Bench, opened
 from tests.sources.conftest import Api, orders
 from tests.support.in_process import in_process
 
-from fencepost.locks.source import Grant
+from fencepost.server.locks.source import Grant
 
 NAME = "lock_service"
 

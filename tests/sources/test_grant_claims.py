@@ -8,10 +8,10 @@ import pytest
 from tests.support.interleave import Connection
 from tests.support.manual_clock import ManualClock
 
-from fencepost.locks.leases import Overtaken
-from fencepost.locks.source import SourceError
+from fencepost.server.locks.leases import Overtaken
+from fencepost.server.locks.source import SourceError
+from fencepost.server.times import SourceTimes, Times
 from fencepost.testing.servers.waiting import eventually
-from fencepost.times import SourceTimes, Times
 
 
 async def test_a_claim_that_is_overtaken_takes_newer_tokens_and_so_does_the_answer(make: Callable[..., Any]) -> None:

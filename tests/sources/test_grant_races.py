@@ -11,11 +11,11 @@ import pytest
 from tests.sources.scripted import NAME, Scripted
 from tests.support.interleave import Connect
 
-from fencepost.locks.source import Capabilities, SourceError, SourceQuarantinedError
-from fencepost.locks.source_leases.leases import SourceLocks
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.server.locks.source import Capabilities, SourceError, SourceQuarantinedError
+from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.postgres.leases.lock_request import LockRequest
+from fencepost.server.times import SourceTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import SourceTimes, Times
 
 
 async def test_a_generation_that_is_raised_under_way_makes_the_grant_void(make: Callable[..., Any]) -> None:

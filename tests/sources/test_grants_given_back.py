@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.support.manual_clock import settled
 
-from fencepost.locks.source import Capabilities
-from fencepost.storage.errors import UnavailableError
-from fencepost.storage.leases import sources
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.server.locks.source import Capabilities
+from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.leases.lock_request import LockRequest
 from fencepost.testing.servers.waiting import eventually
 
 

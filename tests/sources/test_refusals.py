@@ -8,7 +8,7 @@ from tests.sources.conftest import Api, one_source
 from tests.support.in_process import in_process
 
 from fencepost.cli.main import main
-from fencepost.locks.source import MOST_NATIVE
+from fencepost.server.locks.source import MOST_NATIVE
 
 
 @one_source

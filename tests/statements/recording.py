@@ -12,8 +12,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.connections.connection import GatewayConnection
+from fencepost.server.fence.token import Rule
+from fencepost.server.postgres.connections.connection import GatewayConnection
 
 _ONE = ("fetch", "fetchrow", "fetchval", "execute")
 _WRITES = re.compile(

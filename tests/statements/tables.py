@@ -1,4 +1,4 @@
-"""Tables that together reach each branch of storage/statements, and the requests that make a gateway send each of its
+"""Tables that together reach each branch of postgres/statements, and the requests that make a gateway send each of its
 statements about them.
 """
 
@@ -11,8 +11,8 @@ import httpx
 from tests.statements.recording import FIRST_ISSUED, Recorder
 from tests.support.interleave import Connection
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.fence.token import Rule
+from fencepost.server.ops.protecting.protect import protect
 
 SQL = """
 SET search_path = public;

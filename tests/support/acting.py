@@ -8,8 +8,8 @@ from tests.support.interleave import Connection
 from tests.support.use_cases import open_gateway
 
 from fencepost.cli.migrate import GRANTS
-from fencepost.fencing.caller import Caller
-from fencepost.gateway.gateway import Gateway
+from fencepost.server.fence.caller import Caller
+from fencepost.server.gateway.gateway import Gateway
 from fencepost.testing.servers.waiting import eventually
 
 LOGIN = "fp_login"

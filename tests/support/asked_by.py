@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from fencepost.quota import ASKING
+from fencepost.server.quota import ASKING
 
 T = TypeVar("T")
 

@@ -12,21 +12,21 @@ from pydantic import SecretStr
 from tests.support.interleave import Connection
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.consumer_wiring import consumer_of, consuming
-from fencepost.fencing.token import Rule, Token
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.results import STATE_HEADER
-from fencepost.queues.log import DeadLetter, Log, Message, Position
-from fencepost.queues.message import Method, WriteMessage, message_of
-from fencepost.queues.postgres.consumer import PostgresConsumer
-from fencepost.queues.registry import DEFAULT
-from fencepost.queues.write_id import new_nonce
-from fencepost.settings import Settings
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.queues import progress
+from fencepost.server.consumer_wiring import consumer_of, consuming
+from fencepost.server.fence.token import Rule, Token
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.results import STATE_HEADER
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.queues import progress
+from fencepost.server.queues.log import DeadLetter, Log, Message, Position
+from fencepost.server.queues.message import Method, WriteMessage, message_of
+from fencepost.server.queues.postgres.consumer import PostgresConsumer
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.queues.write_id import new_nonce
+from fencepost.server.settings import Settings
+from fencepost.server.times import HealthTimes, Times
+from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import HealthTimes, Times
-from fencepost.wiring import consumer_gateway
 
 TABLE = """
 CREATE TABLE public.orders (

@@ -10,9 +10,9 @@ from tests.support.live_gateway import serving
 from tests.support.ready_made import ReadyMade
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.settings import Settings
-from fencepost.storage import demo
-from fencepost.times import Times
+from fencepost.server.ops import demo
+from fencepost.server.settings import Settings
+from fencepost.server.times import Times
 
 # Written while no trigger judges it. Numbers of tokens and leases go on: what rises goes on rising.
 _AS_IT_WAS = f"""

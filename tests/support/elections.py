@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 from tests.support.violations import promised
 
-from fencepost.storage import demo
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops import demo
+from fencepost.server.ops.protecting.protect import protect
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 WITHIN = 2 * PATIENCE  # seconds

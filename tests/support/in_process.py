@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import httpx
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.settings import Settings
-from fencepost.times import Times
-from fencepost.wiring import create_app
+from fencepost.server.settings import Settings
+from fencepost.server.times import Times
+from fencepost.server.wiring import create_app
 
 
 @asynccontextmanager

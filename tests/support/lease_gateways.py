@@ -9,19 +9,19 @@ import asyncpg
 from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 
-from fencepost.locks.builtin.leases import PostgresLocks
-from fencepost.locks.builtin.queue import Queue
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.listen import Listener
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired
-from fencepost.storage.leases.lock_request import LockRequest
+from fencepost.server.locks.builtin.leases import PostgresLocks
+from fencepost.server.locks.builtin.queue import Queue
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connections.listen import Listener
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases.builtin import Acquired
+from fencepost.server.postgres.leases.lock_request import LockRequest
+from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, Times
 
 if TYPE_CHECKING:
-    from fencepost.locks.leases import TakeResult
+    from fencepost.server.locks.leases import TakeResult
 
 T = TypeVar("T")
 

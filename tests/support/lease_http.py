@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 from tests.support.live_gateway import serving
 
-from fencepost.settings import Settings
+from fencepost.server.settings import Settings
 from fencepost.testing.servers.waiting import PATIENCE
 
 

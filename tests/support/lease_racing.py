@@ -15,9 +15,9 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import owner, racer
 
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases.builtin import Acquired, Lease
-from fencepost.storage.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases.builtin import Acquired, Lease
+from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
 from fencepost.testing.servers.waiting import eventually
 
 T = TypeVar("T")

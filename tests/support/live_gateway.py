@@ -10,11 +10,11 @@ import pytest
 import uvicorn
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.cli.serving.guarded import GuardedProtocol
-from fencepost.settings import Settings
+from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.settings import Settings
+from fencepost.server.times import Times
+from fencepost.server.wiring import create_app
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import Times
-from fencepost.wiring import create_app
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.support.racing import Race
 from tests.support.use_cases import gateway_pid, open_gateway
 
-from fencepost.fencing.token import Rule
-from fencepost.gateway.gateway import Gateway
+from fencepost.server.fence.token import Rule
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.times import TIMES, RequestTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, RequestTimes, Times
 
 ALONE: tuple[Rule, str] = ("strict", "alone")
 """Parameter of a race: its rule, and whether a write has its transaction alone or shares it. What most tests have."""

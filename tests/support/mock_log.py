@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from tests.support.queue_mock import MockDeadLetters
 
-from fencepost.queues.log import Consumer, DeadLetters, LogError, LogState, Message, Position, Received
-from fencepost.queues.partitioner import partition_of
+from fencepost.server.queues.log import Consumer, DeadLetters, LogError, LogState, Message, Position, Received
+from fencepost.server.queues.partitioner import partition_of
 
 PARTITIONS = 4
 

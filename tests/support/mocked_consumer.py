@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 from tests.support.queue_mock import Applying, MockLedger, MockLog, MockReports, message
 
-from fencepost.consuming.applying import Standing
-from fencepost.consuming.consumer import QueueConsumer
-from fencepost.consuming.deciding import Decider
-from fencepost.consuming.outcome import Decided, Result
-from fencepost.consuming.session import ConsumerLimits
-from fencepost.queues.log import Received
+from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.consumer import QueueConsumer
+from fencepost.server.consuming.deciding import Decider
+from fencepost.server.consuming.outcome import Decided, Result
+from fencepost.server.consuming.session import ConsumerLimits
+from fencepost.server.queues.log import Received
+from fencepost.server.times import TIMES, ConsumingTimes
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, ConsumingTimes
 
 
 def applied(_received: Received, _standing: Standing) -> Result:

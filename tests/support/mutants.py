@@ -14,7 +14,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-from fencepost.fencing.token import Rule
+from fencepost.server.fence.token import Rule
 
 Scenario = Callable[[Race], Awaitable[None]]
 """An AssertionError says that a rule is broken."""

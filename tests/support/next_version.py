@@ -14,7 +14,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 
-from fencepost.storage.schema import revisions
+from fencepost.server.ops.schema import revisions
 
 REVISION: Final = "9999"
 CHANGE: Final = ("ALTER TABLE fencepost.marks ADD COLUMN future integer",)

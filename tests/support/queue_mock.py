@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from fencepost.consuming.applying import Standing
-from fencepost.consuming.ledger import Checked, Kept
-from fencepost.consuming.outcome import Result
-from fencepost.queues.log import DeadLetter, LogError, LogState, Message, Position, Received
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.write_id import MessageName
-from fencepost.storage.queues.progress import PartitionProgress
-from fencepost.storage.statements.idempotency import Recorded
+from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.ledger import Checked, Kept
+from fencepost.server.consuming.outcome import Result
+from fencepost.server.postgres.queues.progress import PartitionProgress
+from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.queues.log import DeadLetter, LogError, LogState, Message, Position, Received
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.write_id import MessageName
 
 PARTITIONS = 2
 WAITS = 0.01

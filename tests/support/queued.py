@@ -9,14 +9,14 @@ import httpx
 from tests.support.asking import Api
 from tests.support.mock_log import MockLog
 
-from fencepost.gateway.gateway import DEFAULT_QUEUE, Gateway
-from fencepost.queues.log import Log, Message
-from fencepost.settings import Settings
-from fencepost.times import TIMES, Times
-from fencepost.wiring import create_app
+from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway
+from fencepost.server.queues.log import Log, Message
+from fencepost.server.settings import Settings
+from fencepost.server.times import TIMES, Times
+from fencepost.server.wiring import create_app
 
 if TYPE_CHECKING:
-    from fencepost.http.app import Application
+    from fencepost.server.http.app import Application
 
 
 @dataclass

@@ -12,23 +12,23 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
 from tests.support.ready_made import Unmade
 
-from fencepost.fencing.token import Rule, Token
-from fencepost.fencing.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
-from fencepost.gateway.writes.rounds import judge
-from fencepost.storage.connections.connection import Limits, session_settings
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.queues.progress import is_queue
-from fencepost.storage.statements import asking
-from fencepost.storage.statements import keyed as statements
-from fencepost.storage.statements.answers import Shown, shown
-from fencepost.storage.statements.asking import KeyState
-from fencepost.storage.statements.keyed import Change, FencedRow, WriteStatement
-from fencepost.storage.statements.many import ManyOutcome, write_matching
-from fencepost.storage.statements.marks import Appeared, claim_absent
-from fencepost.storage.statements.parameters import RowWrite
-from fencepost.storage.statements.query import Condition, Field
-from fencepost.storage.tables.catalog import EVERYTHING, Fence, ProtectedTable, quote
-from fencepost.storage.tables.load import load
+from fencepost.server.fence.token import Rule, Token
+from fencepost.server.fence.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
+from fencepost.server.gateway.writes.rounds import judge
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.connections.connection import Limits, session_settings
+from fencepost.server.postgres.queues.progress import is_queue
+from fencepost.server.postgres.statements import asking
+from fencepost.server.postgres.statements import keyed as statements
+from fencepost.server.postgres.statements.answers import Shown, shown
+from fencepost.server.postgres.statements.asking import KeyState
+from fencepost.server.postgres.statements.keyed import Change, FencedRow, WriteStatement
+from fencepost.server.postgres.statements.many import ManyOutcome, write_matching
+from fencepost.server.postgres.statements.marks import Appeared, claim_absent
+from fencepost.server.postgres.statements.parameters import RowWrite
+from fencepost.server.postgres.statements.query import Condition, Field
+from fencepost.server.postgres.tables.catalog import EVERYTHING, Fence, ProtectedTable, quote
+from fencepost.server.postgres.tables.load import load
 
 T = TypeVar("T")
 Key = str | tuple[str, ...]

@@ -6,8 +6,8 @@ from typing import Any
 from tests.support.racing import Race
 from tests.support.use_cases import gateway_pid
 
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
 
 
 async def answer_after(

@@ -5,8 +5,8 @@ else half a second.
 
 from typing import Final
 
+from fencepost.server.times import ConsumingTimes, HealthTimes, RequestTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import ConsumingTimes, HealthTimes, RequestTimes, Times
 
 UNHURRIED: Final = Times(
     requests=RequestTimes(explain_within=PATIENCE),

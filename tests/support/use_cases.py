@@ -12,24 +12,24 @@ from dataclasses import replace
 from tests.support.racing import Key, parts
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.token import Token
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.gathered_reads import GatheredReads
-from fencepost.gateway.outcomes import Done, Outcome
-from fencepost.gateway.shares import CallerShares, Reads
-from fencepost.gateway.turns import Turns
-from fencepost.gateway.use_cases import write
-from fencepost.gateway.writes.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
-from fencepost.locks.builtin.leases import PostgresLocks
-from fencepost.locks.builtin.queue import Queue
-from fencepost.storage.batches.group_commit import GroupCommit
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.statements.idempotency import Recorded
-from fencepost.storage.statements.query import Filter
-from fencepost.storage.tables.cache import CatalogCache
-from fencepost.times import Times
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.gathered_reads import GatheredReads
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.shares import CallerShares, Reads
+from fencepost.server.gateway.turns import Turns
+from fencepost.server.gateway.use_cases import write
+from fencepost.server.gateway.writes.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
+from fencepost.server.locks.builtin.leases import PostgresLocks
+from fencepost.server.locks.builtin.queue import Queue
+from fencepost.server.postgres.batches.group_commit import GroupCommit
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.statements.query import Filter
+from fencepost.server.postgres.tables.cache import CatalogCache
+from fencepost.server.times import Times
 
 SHOWN = Preferences("representation")
 

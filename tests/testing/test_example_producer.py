@@ -13,12 +13,12 @@ from tests.support.consuming import settings_of
 from tests.support.interleave import Connect
 from tests.support.queued import queueing
 
-from fencepost.consumer_wiring import consumer_of, consuming
-from fencepost.queues.log import Message
-from fencepost.queues.message import nonce_of
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.write_id import parse_write_id
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.consumer_wiring import consumer_of, consuming
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.queues.log import Message
+from fencepost.server.queues.message import nonce_of
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.write_id import parse_write_id
 from fencepost.testing.servers.kafka import Kafka, jars
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.waiting import PATIENCE

@@ -89,7 +89,7 @@ def test_a_run_without_fixtures_starts_and_imports_nothing(tmp_path: Path) -> No
     file.write_text(
         "import sys\n"
         "def test_other():\n"
-        "    heavy = {'httpx', 'psycopg', 'asyncpg', 'sqlalchemy', 'fencepost.client', 'fencepost.embedded'}\n"
+        "    heavy = {'httpx', 'psycopg', 'asyncpg', 'sqlalchemy', 'fencepost.client', 'fencepost.server'}\n"
         "    assert not heavy & set(sys.modules)\n"
         "    assert 'fencepost.testing.plugin' in sys.modules\n"
     )

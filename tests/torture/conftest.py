@@ -10,11 +10,11 @@ from tests.support.violations import assert_none, promised
 from fencepost.testing.checker import Verdict
 from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.directories import server_directory
-from fencepost.torture import BadInputError, Config
-from fencepost.torture.config import SOURCES
-from fencepost.torture.stages.own import own_stage
-from fencepost.torture.stages.stage import Stage
-from fencepost.torture.tables import Fenced
+from fencepost.testing.torture import BadInputError, Config
+from fencepost.testing.torture.config import SOURCES
+from fencepost.testing.torture.stages.own import own_stage
+from fencepost.testing.torture.stages.stage import Stage
+from fencepost.testing.torture.tables import Fenced
 
 PREFIX = "torture_stepped"
 FOUND = "planted bug"

@@ -10,7 +10,7 @@ if __name__ == "__main__":
     sys.argv = [module, *sys.argv[3:]]
     for planted in PLANTED:
         if planted.name == bug:
-            change = planted.worker if module == "fencepost.torture.worker" else planted.gateway
+            change = planted.worker if module == "fencepost.testing.torture.worker" else planted.gateway
             if change is not None:
                 change()
     runpy.run_module(module, run_name="__main__")

@@ -14,9 +14,9 @@ from unittest import mock
 
 import psycopg
 
-from fencepost.storage.protecting.functions import Functions
+from fencepost.server.ops.protecting.functions import Functions
 from fencepost.testing.checker import Model
-from fencepost.torture import Config
+from fencepost.testing.torture import Config
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class TableLine:
-    """The same in a function that each protected table has for itself. `part`: which, as in storage/protecting."""
+    """The same in a function that each protected table has for itself. `part`: which, as in ops/protecting."""
 
     part: str
     old: str
@@ -98,7 +98,7 @@ def config(setting: Setting, out: Path, seed: int, database_url: str | None, bug
         holders=setting.holders,
         resources=setting.resources,
         gateway_command=(sys.executable, "-m", "tests.torture.mutated", bug, "fencepost"),
-        worker_command=(sys.executable, "-m", "tests.torture.mutated", bug, "fencepost.torture.worker"),
+        worker_command=(sys.executable, "-m", "tests.torture.mutated", bug, "fencepost.testing.torture.worker"),
     )
 
 

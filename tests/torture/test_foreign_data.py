@@ -11,7 +11,7 @@ from tests.torture.conftest import assert_ended_well
 from fencepost.cli.main import main
 from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.gateway import GatewayServer
-from fencepost.torture.holders.database import Database
+from fencepost.testing.torture.holders.database import Database
 
 LEASE = """
 INSERT INTO fencepost.leases

@@ -13,7 +13,7 @@ from tests.torture.bugs import PLANTED
 from tests.torture.conftest import FOUND, assert_valid
 from tests.torture.planted import Planted, Setting, config, plant, protecting
 
-from fencepost.torture import run
+from fencepost.testing.torture import run
 
 SEEDS = (1, 2, 3)
 """A bug has to be found with one of these, and mostly is with the first."""

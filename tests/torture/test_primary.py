@@ -2,9 +2,9 @@
 
 import psycopg
 
-from fencepost.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded.server import embedded_bin_dir
 from fencepost.testing.servers.directories import server_directory
-from fencepost.torture.stages.primary import OwnPrimary
+from fencepost.testing.torture.stages.primary import OwnPrimary
 
 
 def test_a_primary_keeps_its_shared_memory_in_the_data_directory_which_is_removed() -> None:

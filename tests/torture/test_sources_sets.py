@@ -14,13 +14,13 @@ from tests.torture.conftest import PREFIX, SourceStage, assert_valid
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, History, Invoke, Recorder
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.torture.assignment import Assignment
-from fencepost.torture.holders.actor import Actor
-from fencepost.torture.holders.database import Database
-from fencepost.torture.holders.locks import Lease
-from fencepost.torture.last_reads import read_all
-from fencepost.torture.tally import Tally
-from fencepost.torture.workloads import WORKLOADS, sets
+from fencepost.testing.torture.assignment import Assignment
+from fencepost.testing.torture.holders.actor import Actor
+from fencepost.testing.torture.holders.database import Database
+from fencepost.testing.torture.holders.locks import Lease
+from fencepost.testing.torture.last_reads import read_all
+from fencepost.testing.torture.tally import Tally
+from fencepost.testing.torture.workloads import WORKLOADS, sets
 
 pytestmark = pytest.mark.long("torture")
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.torture.conftest import assert_valid
 
-from fencepost.torture import Config, run
-from fencepost.torture.workloads import WORKLOADS
+from fencepost.testing.torture import Config, run
+from fencepost.testing.torture.workloads import WORKLOADS
 
 FAULTS = "pause-holder,kill-holder,cut-after-commit,cut-before-commit,partition-client,delay-database"
 

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from fencepost.fencing.token import Rule
-from fencepost.storage.tables.catalog import Column, Fence, Table, TableKind
+from fencepost.server.fence.token import Rule
+from fencepost.server.postgres.tables.catalog import Column, Fence, Table, TableKind
 
 SCALARS = (
     "bool", "int2", "int4", "int8", "numeric", "float4", "float8", "text", "varchar", "bpchar", "name", "uuid",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.observe.metrics import Metrics
+from fencepost.server.observe.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
 DEPLOY, RUNBOOK = ROOT / "deploy", ROOT / "docs" / "runbook.md"

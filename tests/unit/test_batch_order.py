@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from fencepost.gateway.writes.naming import is_spelled_so
-from fencepost.gateway.writes.places import Place, place_of
-from fencepost.http.batches.order import Behind, Order, Turn
-from fencepost.http.batches.window import MOST_BYTES, Window
+from fencepost.server.gateway.writes.naming import is_spelled_so
+from fencepost.server.gateway.writes.places import Place, place_of
+from fencepost.server.http.batches.order import Behind, Order, Turn
+from fencepost.server.http.batches.window import MOST_BYTES, Window
 
 ORDER_1, ORDER_2, ORDERS = (Place("orders", "orders", row) for row in ("1", "2", None))
 ITEM, ITEMS = Place("orders", "items", "1"), Place("orders", "items", None)

@@ -12,20 +12,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from fencepost.fencing.caller import Caller
-from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
-from fencepost.gateway.batches import Batches
-from fencepost.gateway.writes.places import Place
-from fencepost.http.batches import running, understanding
-from fencepost.http.batches.atomic import atomic_answer
-from fencepost.http.batches.line import read_line, read_quickly, taken_apart
-from fencepost.http.batches.running import Batch
-from fencepost.http.batches.splitting import Splitter
-from fencepost.http.batches.window import Window
-from fencepost.http.guard import Arrival
-from fencepost.http.problems.response import RequestError
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.server.gateway.batches import Batches
+from fencepost.server.gateway.writes.places import Place
+from fencepost.server.http.batches import running, understanding
+from fencepost.server.http.batches.atomic import atomic_answer
+from fencepost.server.http.batches.line import read_line, read_quickly, taken_apart
+from fencepost.server.http.batches.running import Batch
+from fencepost.server.http.batches.splitting import Splitter
+from fencepost.server.http.batches.window import Window
+from fencepost.server.http.guard import Arrival
+from fencepost.server.http.problems.response import RequestError
+from fencepost.server.times import TIMES
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import TIMES
 
 LINES = 8
 LONGEST = 20

@@ -8,12 +8,12 @@ import pytest
 from starlette.types import Message
 from tests.unit.catalog_tables import column, table
 
-from fencepost.gateway.writes.expansion import refuse_expansion
-from fencepost.gateway.writes.write import UNREAD, Body
-from fencepost.http.problems.response import RequestError
-from fencepost.http.requests import bodies
-from fencepost.http.requests.bodies import BodiesInHand, read_object
-from fencepost.http.requests.data import body_of
+from fencepost.server.gateway.writes.expansion import refuse_expansion
+from fencepost.server.gateway.writes.write import UNREAD, Body
+from fencepost.server.http.problems.response import RequestError
+from fencepost.server.http.requests import bodies
+from fencepost.server.http.requests.bodies import BodiesInHand, read_object
+from fencepost.server.http.requests.data import body_of
 
 JSON = {b"content-type": b"application/json"}
 MB = 1 << 20

@@ -15,14 +15,14 @@ from tests.unit.test_docs_names import ROOT, tracked
 from tests.unit.test_docs_sources import URLS
 
 import fencepost
-from fencepost import alembic
+from fencepost import alembic, server
 from fencepost.cli.main import COMMANDS, main
 from fencepost.cli.protect import protect as command
-from fencepost.locks.registry import KINDS, SourceContext, kind_of, make
-from fencepost.settings import Settings
-from fencepost.storage.protecting import table, target
-from fencepost.storage.protecting.protect import Asked, plan_protect
-from fencepost.storage.tables.load import PROTECTED
+from fencepost.server.locks.registry import KINDS, SourceContext, kind_of, make
+from fencepost.server.ops.protecting import table, target
+from fencepost.server.ops.protecting.protect import Asked, plan_protect
+from fencepost.server.postgres.tables.load import PROTECTED
+from fencepost.server.settings import Settings
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -80,7 +80,7 @@ def test_what_is_kept_of_a_table_is_made_by_a_modules_function() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "kept":
                 made_by |= {(str(path), ast.unparse(node.args[0]))} if node.args else set()
                 assert not node.args or ast.unparse(node.args[0]).partition(".")[0] in known, (path, node.lineno)
-    assert ("app/fencepost/gateway/writes/keyed.py", "_plan") in made_by
+    assert ("app/fencepost/server/gateway/writes/keyed.py", "_plan") in made_by
 
 
 def test_a_setting_is_read_somewhere() -> None:
@@ -126,7 +126,7 @@ def test_an_sqlstate_of_ours_is_read_documented_and_tested() -> None:
     def text(path: str) -> str:
         return (ROOT / path).read_text("utf-8")
 
-    readers = text("app/fencepost/gateway/refusals.py") + text("app/fencepost/storage/errors.py")
+    readers = text("app/fencepost/server/gateway/refusals.py") + text("app/fencepost/server/postgres/errors.py")
     codes = raised()
     assert len(codes) > 5
     refuses = {path.name for path in tracked() if path.suffix == ".sql" and re.search("'FP(409|018)'", text(str(path)))}
@@ -158,17 +158,19 @@ def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     assert inserted is not None
     stored = set(re.findall(r"\w+", inserted[1]))
     changed = {into for into, of in re.findall(r"(\w+) = excluded\.(\w+)", text) if into == of}
-    assert stored == columns - BY_DEFAULT, "the INSERT in storage/protecting/table.py"
-    assert changed == stored - {"relation"}, "its ON CONFLICT in storage/protecting/table.py"
+    assert stored == columns - BY_DEFAULT, "the INSERT in ops/protecting/table.py"
+    assert changed == stored - {"relation"}, "its ON CONFLICT in ops/protecting/table.py"
     read = set(re.findall(r"\bp\.(\w+)", PROTECTED))
-    assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in storage/tables/load.py"
+    assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in postgres/tables/load.py"
     now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(target)))
-    assert now == read, "the query of Registration in storage/protecting/target.py"
+    assert now == read, "the query of Registration in ops/protecting/target.py"
 
 
 def test_the_harness_may_import_what_is_allowed_and_no_new_package() -> None:
-    allowed = {"fencepost.client", "fencepost.embedded", "fencepost.testing"}
-    packages = {f"fencepost.{each.name}" for each in pkgutil.iter_modules(fencepost.__path__)}
+    allowed = {"fencepost.client", "fencepost.server", "fencepost.server.ops", "fencepost.testing"}
+    packages = {
+        f"{top.__name__}.{each.name}" for top in (fencepost, server) for each in pkgutil.iter_modules(top.__path__)
+    }
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
     [contract] = [each for each in contracts if each.get("source_modules") == ["fencepost.testing"]]
-    assert set(contract["forbidden_modules"]) == packages - allowed
+    assert set(contract["forbidden_modules"]) | {"fencepost.__main__"} == packages - allowed | {"fencepost.__main__"}

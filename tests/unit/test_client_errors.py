@@ -17,8 +17,8 @@ from fencepost.client import (
 )
 from fencepost.client.http.exchange import Call, foreign_errors
 from fencepost.client.problem_errors import error_of
-from fencepost.fencing.problem_types import PROBLEM_TYPES
-from fencepost.fencing.problems import Problem as ServersProblem
+from fencepost.server.fence.problem_types import PROBLEM_TYPES
+from fencepost.server.fence.problems import Problem as ServersProblem
 
 READ = Call(method="GET", path="/v1/data/orders")
 WRITE = Call(method="PATCH", path="/v1/data/orders/1", writes=True, resource="orders/1", token=34)

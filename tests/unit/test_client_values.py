@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fencepost.client.http.jsontext import dumps, loads
 from fencepost.client.keys import canonical, resource_of, row_path
-from fencepost.fencing.resource import decode_key, decode_segment, parse_resource
+from fencepost.server.fence.resource import decode_key, decode_segment, parse_resource
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 keys = st.lists(texts, min_size=1, max_size=3).map(tuple).filter(lambda key: key not in ((".",), ("..",)))

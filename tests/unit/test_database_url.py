@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.settings import database_url_fault
+from fencepost.server.settings import database_url_fault
 
 ADDRESS = "postgresql://me:topsecret@127.0.0.1:5432"
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fencepost.cli.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
-from fencepost.cli.serving.listening import listen
+from fencepost.server.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
+from fencepost.server.serving.listening import listen
 from fencepost.testing.servers.waiting import eventually
 
 

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from tools import long_run
 
 from fencepost.cli.main import main
-from fencepost.torture.config import SOURCES
-from fencepost.torture.workloads import WORKLOADS
+from fencepost.testing.torture.config import SOURCES
+from fencepost.testing.torture.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/proof.md").read_text()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.locks.registry import KINDS, SourceContext, make
-from fencepost.locks.source import Capabilities
+from fencepost.server.locks.registry import KINDS, SourceContext, make
+from fencepost.server.locks.source import Capabilities
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text("utf-8")
 URLS = {

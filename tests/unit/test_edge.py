@@ -9,12 +9,12 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.support.manual_clock import Due, ManualClock
 
-from fencepost.fencing.problems import Problem
-from fencepost.http.edge import Edge
-from fencepost.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, Bounds, Guard
-from fencepost.http.sites import read_sites
-from fencepost.settings import Settings
-from fencepost.times import EdgeTimes
+from fencepost.server.fence.problems import Problem
+from fencepost.server.http.edge import Edge
+from fencepost.server.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, Bounds, Guard
+from fencepost.server.http.sites import read_sites
+from fencepost.server.settings import Settings
+from fencepost.server.times import EdgeTimes
 
 Done = list[tuple[str, str, int]]
 

@@ -6,14 +6,14 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from fencepost.election.state import Election, Leader
-from fencepost.election.watching import Key, Subscription, Watches
-from fencepost.fencing.problem_types import DATABASE_UNAVAILABLE
-from fencepost.fencing.problems import Problem
-from fencepost.quota import Quota
-from fencepost.storage.leases.builtin import LeaseId
+from fencepost.server.election.state import Election, Leader
+from fencepost.server.election.watching import Key, Subscription, Watches
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
+from fencepost.server.fence.problems import Problem
+from fencepost.server.postgres.leases.builtin import LeaseId
+from fencepost.server.quota import Quota
+from fencepost.server.times import Times, WatchTimes
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import Times, WatchTimes
 
 E: Key = ("builtin", "e")
 AWAY = Problem(DATABASE_UNAVAILABLE, "away")

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 from asyncpg.exceptions import _base
 
-from fencepost.storage.errors import (
+from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
     ReadOnlyError,
     RefusedError,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.support.manual_clock import ManualClock, settled
 
-from fencepost.locks.source import SourceUnavailableError
-from fencepost.locks.source_leases.hold_watch import HoldWatch
-from fencepost.storage.leases import source_leases
-from fencepost.times import TIMES, Times
+from fencepost.server.locks.source import SourceUnavailableError
+from fencepost.server.locks.source_leases.hold_watch import HoldWatch
+from fencepost.server.postgres.leases import source_leases
+from fencepost.server.times import TIMES, Times
 
 
 class Stage:

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from tests.support.manual_clock import ManualClock, settled
 
-from fencepost.fencing.caller import ANONYMOUS, EVERY_ACCESS, Caller
-from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
-from fencepost.fencing.problems import Problem
-from fencepost.http.hanging_up import STANDING, leaving, refuse_if_over
-from fencepost.identity import authenticator
-from fencepost.identity.authenticator import Authenticator, Standing
-from fencepost.identity.locks import read_patterns
-from fencepost.times import TIMES, Times
+from fencepost.server.fence.caller import ANONYMOUS, EVERY_ACCESS, Caller
+from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
+from fencepost.server.fence.problems import Problem
+from fencepost.server.http.hanging_up import STANDING, leaving, refuse_if_over
+from fencepost.server.identity import authenticator
+from fencepost.server.identity.authenticator import Authenticator, Standing
+from fencepost.server.identity.locks import read_patterns
+from fencepost.server.times import TIMES, Times
 
 
 class Verifier:

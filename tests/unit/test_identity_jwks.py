@@ -13,16 +13,16 @@ from tests.support.jwks_server import JwksServer, answer, jwks_server
 from tests.support.manual_clock import ManualClock
 from tests.support.tokens import EC, RSA, claims, encode, public, sign
 
-from fencepost.fencing.caller import Caller
-from fencepost.fencing.problems import Problem
-from fencepost.identity.authenticator import Authenticator
-from fencepost.identity.claims import Expected
-from fencepost.identity.jwks import ChangingKeys, FromFile, FromUrl, read_place
-from fencepost.identity.jwt import JwtVerifier
-from fencepost.identity.keys import KeysError
-from fencepost.observe.events import Event, KeysFetched, KeysNotFetched
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.problems import Problem
+from fencepost.server.identity.authenticator import Authenticator
+from fencepost.server.identity.claims import Expected
+from fencepost.server.identity.jwks import ChangingKeys, FromFile, FromUrl, read_place
+from fencepost.server.identity.jwt import JwtVerifier
+from fencepost.server.identity.keys import KeysError
+from fencepost.server.observe.events import Event, KeysFetched, KeysNotFetched
+from fencepost.server.times import TIMES, IdentityTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import TIMES, IdentityTimes, Times
 
 
 class Seen:

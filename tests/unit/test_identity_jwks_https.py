@@ -10,9 +10,9 @@ from tests.support.certificates import self_signed
 from tests.support.jwks_server import jwks_server
 from tests.support.tokens import RSA, public
 
-from fencepost.identity import jwks
-from fencepost.identity.jwks import FromUrl
-from fencepost.identity.keys import KeysError
+from fencepost.server.identity import jwks
+from fencepost.server.identity.jwks import FromUrl
+from fencepost.server.identity.keys import KeysError
 
 
 @pytest.fixture

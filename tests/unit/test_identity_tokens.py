@@ -9,11 +9,11 @@ import pytest
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 from tests.support.tokens import EC, ED, OCT, RSA, SECRET, claims, encode, forged, hs256, public, sign, token
 
-from fencepost.fencing.caller import EVERY_ACCESS, Caller
-from fencepost.fencing.problems import Problem
-from fencepost.identity.claims import Expected, read_role_path
-from fencepost.identity.jwt import FixedKeys, JwtVerifier
-from fencepost.identity.keys import KeySet, read_key_set, read_secret
+from fencepost.server.fence.caller import EVERY_ACCESS, Caller
+from fencepost.server.fence.problems import Problem
+from fencepost.server.identity.claims import Expected, read_role_path
+from fencepost.server.identity.jwt import FixedKeys, JwtVerifier
+from fencepost.server.identity.keys import KeySet, read_key_set, read_secret
 
 ALL = KeySet((*read_key_set(public(RSA, EC, ED), secrets=False).keys, *read_secret(SECRET).keys))
 

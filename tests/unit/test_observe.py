@@ -12,12 +12,12 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from fencepost.fencing.bounded import in_json
-from fencepost.observe import events
-from fencepost.observe.caller_refusals import DAY, MOST, OTHERS, CallerRefusals
-from fencepost.observe.instruments import QueueFigures
-from fencepost.observe.logs import MOST_REFUSALS, EventLog, configure
-from fencepost.observe.metrics import Metrics
+from fencepost.server.fence.bounded import in_json
+from fencepost.server.observe import events
+from fencepost.server.observe.caller_refusals import DAY, MOST, OTHERS, CallerRefusals
+from fencepost.server.observe.instruments import QueueFigures
+from fencepost.server.observe.logs import MOST_REFUSALS, EventLog, configure
+from fencepost.server.observe.metrics import Metrics
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -127,7 +127,7 @@ def logged(
 ) -> Iterator[list[structlog.typing.EventDict]]:
     caplog.set_level(logging.INFO)
     # A logger that has logged keeps what was configured then (cache_logger_on_first_use), and is not captured.
-    monkeypatch.setattr("fencepost.observe.logs.log", structlog.stdlib.get_logger("fencepost"))
+    monkeypatch.setattr("fencepost.server.observe.logs.log", structlog.stdlib.get_logger("fencepost"))
     with structlog.testing.capture_logs() as entries:
         yield entries
 

@@ -11,13 +11,13 @@ from fastapi.openapi.utils import get_openapi
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 from tests.unit.catalog_tables import SCALARS, column, table
 
-from fencepost.fencing.problem_types import PROBLEM_TYPES
-from fencepost.http.openapi.document import build_openapi
-from fencepost.http.openapi.types import column_schema, value_schema
-from fencepost.http.requests.preferences import PREFERENCES, Route, read_preferences
-from fencepost.settings import Settings
-from fencepost.storage.tables.catalog import Catalog
-from fencepost.wiring import create_app
+from fencepost.server.fence.problem_types import PROBLEM_TYPES
+from fencepost.server.http.openapi.document import build_openapi
+from fencepost.server.http.openapi.types import column_schema, value_schema
+from fencepost.server.http.requests.preferences import PREFERENCES, Route, read_preferences
+from fencepost.server.postgres.tables.catalog import Catalog
+from fencepost.server.settings import Settings
+from fencepost.server.wiring import create_app
 
 Document = dict[str, Any]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from fencepost.storage.connections.origin import Location, Origin, OriginStatus, Watch
-from fencepost.storage.errors import UnavailableError
+from fencepost.server.postgres.connections.origin import Location, Origin, OriginStatus, Watch
+from fencepost.server.postgres.errors import UnavailableError
 
 HERE = Location(7, 1, 5, 16400)
 

@@ -12,11 +12,11 @@ from fastapi import FastAPI
 from starlette.responses import Response
 from tools import problems_page
 
-from fencepost.fencing.problem_types import PROBLEM_TYPES
-from fencepost.http.problems.examples import example_problem
-from fencepost.http.problems.pages import problem_page, problem_routes
-from fencepost.http.routes.docs import docs_routes
-from fencepost.storage.tables.catalog import Catalog, Fence, Table
+from fencepost.server.fence.problem_types import PROBLEM_TYPES
+from fencepost.server.http.problems.examples import example_problem
+from fencepost.server.http.problems.pages import problem_page, problem_routes
+from fencepost.server.http.routes.docs import docs_routes
+from fencepost.server.postgres.tables.catalog import Catalog, Fence, Table
 
 NASTY = "<script>alert('x')</script>&\""
 

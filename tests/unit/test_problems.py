@@ -8,7 +8,7 @@ import pytest
 from tests.support.asking import PROBLEM_MEMBERS
 
 from fencepost import client
-from fencepost.fencing import (
+from fencepost.server.fence import (
     access_problem_types,
     database_problem_types,
     edge_problem_types,
@@ -18,11 +18,11 @@ from fencepost.fencing import (
     role_problem_types,
     seal_problem_types,
 )
-from fencepost.fencing.problem_type import ProblemType
-from fencepost.fencing.problem_types import BAD_REQUEST, PROBLEM_TYPES, STALE_TOKEN
-from fencepost.fencing.problems import Problem, problem_of
-from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.fencing.verdict import MissingRow, Spent, Stale
+from fencepost.server.fence.problem_type import ProblemType
+from fencepost.server.fence.problem_types import BAD_REQUEST, PROBLEM_TYPES, STALE_TOKEN
+from fencepost.server.fence.problems import Problem, problem_of
+from fencepost.server.fence.token import MAX_TOKEN, Token
+from fencepost.server.fence.verdict import MissingRow, Spent, Stale
 
 TESTS = Path(__file__).parents[1]
 

@@ -6,11 +6,20 @@ from typing import get_args
 
 import pytest
 
-from fencepost.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
-from fencepost.storage.statements.parameters import Bound, compiled
-from fencepost.storage.statements.query import CAST, Condition, Field, Group, JsonStep, Operator, QueryError, Selected
-from fencepost.storage.statements.query_sql import render_filters, render_select
-from fencepost.storage.tables.catalog import MARK_COLUMN, Column, Table, quote
+from fencepost.server.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
+from fencepost.server.postgres.statements.parameters import Bound, compiled
+from fencepost.server.postgres.statements.query import (
+    CAST,
+    Condition,
+    Field,
+    Group,
+    JsonStep,
+    Operator,
+    QueryError,
+    Selected,
+)
+from fencepost.server.postgres.statements.query_sql import render_filters, render_select
+from fencepost.server.postgres.tables.catalog import MARK_COLUMN, Column, Table, quote
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from urllib.parse import quote_from_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fencepost.http.requests.query import parse_query
-from fencepost.storage.statements.query import (
+from fencepost.server.http.requests.query import parse_query
+from fencepost.server.postgres.statements.query import (
     Condition,
     Field,
     Filter,

@@ -6,13 +6,13 @@ import pytest
 from tests.support.mocked_consumer import MockedConsumer, running, until
 from tests.support.queue_mock import message
 
-from fencepost.consuming.applying import Standing
-from fencepost.consuming.lanes import Lanes
-from fencepost.consuming.outcome import Decided, Later, Result
-from fencepost.consuming.session import ConsumerLimits
-from fencepost.queues.log import LogChangedError, LogUnavailableError, Position, Received
-from fencepost.storage.errors import UnavailableError
-from fencepost.times import ConsumingTimes
+from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.lanes import Lanes
+from fencepost.server.consuming.outcome import Decided, Later, Result
+from fencepost.server.consuming.session import ConsumerLimits
+from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.queues.log import LogChangedError, LogUnavailableError, Position, Received
+from fencepost.server.times import ConsumingTimes
 
 
 async def test_messages_of_a_resource_are_decided_one_after_the_other_and_others_meanwhile() -> None:

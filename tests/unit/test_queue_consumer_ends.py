@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from tests.support.mocked_consumer import MockedConsumer, running, until
 
-from fencepost.consuming.applying import Standing
-from fencepost.consuming.outcome import Decided, Later, Result
-from fencepost.consuming.session import ConsumerLimits
-from fencepost.queues.log import Received
-from fencepost.storage.errors import UnavailableError
+from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.outcome import Decided, Later, Result
+from fencepost.server.consuming.session import ConsumerLimits
+from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.queues.log import Received
+from fencepost.server.times import ConsumingTimes
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import ConsumingTimes
 
 
 async def test_the_end_decides_what_has_begun_and_leaves_the_rest_to_others() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.token import MAX_TOKEN, Token
-from fencepost.queues.log import MOST_OFFSET, Headers, Message, Position, Received
-from fencepost.queues.message import (
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import MAX_TOKEN, Token
+from fencepost.server.queues.log import MOST_OFFSET, Headers, Message, Position, Received
+from fencepost.server.queues.message import (
     KNOWN,
     METHODS,
     MalformedMessageError,
@@ -22,7 +22,7 @@ from fencepost.queues.message import (
     nonce_of,
     read_message,
 )
-from fencepost.queues.write_id import MalformedWriteIdError, WriteId, hash_of, parse_write_id
+from fencepost.server.queues.write_id import MalformedWriteIdError, WriteId, hash_of, parse_write_id
 
 KEY = b"orders/order-123"
 NONCE = "0123456789abcdef"

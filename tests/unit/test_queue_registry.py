@@ -3,11 +3,11 @@
 import pytest
 from pydantic import SecretStr
 
-from fencepost.queue_wiring import names_of_queues, read_queues
-from fencepost.queues import registry
-from fencepost.queues.log import LogConfigError
-from fencepost.settings import Settings
-from fencepost.startup import StartupError
+from fencepost.server.queue_wiring import names_of_queues, read_queues
+from fencepost.server.queues import registry
+from fencepost.server.queues.log import LogConfigError
+from fencepost.server.settings import Settings
+from fencepost.server.startup import StartupError
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from fencepost.fencing.caller import CALLER, Caller
-from fencepost.fencing.identity_problem_types import INVALID_CREDENTIAL
-from fencepost.fencing.problems import Problem
-from fencepost.http.admission import Admission, Unverified
-from fencepost.http.rate_limits import HEADERS, RateLimitError, RateLimits, read_rate
-from fencepost.identity.authenticator import Authenticator
+from fencepost.server.fence.caller import CALLER, Caller
+from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.server.fence.problems import Problem
+from fencepost.server.http.admission import Admission, Unverified
+from fencepost.server.http.rate_limits import HEADERS, RateLimitError, RateLimits, read_rate
+from fencepost.server.identity.authenticator import Authenticator
 
 
 class Names:

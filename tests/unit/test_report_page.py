@@ -11,7 +11,7 @@ from tests.support.report_histories import Script, paused_holder
 from fencepost.cli.main import main
 from fencepost.testing.checker import check
 from fencepost.testing.history import read
-from fencepost.torture.report import write_report
+from fencepost.testing.torture.report import write_report
 
 EVIL = "<script>alert(1)</script>\"'&\u202e\x00\ud800"
 

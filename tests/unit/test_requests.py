@@ -3,16 +3,16 @@
 import pytest
 from starlette.types import Message, Scope
 
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.writes.write import NO_PREFERENCES, Preferences
-from fencepost.http.caller import caller_of
-from fencepost.http.problems.response import RequestError
-from fencepost.http.requests.bodies import read_json
-from fencepost.http.requests.headers import by_name, payload_hash, refuse_profile, wants_one
-from fencepost.http.requests.preferences import PREFERENCES, Route, read_preferences
-from fencepost.http.responses.answers import fence_headers, to_recorded
-from fencepost.http.responses.raw import RawResponse
-from fencepost.quota import UNKNOWN
+from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.writes.write import NO_PREFERENCES, Preferences
+from fencepost.server.http.caller import caller_of
+from fencepost.server.http.problems.response import RequestError
+from fencepost.server.http.requests.bodies import read_json
+from fencepost.server.http.requests.headers import by_name, payload_hash, refuse_profile, wants_one
+from fencepost.server.http.requests.preferences import PREFERENCES, Route, read_preferences
+from fencepost.server.http.responses.answers import fence_headers, to_recorded
+from fencepost.server.http.responses.raw import RawResponse
+from fencepost.server.quota import UNKNOWN
 
 
 def read(prefer: str, route: Route = "patch-rows") -> Preferences:

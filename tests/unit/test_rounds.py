@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 import asyncpg
 import pytest
 
-from fencepost.fencing.token import Token
-from fencepost.gateway.writes.rounds import ROUNDS, Answer, Verdict, decide_alone
-from fencepost.storage.batches.batch_queue import AGAIN, ALONE
-from fencepost.storage.errors import RefusedError
-from fencepost.storage.statements.parameters import RowWrite
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.writes.rounds import ROUNDS, Answer, Verdict, decide_alone
+from fencepost.server.postgres.batches.batch_queue import AGAIN, ALONE
+from fencepost.server.postgres.errors import RefusedError
+from fencepost.server.postgres.statements.parameters import RowWrite
 
 
 class Unreachable:

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.fencing.seal import LONGEST, Binding, SealedToken, SealKeys, SealKeysError, parse_keys, parse_presented
-from fencepost.fencing.token import MalformedTokenError, Token
+from fencepost.server.fence.seal import (
+    LONGEST,
+    Binding,
+    SealedToken,
+    SealKeys,
+    SealKeysError,
+    parse_keys,
+    parse_presented,
+)
+from fencepost.server.fence.token import MalformedTokenError, Token
 
 KEYS = SealKeys({"new": b"n" * 32, "old": b"o" * 32})
 BINDING = Binding("builtin", "33", frozenset({"orders/a", "orders/b"}), ("items/",))

@@ -10,13 +10,13 @@ from tests.support.tokens import RSA, SECRET
 
 from fencepost.cli.api_token import read_api_token
 from fencepost.cli.options import BadSettingError, flag, read_settings, to_environment, variable
-from fencepost.fencing.seal import parse_keys
-from fencepost.identity_wiring import check_authentication
-from fencepost.locks.kubernetes import access
-from fencepost.locks.source import SourceConfigError
-from fencepost.seal_wiring import read_seal_keys
-from fencepost.settings import DECIDING, FILES, Settings
-from fencepost.startup import StartupError
+from fencepost.server.fence.seal import parse_keys
+from fencepost.server.identity_wiring import check_authentication
+from fencepost.server.locks.kubernetes import access
+from fencepost.server.locks.source import SourceConfigError
+from fencepost.server.seal_wiring import read_seal_keys
+from fencepost.server.settings import DECIDING, FILES, Settings
+from fencepost.server.startup import StartupError
 
 EMPTY = [b"", b"\n", b" \t\r\n ", b"\xef\xbb\xbf", b"\xef\xbb\xbf\r\n"]
 NO_TEXT = [b"\0" * 64, "a secret of more than 32 bytes".encode("utf-16")]

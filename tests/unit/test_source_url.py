@@ -2,14 +2,14 @@
 
 import pytest
 
-from fencepost.locks.etcd import url as etcd
-from fencepost.locks.registry import KINDS, SourceContext, make
-from fencepost.locks.source import SourceConfigError
-from fencepost.locks.source_url import seconds, whole
-from fencepost.locks.zookeeper import url as zookeeper
-from fencepost.settings import Settings
-from fencepost.source_wiring import check_sources
-from fencepost.startup import StartupError
+from fencepost.server.locks.etcd import url as etcd
+from fencepost.server.locks.registry import KINDS, SourceContext, make
+from fencepost.server.locks.source import SourceConfigError
+from fencepost.server.locks.source_url import seconds, whole
+from fencepost.server.locks.zookeeper import url as zookeeper
+from fencepost.server.settings import Settings
+from fencepost.server.source_wiring import check_sources
+from fencepost.server.startup import StartupError
 
 SIGNED = [
     "redis://user:{}@one/0",

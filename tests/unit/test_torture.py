@@ -14,20 +14,20 @@ import pytest
 
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, Fault, Invoke, Recorder, read
-from fencepost.torture.config import Config
-from fencepost.torture.errors import BadInputError, RunFailedError
-from fencepost.torture.faults import choose
-from fencepost.torture.holders.exchange import Answer, Exchange
-from fencepost.torture.holders.outcomes import Reason, Refused, Unknown, mark_read, outcome
-from fencepost.torture.holders.sender import Sender
-from fencepost.torture.last_reads import read_all, written
-from fencepost.torture.merging import Merged, Voided, merge
-from fencepost.torture.play import require_accepted, require_faults, share_of
-from fencepost.torture.running import judge, require_shown
-from fencepost.torture.stages.own import available
-from fencepost.torture.tables import Fenced, Kind
-from fencepost.torture.tally import Counts, Tally
-from fencepost.torture.workloads import WORKLOADS
+from fencepost.testing.torture.config import Config
+from fencepost.testing.torture.errors import BadInputError, RunFailedError
+from fencepost.testing.torture.faults import choose
+from fencepost.testing.torture.holders.exchange import Answer, Exchange
+from fencepost.testing.torture.holders.outcomes import Reason, Refused, Unknown, mark_read, outcome
+from fencepost.testing.torture.holders.sender import Sender
+from fencepost.testing.torture.last_reads import read_all, written
+from fencepost.testing.torture.merging import Merged, Voided, merge
+from fencepost.testing.torture.play import require_accepted, require_faults, share_of
+from fencepost.testing.torture.running import judge, require_shown
+from fencepost.testing.torture.stages.own import available
+from fencepost.testing.torture.tables import Fenced, Kind
+from fencepost.testing.torture.tally import Counts, Tally
+from fencepost.testing.torture.workloads import WORKLOADS
 
 
 def test_parts_are_merged_in_the_order_of_time_with_ids_of_their_own(tmp_path: Path) -> None:

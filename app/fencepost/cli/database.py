@@ -7,14 +7,14 @@ from typing import TypeVar
 import asyncpg
 import click
 
-from fencepost.embedded.data_directory import running_url
-from fencepost.embedded.process import EmbeddedServerError
-from fencepost.settings import Settings
-from fencepost.storage.connections import session
-from fencepost.storage.connections.connection import UNREADABLE_URL
-from fencepost.storage.errors import StorageError
-from fencepost.storage.protecting.check import ProtectError
-from fencepost.storage.schema import versions
+from fencepost.server.ops.embedded.data_directory import running_url
+from fencepost.server.ops.embedded.process import EmbeddedServerError
+from fencepost.server.ops.protecting.check import ProtectError
+from fencepost.server.ops.schema import versions
+from fencepost.server.postgres.connections import session
+from fencepost.server.postgres.connections.connection import UNREADABLE_URL
+from fencepost.server.postgres.errors import StorageError
+from fencepost.server.settings import Settings
 
 T = TypeVar("T")
 

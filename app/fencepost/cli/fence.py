@@ -5,10 +5,10 @@ import click
 
 from fencepost.cli.database import on_database
 from fencepost.cli.options import settings_options
-from fencepost.fencing.token import MAX_TOKEN
-from fencepost.settings import Settings
-from fencepost.storage.upkeep.reset import LOCK_TIMEOUT, Reset, ResetError
-from fencepost.storage.upkeep.reset import reset as lower
+from fencepost.server.fence.token import MAX_TOKEN
+from fencepost.server.postgres.upkeep.reset import LOCK_TIMEOUT, Reset, ResetError
+from fencepost.server.postgres.upkeep.reset import reset as lower
+from fencepost.server.settings import Settings
 
 _LOCK_NOT_AVAILABLE = "55P03"
 

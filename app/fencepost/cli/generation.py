@@ -5,11 +5,11 @@ import click
 
 from fencepost.cli.database import on_database
 from fencepost.cli.options import settings_options
-from fencepost.fencing.token import GENERATION_BITS, GENERATIONS
-from fencepost.settings import Settings
-from fencepost.storage.connections.origin import Origin
-from fencepost.storage.upkeep import generations, raising
-from fencepost.storage.upkeep.generations import Generation
+from fencepost.server.fence.token import GENERATION_BITS, GENERATIONS
+from fencepost.server.postgres.connections.origin import Origin
+from fencepost.server.postgres.upkeep import generations, raising
+from fencepost.server.postgres.upkeep.generations import Generation
+from fencepost.server.settings import Settings
 
 
 @click.group(invoke_without_command=True)

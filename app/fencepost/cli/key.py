@@ -13,10 +13,10 @@ import click
 
 from fencepost.cli.database import on_database
 from fencepost.cli.options import settings_options
-from fencepost.fencing.caller import Access
-from fencepost.settings import Settings
-from fencepost.storage.identity import api_keys
-from fencepost.storage.identity.api_keys import KeyChangeError, ListedKey, NewKey
+from fencepost.server.fence.caller import Access
+from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres.identity.api_keys import KeyChangeError, ListedKey, NewKey
+from fencepost.server.settings import Settings
 
 T = TypeVar("T")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -157,7 +157,7 @@ def _on_keys(settings: Settings, work: Callable[[asyncpg.Connection], Awaitable[
 
 
 def _require_patterns(locks: tuple[str, ...]) -> None:
-    from fencepost.identity.locks import read_patterns  # noqa: PLC0415
+    from fencepost.server.identity.locks import read_patterns  # noqa: PLC0415
 
     try:
         read_patterns(list(locks))

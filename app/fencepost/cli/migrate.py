@@ -5,12 +5,12 @@ import click
 
 from fencepost.cli.database import database_url, on_database, run_command
 from fencepost.cli.options import settings_options
-from fencepost.settings import Settings
-from fencepost.storage.protecting import partitions
-from fencepost.storage.schema import migrate as migration
-from fencepost.storage.schema import revisions
-from fencepost.storage.schema.owner import act_sql
-from fencepost.storage.tables.catalog import quote
+from fencepost.server.ops.protecting import partitions
+from fencepost.server.ops.schema import migrate as migration
+from fencepost.server.ops.schema import revisions
+from fencepost.server.ops.schema.owner import act_sql
+from fencepost.server.postgres.tables.catalog import quote
+from fencepost.server.settings import Settings
 
 GRANTS = (
     "GRANT SELECT ON fencepost.protected, fencepost.marks, fencepost.alembic_version TO {role}",

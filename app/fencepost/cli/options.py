@@ -10,7 +10,7 @@ import click
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from fencepost.settings import DECIDING, FILES, Settings
+from fencepost.server.settings import DECIDING, FILES, Settings
 
 _PREFIX = Settings.model_config["env_prefix"]
 

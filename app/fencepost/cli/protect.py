@@ -5,12 +5,12 @@ import click
 
 from fencepost.cli.database import on_database
 from fencepost.cli.options import settings_options
-from fencepost.fencing.ceiling import HIGHEST_TOKEN
-from fencepost.fencing.token import EXTERNAL, MAX_TOKEN, Rule
-from fencepost.settings import Settings
-from fencepost.storage.inspecting.overview import LOCK_TIMEOUT, Finding
-from fencepost.storage.inspecting.tables import examine_tables
-from fencepost.storage.protecting.protect import ProtectPlan, apply, plan_protect, plan_unprotect
+from fencepost.server.fence.ceiling import HIGHEST_TOKEN
+from fencepost.server.fence.token import EXTERNAL, MAX_TOKEN, Rule
+from fencepost.server.ops.inspecting.overview import LOCK_TIMEOUT, Finding
+from fencepost.server.ops.inspecting.tables import examine_tables
+from fencepost.server.ops.protecting.protect import ProtectPlan, apply, plan_protect, plan_unprotect
+from fencepost.server.settings import Settings
 
 _SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch nothing.")
 _WAIT = click.option(

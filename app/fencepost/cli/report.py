@@ -6,7 +6,7 @@ import click
 
 from fencepost.testing.checker import NothingToCheckError, UndecidedError, check
 from fencepost.testing.history import BadHistoryError, read
-from fencepost.torture.report import write_report
+from fencepost.testing.torture.report import write_report
 
 
 class _CannotReportError(click.ClickException):

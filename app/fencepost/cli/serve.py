@@ -13,9 +13,9 @@ from pydantic import SecretStr
 
 from fencepost import __version__
 from fencepost.cli.options import settings_options, to_environment
-from fencepost.cli.serving.listening import ListenError, base_url, listen
-from fencepost.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
-from fencepost.settings import Settings
+from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
+from fencepost.server.serving.listening import ListenError, base_url, listen
+from fencepost.server.settings import Settings
 
 _TRY = """\
 curl -X PATCH {url}/v1/data/orders/order-123 -H 'X-Fence-Token: {token}' \
@@ -30,8 +30,8 @@ def serve(settings: Settings) -> None:
     Without a database URL it runs an embedded PostgreSQL, with its data in --data-dir.
     """
     # The server's modules are heavy, and `fencepost --help` is not: imported when they are needed.
-    from fencepost.cli.serving.server import ServerFailedError  # noqa: PLC0415
-    from fencepost.startup import StartupError  # noqa: PLC0415
+    from fencepost.server.serving.server import ServerFailedError  # noqa: PLC0415
+    from fencepost.server.startup import StartupError  # noqa: PLC0415
 
     try:
         with _stop_signals_interrupt():
@@ -43,12 +43,12 @@ def serve(settings: Settings) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    from fencepost.cli.serving.server import run_gateway  # noqa: PLC0415
-    from fencepost.http.sites import read_sites  # noqa: PLC0415
-    from fencepost.identity_wiring import check_authentication  # noqa: PLC0415
-    from fencepost.queue_wiring import read_queues  # noqa: PLC0415
-    from fencepost.seal_wiring import read_seal_keys  # noqa: PLC0415
-    from fencepost.source_wiring import check_sources  # noqa: PLC0415
+    from fencepost.server.http.sites import read_sites  # noqa: PLC0415
+    from fencepost.server.identity_wiring import check_authentication  # noqa: PLC0415
+    from fencepost.server.queue_wiring import read_queues  # noqa: PLC0415
+    from fencepost.server.seal_wiring import read_seal_keys  # noqa: PLC0415
+    from fencepost.server.serving.server import run_gateway  # noqa: PLC0415
+    from fencepost.server.source_wiring import check_sources  # noqa: PLC0415
 
     check_sources(settings)
     read_queues(settings)
@@ -110,14 +110,14 @@ async def _prepare(url: str, settings: Settings, *, embedded: bool) -> int | Non
 
     Returns the token for the demo's curl line; None without a demo.
     """
-    from fencepost.gateway_wiring import check_database  # noqa: PLC0415
-    from fencepost.startup import StartupError, within  # noqa: PLC0415
-    from fencepost.storage.demo import load  # noqa: PLC0415
-    from fencepost.storage.protecting.check import ProtectError  # noqa: PLC0415
+    from fencepost.server.gateway_wiring import check_database  # noqa: PLC0415
+    from fencepost.server.ops.demo import load  # noqa: PLC0415
+    from fencepost.server.ops.protecting.check import ProtectError  # noqa: PLC0415
+    from fencepost.server.startup import StartupError, within  # noqa: PLC0415
 
     if embedded:
         # Alembic is heavy, and no other database is migrated here.
-        from fencepost.storage.schema.migrate import upgrade  # noqa: PLC0415
+        from fencepost.server.ops.schema.migrate import upgrade  # noqa: PLC0415
 
         await upgrade(url)
     await within(settings.start_timeout, lambda: check_database(url))

@@ -7,13 +7,13 @@ import click
 
 from fencepost.cli.database import on_database
 from fencepost.cli.options import settings_options
-from fencepost.fencing.token import GENERATION_BITS, GENERATIONS
-from fencepost.settings import Settings
-from fencepost.source_wiring import read_source
-from fencepost.startup import StartupError
-from fencepost.storage.leases import sources
-from fencepost.storage.queues.progress import is_queue
-from fencepost.storage.upkeep import raising
+from fencepost.server.fence.token import GENERATION_BITS, GENERATIONS
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.queues.progress import is_queue
+from fencepost.server.postgres.upkeep import raising
+from fencepost.server.settings import Settings
+from fencepost.server.source_wiring import read_source
+from fencepost.server.startup import StartupError
 
 
 @click.group(invoke_without_command=True)

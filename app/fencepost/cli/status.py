@@ -14,35 +14,35 @@ from fencepost.cli.doctor.sources import examine_sources, read_configured_source
 from fencepost.cli.options import settings_options
 from fencepost.cli.queues.looking import look_at_queues, queue_as_json
 from fencepost.cli.tables import print_table
-from fencepost.fencing.ceiling import HIGHEST_TOKEN
-from fencepost.queues.registry import DEFAULT
-from fencepost.settings import Settings
-from fencepost.storage.inspecting import break_glass as inspect_glass
-from fencepost.storage.inspecting import ceilings as inspect_ceilings
-from fencepost.storage.inspecting import functions as inspect_functions
-from fencepost.storage.inspecting import origin as inspect_origin
-from fencepost.storage.inspecting import overview as inspect
-from fencepost.storage.inspecting import partitions as inspect_partitions
-from fencepost.storage.inspecting import prepared as inspect_prepared
-from fencepost.storage.inspecting import session as inspect_session
-from fencepost.storage.inspecting import tables as inspect_tables
-from fencepost.storage.inspecting import tokens as inspect_tokens
-from fencepost.storage.inspecting import triggers as inspect_triggers
-from fencepost.storage.inspecting.break_glass import BreakGlassUse
-from fencepost.storage.inspecting.overview import Finding, Protected
-from fencepost.storage.leases import builtin as leases
-from fencepost.storage.leases import sources
-from fencepost.storage.leases.builtin import LockState
-from fencepost.storage.leases.sources import KnownSource
-from fencepost.storage.queues import progress
-from fencepost.storage.queues.progress import KnownQueue
-from fencepost.storage.upkeep import pruning, refusals
-from fencepost.storage.upkeep.prepared import WHERE_TO_LOOK
-from fencepost.storage.upkeep.pruning import Size
-from fencepost.storage.upkeep.refusals import CallersRefusals
+from fencepost.server.fence.ceiling import HIGHEST_TOKEN
+from fencepost.server.ops.inspecting import break_glass as inspect_glass
+from fencepost.server.ops.inspecting import ceilings as inspect_ceilings
+from fencepost.server.ops.inspecting import functions as inspect_functions
+from fencepost.server.ops.inspecting import origin as inspect_origin
+from fencepost.server.ops.inspecting import overview as inspect
+from fencepost.server.ops.inspecting import partitions as inspect_partitions
+from fencepost.server.ops.inspecting import prepared as inspect_prepared
+from fencepost.server.ops.inspecting import session as inspect_session
+from fencepost.server.ops.inspecting import tables as inspect_tables
+from fencepost.server.ops.inspecting import tokens as inspect_tokens
+from fencepost.server.ops.inspecting import triggers as inspect_triggers
+from fencepost.server.ops.inspecting.break_glass import BreakGlassUse
+from fencepost.server.ops.inspecting.overview import Finding, Protected
+from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.leases.builtin import LockState
+from fencepost.server.postgres.leases.sources import KnownSource
+from fencepost.server.postgres.queues import progress
+from fencepost.server.postgres.queues.progress import KnownQueue
+from fencepost.server.postgres.upkeep import pruning, refusals
+from fencepost.server.postgres.upkeep.prepared import WHERE_TO_LOOK
+from fencepost.server.postgres.upkeep.pruning import Size
+from fencepost.server.postgres.upkeep.refusals import CallersRefusals
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.settings import Settings
 
 if TYPE_CHECKING:
-    from fencepost.queue_status import QueueStatus
+    from fencepost.server.queue_status import QueueStatus
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
@@ -137,7 +137,7 @@ def status(settings: Settings, as_json: bool) -> None:
 
 def _look_at_queues(settings: Settings, seen: _Snapshot) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
-    from fencepost.queue_status import as_noted  # noqa: PLC0415 - heavy
+    from fencepost.server.queue_status import as_noted  # noqa: PLC0415 - heavy
 
     if not seen.queues:
         return [], []

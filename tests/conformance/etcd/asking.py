@@ -2,7 +2,7 @@
 
 from tests.conformance.etcd_bench import EtcdBench
 
-from fencepost.locks.source import Grant, Source
+from fencepost.server.locks.source import Grant, Source
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 TTL = 60_000

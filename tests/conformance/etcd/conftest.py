@@ -6,7 +6,7 @@ import pytest
 from tests.conformance.bench import opened
 from tests.conformance.etcd_bench import EtcdBench, running
 
-from fencepost.locks.source import Source
+from fencepost.server.locks.source import Source
 
 
 @pytest.fixture(scope="package")

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance.etcd.asking import TTL, granted, queued
 from tests.conformance.etcd_bench import EtcdBench
 
-from fencepost.locks.source import Holder, Source
+from fencepost.server.locks.source import Holder, Source
 
 pytestmark = pytest.mark.long("tests of etcd")
 

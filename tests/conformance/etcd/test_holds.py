@@ -4,7 +4,7 @@ import pytest
 from tests.conformance.etcd.asking import TTL, granted, leases
 from tests.conformance.etcd_bench import EtcdBench
 
-from fencepost.locks.source import Source, SourceError
+from fencepost.server.locks.source import Source, SourceError
 
 pytestmark = pytest.mark.long("tests of etcd")
 

@@ -6,9 +6,9 @@ import pytest
 from tests.conformance.etcd.asking import TTL, granted, leases, queued
 from tests.conformance.etcd_bench import EtcdBench
 
-from fencepost.locks.etcd.api import EtcdApi
-from fencepost.locks.etcd.url import parse
-from fencepost.locks.source import Holder, Source
+from fencepost.server.locks.etcd.api import EtcdApi
+from fencepost.server.locks.etcd.url import parse
+from fencepost.server.locks.source import Holder, Source
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of etcd")

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from fencepost.locks.kubernetes.api import KubernetesApi
-from fencepost.locks.kubernetes.lease import hashed_name
-from fencepost.locks.kubernetes.source import KubernetesLeases
-from fencepost.locks.source import Grant
+from fencepost.server.locks.kubernetes.api import KubernetesApi
+from fencepost.server.locks.kubernetes.lease import hashed_name
+from fencepost.server.locks.kubernetes.source import KubernetesLeases
+from fencepost.server.locks.source import Grant
 from fencepost.testing.servers.kubernetes import NAMESPACE, Cluster
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"

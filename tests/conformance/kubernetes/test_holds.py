@@ -3,8 +3,8 @@
 import pytest
 from tests.conformance.kubernetes.operating import LOCK, Leases, Make, granted
 
-from fencepost.locks.kubernetes import lease as kubernetes_lease
-from fencepost.locks.source import Holder
+from fencepost.server.locks.kubernetes import lease as kubernetes_lease
+from fencepost.server.locks.source import Holder
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
 

@@ -6,8 +6,8 @@ import pytest
 from tests.conformance.kubernetes.operating import LOCK, Leases, Make, api_of, elected, granted
 from tests.kube.manifests import FOLDER, objects
 
-from fencepost.locks.kubernetes.lease import hashed_name, own_name
-from fencepost.locks.source import Holder, SourceError
+from fencepost.server.locks.kubernetes.lease import hashed_name, own_name
+from fencepost.server.locks.source import Holder, SourceError
 from fencepost.testing.servers.kubernetes import Cluster
 
 pytestmark = pytest.mark.long("tests of Kubernetes")

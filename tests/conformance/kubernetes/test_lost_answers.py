@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.conformance.kubernetes.operating import LOCK, Make, api_of, granted
 
-from fencepost.locks.kubernetes import lease as kubernetes_lease
-from fencepost.locks.kubernetes.lease import LeaseObject
-from fencepost.locks.source import SourceError, SourceUnavailableError
+from fencepost.server.locks.kubernetes import lease as kubernetes_lease
+from fencepost.server.locks.kubernetes.lease import LeaseObject
+from fencepost.server.locks.source import SourceError, SourceUnavailableError
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
 

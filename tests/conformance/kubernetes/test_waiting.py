@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.conformance.kubernetes.operating import LOCK, Leases, Make, granted
 
-from fencepost.locks.source import Grant, Holder
+from fencepost.server.locks.source import Grant, Holder
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of Kubernetes")

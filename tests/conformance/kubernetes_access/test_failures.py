@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.conformance.kubernetes_access.using import Make, acquired
 
-from fencepost.locks.source import SourceError, SourceUnavailableError
+from fencepost.server.locks.source import SourceError, SourceUnavailableError
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.conformance.kubernetes_access.using import Make, acquired
 
-from fencepost.locks.source import SourceConfigError, SourceError
+from fencepost.server.locks.source import SourceConfigError, SourceError
 from fencepost.testing.servers.kubernetes import Cluster
 
 pytestmark = pytest.mark.long("tests of Kubernetes")

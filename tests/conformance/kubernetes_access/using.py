@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from fencepost.locks.kubernetes.source import KubernetesLeases
-from fencepost.locks.source import Grant, Holder
+from fencepost.server.locks.kubernetes.source import KubernetesLeases
+from fencepost.server.locks.source import Grant, Holder
 
 LOCK = "orders/order-123"
 GATEWAY = {"token": "gateway-token"}

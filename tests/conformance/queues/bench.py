@@ -3,7 +3,7 @@
 import importlib
 from typing import Protocol
 
-from fencepost.queues.log import Log
+from fencepost.server.queues.log import Log
 
 
 class QueueBench(Protocol):

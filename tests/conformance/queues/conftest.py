@@ -14,7 +14,7 @@ import pytest
 from tests.conformance.queues import kafka_bench
 from tests.conformance.queues.bench import QueueBench, log_of
 
-from fencepost.queues.log import Consumer, Log, Message, Position, Received
+from fencepost.server.queues.log import Consumer, Log, Message, Position, Received
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

@@ -13,16 +13,16 @@ from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
 from fencepost.cli.queues.names import chosen_queues
-from fencepost.consumer_wiring import consumer_of, consuming
-from fencepost.consuming.consumer import QueueConsumer
-from fencepost.fencing.token import GENERATION_BITS
-from fencepost.gateway.gateway import Gateway
-from fencepost.queues.log import DeadLetter, Log, LogUnavailableError, Position
-from fencepost.settings import Settings
-from fencepost.storage.leases import sources
+from fencepost.server.consumer_wiring import consumer_of, consuming
+from fencepost.server.consuming.consumer import QueueConsumer
+from fencepost.server.fence.token import GENERATION_BITS
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.postgres.leases import sources
+from fencepost.server.queues.log import DeadLetter, Log, LogUnavailableError, Position
+from fencepost.server.settings import Settings
+from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.wiring import consumer_gateway
 
 WITHIN = 3 * PATIENCE
 

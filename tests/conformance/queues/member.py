@@ -10,7 +10,7 @@ import sys
 
 from tests.conformance.queues.bench import log_of
 
-from fencepost.queues.log import LogUnavailableError
+from fencepost.server.queues.log import LogUnavailableError
 
 
 def say(what: object) -> None:

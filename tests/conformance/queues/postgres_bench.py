@@ -12,14 +12,14 @@ import asyncpg
 from tests.support.postgres import first_server, server_bin_dir
 from tests.support.processes import all_gone
 
-from fencepost.embedded.server import PostgresServer
-from fencepost.queues.log import LogUnavailableError
-from fencepost.queues.postgres.consumer import TTL
-from fencepost.queues.postgres.log import PostgresLog
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.errors import StorageError
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.errors import StorageError
+from fencepost.server.queues.log import LogUnavailableError
+from fencepost.server.queues.postgres.consumer import TTL
+from fencepost.server.queues.postgres.log import PostgresLog
 from fencepost.testing.servers.databases import clone, in_database, quick_logins, run_on
 from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.ports import free_port

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.conformance.redis_bench import command, redis_server
 
-from fencepost.queues.redis.consumer import TTL_MS
-from fencepost.queues.redis.log import RedisLog, from_url
-from fencepost.queues.redis.url import read_url
+from fencepost.server.queues.redis.consumer import TTL_MS
+from fencepost.server.queues.redis.log import RedisLog, from_url
+from fencepost.server.queues.redis.url import read_url
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
 

@@ -11,10 +11,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from tests.conformance.queues.conftest import Join, message
 from tests.conformance.queues.kafka_bench import KafkaBench, admin, log_of
 
-from fencepost.queues.kafka import consumer
-from fencepost.queues.kafka.labels import Label
-from fencepost.queues.kafka.url import read_url
-from fencepost.queues.log import Log, LogUnavailableError
+from fencepost.server.queues.kafka import consumer
+from fencepost.server.queues.kafka.labels import Label
+from fencepost.server.queues.kafka.url import read_url
+from fencepost.server.queues.log import Log, LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

@@ -10,8 +10,8 @@ from tests.conformance.queues.conftest import Member, message, positions
 from tests.conformance.queues.kafka_bench import next_topic
 from tests.conformance.queues.kafka_secured import MECHANISMS, PASSWORD, Secured, secured_broker
 
-from fencepost.queues.kafka.log import KafkaLog, from_url
-from fencepost.queues.log import LogConfigError, LogUnavailableError, LogUnknownError, Position
+from fencepost.server.queues.kafka.log import KafkaLog, from_url
+from fencepost.server.queues.log import LogConfigError, LogUnavailableError, LogUnknownError, Position
 from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests with kafka")

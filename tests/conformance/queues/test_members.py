@@ -19,7 +19,7 @@ from tests.conformance.queues.conftest import (
     positions,
 )
 
-from fencepost.queues.log import Log, LogConfigError, LogUnavailableError
+from fencepost.server.queues.log import Log, LogConfigError, LogUnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 Start = Callable[[str], Awaitable[MemberProcess]]

@@ -1,4 +1,4 @@
-"""How every log of writes behaves (app/fencepost/queues/log.py), each on its real server: messages and dead letters."""
+"""How every log of writes behaves (queues/log.py), each on its real server: messages and dead letters."""
 
 import asyncio
 import time
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from tests.conformance.queues.conftest import KEYS, PARTITIONS, Another, Join, filled, message, positions
 
-from fencepost.fencing.caller import Caller
-from fencepost.fencing.seal import SealKeys
-from fencepost.queues.log import MOST_OFFSET, TAKEN_BYTES, DeadLetter, Log, Message, Position, Received
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.signing import sign, verify
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.seal import SealKeys
+from fencepost.server.queues.log import MOST_OFFSET, TAKEN_BYTES, DeadLetter, Log, Message, Position, Received
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.signing import sign, verify
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 

@@ -6,7 +6,7 @@ import pytest
 from tests.conformance.queues.bench import QueueBench, log_of
 from tests.conformance.queues.conftest import KEYS, PARTITIONS, Another, Join, filled, message, positions
 
-from fencepost.queues.log import Log, LogUnavailableError
+from fencepost.server.queues.log import Log, LogUnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 

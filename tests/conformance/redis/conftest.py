@@ -7,8 +7,8 @@ import pytest
 from tests.conformance.redis.taking import Opened
 from tests.conformance.redis_bench import RedisBench, command, running
 
-from fencepost.locks.registry import SourceContext, make
-from fencepost.locks.source import Source
+from fencepost.server.locks.registry import SourceContext, make
+from fencepost.server.locks.source import Source
 
 
 @pytest.fixture(scope="package")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fencepost.locks.source import Grant, Holder, Source
+from fencepost.server.locks.source import Grant, Holder, Source
 
 Opened = Callable[[str], Source]
 

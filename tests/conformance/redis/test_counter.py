@@ -10,8 +10,8 @@ from redis.exceptions import ResponseError
 from tests.conformance.redis.taking import KEY, LOCK, LONG_MS, Opened, free, take
 from tests.conformance.redis_bench import RedisBench, command
 
-from fencepost.locks.redis.scripts import GRANT
-from fencepost.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
+from fencepost.server.locks.redis.scripts import GRANT
+from fencepost.server.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
 
 
 async def test_who_finds_the_lock_held_or_has_lost_it_draws_no_numbers(bench: RedisBench, source: Source) -> None:

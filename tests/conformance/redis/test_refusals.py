@@ -8,7 +8,7 @@ from tests.conformance.redis.taking import LOCK, LONG_MS, Opened, free, take
 from tests.conformance.redis_bench import DURABLE, RedisBench, command, redis_server
 from tests.support.certificates import self_signed
 
-from fencepost.locks.source import Grant, Source, SourceError, SourceUnavailableError
+from fencepost.server.locks.source import Grant, Source, SourceError, SourceUnavailableError
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import eventually
 

@@ -9,8 +9,8 @@ from kazoo.security import make_digest_acl
 from tests.conformance.zookeeper.queueing import Open, acquire, granted
 from tests.conformance.zookeeper_bench import ZooKeeperBench, client
 
-from fencepost.locks.source import SourceError, SourceUnavailableError
-from fencepost.locks.zookeeper.source import ZooKeeperSource
+from fencepost.server.locks.source import SourceError, SourceUnavailableError
+from fencepost.server.locks.zookeeper.source import ZooKeeperSource
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 

@@ -8,9 +8,9 @@ import pytest
 from tests.conformance.zookeeper.queueing import acquire, granted, path_of, queued, watches
 from tests.conformance.zookeeper_bench import ZooKeeperBench
 
-from fencepost.locks.source import Holder
-from fencepost.locks.zookeeper.nodes import parent_of
-from fencepost.locks.zookeeper.source import ZooKeeperSource
+from fencepost.server.locks.source import Holder
+from fencepost.server.locks.zookeeper.nodes import parent_of
+from fencepost.server.locks.zookeeper.source import ZooKeeperSource
 from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")

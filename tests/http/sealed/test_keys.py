@@ -12,14 +12,14 @@ from tests.scenarios.sealed import REFUSED, key_line, lease
 from tests.support.asking import Api, code
 from tests.support.interleave import Connect
 
-from fencepost.fencing.seal import Binding, parse_keys
-from fencepost.fencing.token import Token
-from fencepost.gateway.seals import Seals
-from fencepost.observe.events import Event, SealKeysRead, SealKeysUnreadable
-from fencepost.seal_wiring import SealKeysFile, read_seal_keys
-from fencepost.settings import Settings
-from fencepost.startup import StartupError
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.fence.seal import Binding, parse_keys
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.seals import Seals
+from fencepost.server.observe.events import Event, SealKeysRead, SealKeysUnreadable
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.seal_wiring import SealKeysFile, read_seal_keys
+from fencepost.server.settings import Settings
+from fencepost.server.startup import StartupError
 from fencepost.testing.servers.waiting import eventually
 
 

@@ -6,9 +6,9 @@ import pytest
 from tests.scenarios.sealed import WAYS, SealedShop, refused_elsewhere
 from tests.support.asking import Api
 
-from fencepost.fencing.seal import Binding
-from fencepost.gateway.writes import insert, keyed, matching, perform
-from fencepost.gateway.writes.batched import in_a_batch
+from fencepost.server.fence.seal import Binding
+from fencepost.server.gateway.writes import insert, keyed, matching, perform
+from fencepost.server.gateway.writes.batched import in_a_batch
 
 
 def nothing_is_compared_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ import asyncpg
 from tests.scenarios.sealed import REFUSED, SealedShop, key_line, lease
 from tests.support.asking import Api, code
 
-from fencepost.fencing.seal import Binding, parse_keys
-from fencepost.fencing.token import Token
-from fencepost.queues.message import WriteMessage, message_of
-from fencepost.queues.partitioner import partition_of
-from fencepost.storage.queues import table_log
-from fencepost.storage.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.fence.seal import Binding, parse_keys
+from fencepost.server.fence.token import Token
+from fencepost.server.postgres.queues import table_log
+from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.queues.message import WriteMessage, message_of
+from fencepost.server.queues.partitioner import partition_of
 from fencepost.testing.servers.waiting import eventually
 
 ASYNC = "respond-async"

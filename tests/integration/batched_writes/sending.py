@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.use_cases import result_of
 
-from fencepost.gateway.outcomes import Outcome
+from fencepost.server.gateway.outcomes import Outcome
 
 
 async def together(*works: Coroutine[Any, Any, Outcome]) -> list[str]:

@@ -9,10 +9,10 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.turns import Turns
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.turns import Turns
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 LOCK = "SELECT FROM orders WHERE order_id = $1 FOR UPDATE"

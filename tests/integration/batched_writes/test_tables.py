@@ -9,11 +9,11 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch
 
-from fencepost.storage.batches.group_commit import GroupCommit
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements import keyed as keyed_statements
-from fencepost.storage.tables.catalog import EVERYTHING
-from fencepost.storage.tables.load import load
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.batches.group_commit import GroupCommit
+from fencepost.server.postgres.statements import keyed as keyed_statements
+from fencepost.server.postgres.tables.catalog import EVERYTHING
+from fencepost.server.postgres.tables.load import load
 
 TRIGGER = """
 CREATE TABLE public.totals (id int PRIMARY KEY, n int NOT NULL DEFAULT 0);

@@ -14,11 +14,11 @@ from tests.scenarios.idempotency import once
 from tests.support.racing import Race
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.turns import Turns
-from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.turns import Turns
+from fencepost.server.gateway.writes.idempotency import Replayed
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 WAITING = """

@@ -6,8 +6,8 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.upkeep import generations
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.upkeep import generations
 
 
 async def test_an_operator_writes_without_a_token_and_no_mark_falls(race: Race) -> None:

@@ -4,8 +4,8 @@ from tests.support.glass import DELETE, INSERT, REASON, UPDATE, run
 from tests.support.interleave import Connection
 from tests.support.racing import Race
 
-from fencepost.fencing.token import Token
-from fencepost.storage.statements.marks import Appeared, claim_absent
+from fencepost.server.fence.token import Token
+from fencepost.server.postgres.statements.marks import Appeared, claim_absent
 
 
 async def claim_new(race: Race, connection: Connection, token: int) -> int | Appeared | None:

@@ -12,16 +12,16 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.read import ReadOne
-from fencepost.gateway.use_cases import read_one
-from fencepost.storage.errors import RefusedError
-from fencepost.storage.statements.keyed import FencedRow
-from fencepost.storage.statements.keyed_reads import KeyedReads
-from fencepost.storage.statements.parameters import Key
-from fencepost.storage.statements.query import Select
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.read import ReadOne
+from fencepost.server.gateway.use_cases import read_one
+from fencepost.server.postgres.errors import RefusedError
+from fencepost.server.postgres.statements.keyed import FencedRow
+from fencepost.server.postgres.statements.keyed_reads import KeyedReads
+from fencepost.server.postgres.statements.parameters import Key
+from fencepost.server.postgres.statements.query import Select
 
 run = KeyedReads.run
 
@@ -129,7 +129,7 @@ async def shown_of(tasks: Sequence[asyncio.Task[Outcome]]) -> list[tuple[list[st
 
 async def alone(gateway: Gateway, request: ReadOne, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     with monkeypatch.context() as patched:
-        patched.setattr("fencepost.gateway.read._lanes", lambda _gateway, _table, _select: None)
+        patched.setattr("fencepost.server.gateway.read._lanes", lambda _gateway, _table, _select: None)
         gateway.catalog.current.tables[request.table].plans.clear()
         outcome = await read_one(gateway, request)
         gateway.catalog.current.tables[request.table].plans.clear()

@@ -11,11 +11,11 @@ from tests.support.racing import open_race, owner
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gathered_reads import read_lanes
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.keyed_reads import MOST_JSON
-from fencepost.storage.statements.query import Field, Selected
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gathered_reads import read_lanes
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.keyed_reads import MOST_JSON
+from fencepost.server.postgres.statements.query import Field, Selected
 
 
 async def test_roles_share_no_statement_and_have_their_own_rights(

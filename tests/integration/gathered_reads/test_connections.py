@@ -9,17 +9,17 @@ from tests.support.manual_clock import ManualClock
 from tests.support.racing import Race
 from tests.support.use_cases import open_gateway
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.gathered_reads import GatheredReads
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.read import ReadOne
-from fencepost.gateway.shares import CallerShares, Reads
-from fencepost.gateway.use_cases import read_one
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.query import Field, Selected
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.gathered_reads import GatheredReads
+from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.read import ReadOne
+from fencepost.server.gateway.shares import CallerShares, Reads
+from fencepost.server.gateway.use_cases import read_one
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.query import Field, Selected
+from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.waiting import PATIENCE, eventually
-from fencepost.times import TIMES, Times
 
 
 async def test_a_slow_statement_keeps_no_later_read_waiting(race: Race, sent: Statements) -> None:

@@ -10,11 +10,11 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, owner
 from tests.support.use_cases import open_gateway
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.keyed_reads import MOST_JSON, keyed_reads
-from fencepost.storage.tables.catalog import ProtectedTable
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.keyed_reads import MOST_JSON, keyed_reads
+from fencepost.server.postgres.tables.catalog import ProtectedTable
 
 
 async def test_large_rows_are_read_alone_and_keep_nobody_waiting(

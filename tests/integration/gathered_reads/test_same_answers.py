@@ -8,13 +8,13 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, owner
 from tests.support.use_cases import keyed, open_gateway, patch
 
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Done
-from fencepost.gateway.read import ReadOne
-from fencepost.gateway.use_cases import read_one
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.parameters import Key
-from fencepost.storage.statements.query import Field, Select, Selected
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.read import ReadOne
+from fencepost.server.gateway.use_cases import read_one
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements.parameters import Key
+from fencepost.server.postgres.statements.query import Field, Select, Selected
 
 
 async def test_reads_that_come_meanwhile_are_one_statement(gateway: Gateway, sent: Statements) -> None:

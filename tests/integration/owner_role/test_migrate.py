@@ -7,10 +7,10 @@ import pytest
 from tests.support.next_version import next_version
 from tests.support.owned_database import ORDERS, OwnedDatabase
 
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import upgrade
-from fencepost.storage.schema.revisions import newest
-from fencepost.storage.upkeep.generations import raise_generation
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.schema.revisions import newest
+from fencepost.server.postgres.upkeep.generations import raise_generation
 
 
 @pytest.mark.versions

@@ -8,7 +8,7 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connection
 from tests.support.owned_database import OwnedDatabase
 
-from fencepost.storage.protecting.protect import ProtectError, protect, unprotect
+from fencepost.server.ops.protecting.protect import ProtectError, protect, unprotect
 
 MAY_NOT = [
     "DELETE FROM fencepost.marks",

@@ -14,11 +14,11 @@ from tests.support.racing import open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch
 
-from fencepost.fencing.problems import Problem
-from fencepost.gateway.gateway import Gateway
-from fencepost.storage.connections import allowed_roles
-from fencepost.storage.connections.allowed_roles import NO_LIST, AllowedRoles
-from fencepost.times import TIMES, Times
+from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.postgres.connections import allowed_roles
+from fencepost.server.postgres.connections.allowed_roles import NO_LIST, AllowedRoles
+from fencepost.server.times import TIMES, Times
 
 MADE = f"""
 {GRANTED};

@@ -13,17 +13,17 @@ from tests.support.racing import Race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, patch, post, result_of
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import parse_resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.explain import Explained
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim, explain
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements import scope_access
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.explain import Explained
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.use_cases import claim, explain
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.statements import scope_access
 
 SCOPED = f"GRANT SELECT, INSERT, UPDATE, DELETE ON items TO {WEB}; GRANT SELECT ON items, notes TO {READER}"
 RULED = f"""

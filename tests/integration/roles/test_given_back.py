@@ -15,19 +15,19 @@ from tests.support.lost_answers import IN_A_HURRY
 from tests.support.racing import Race
 from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put, result_of
 
-from fencepost.fencing.resource import parse_resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.atomic import atomically
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.leases.acquire import Granted
-from fencepost.gateway.read import ReadOne
-from fencepost.gateway.use_cases import claim, explain, read_one
-from fencepost.storage.connections import roles
-from fencepost.storage.connections.connection import GatewayConnection
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.statements.query import Condition, Field
-from fencepost.times import QueueTimes, Times
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.atomic import atomically
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.read import ReadOne
+from fencepost.server.gateway.use_cases import claim, explain, read_one
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.connections import roles
+from fencepost.server.postgres.connections.connection import GatewayConnection
+from fencepost.server.postgres.statements.query import Condition, Field
+from fencepost.server.times import QueueTimes, Times
 
 Moment = Literal["before", "in flight", "after"]
 STATEMENTS = ("execute", "fetch", "fetchval", "fetchrow", "fetchmany")

@@ -5,11 +5,11 @@ from dataclasses import replace
 from tests.support.acting import READER, WEB, Acting
 from tests.support.manual_clock import ManualClock
 
-from fencepost.storage.connections.connection import Limits
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.tables.catalog import ProtectedTable
-from fencepost.storage.tables.privileges import KnownPrivileges
-from fencepost.times import Times
+from fencepost.server.postgres.connections.connection import Limits
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.tables.catalog import ProtectedTable
+from fencepost.server.postgres.tables.privileges import KnownPrivileges
+from fencepost.server.times import Times
 
 
 async def test_the_last_answer_counts_while_postgresql_is_away_and_before_the_first_one_nothing(stage: Acting) -> None:

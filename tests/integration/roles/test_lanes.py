@@ -12,16 +12,16 @@ from tests.support.asked_by import asked_by
 from tests.support.racing import Race
 from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 
-from fencepost.fencing.caller import Caller
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.writes.batched import Lanes
-from fencepost.storage.batches import group_commit
-from fencepost.storage.batches.batch_queue import BatchQueue
-from fencepost.storage.batches.group_commit import GroupCommit
-from fencepost.storage.errors import RefusedError
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.fence.caller import Caller
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.writes.batched import Lanes
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.postgres.batches import group_commit
+from fencepost.server.postgres.batches.batch_queue import BatchQueue
+from fencepost.server.postgres.batches.group_commit import GroupCommit
+from fencepost.server.postgres.errors import RefusedError
+from fencepost.server.times import BatchTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.times import BatchTimes, Times
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

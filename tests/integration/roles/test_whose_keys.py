@@ -9,13 +9,13 @@ from tests.support.acting import NOTHING, WEB, Acting
 from tests.support.racing import Race
 from tests.support.use_cases import keyed, patch, rendered, result_of
 
-from fencepost.fencing.resource import parse_resource
-from fencepost.fencing.token import Token
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import Gateway
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.use_cases import claim
-from fencepost.gateway.writes.idempotency import Replayed
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.use_cases import claim
+from fencepost.server.gateway.writes.idempotency import Replayed
 
 WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
     "write": lambda g: patch(g, replace(keyed("k", 40, n=1), idempotency_key=once())),

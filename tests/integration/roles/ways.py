@@ -9,23 +9,23 @@ from tests.scenarios.idempotency import once
 from tests.support.mock_log import MockLog
 from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put
 
-from fencepost.fencing.problems import Problem
-from fencepost.fencing.resource import parse_resource
-from fencepost.fencing.seal import parse_keys
-from fencepost.fencing.token import Token
-from fencepost.gateway import use_cases
-from fencepost.gateway.atomic import Undone, atomically
-from fencepost.gateway.claims.claim import Claim
-from fencepost.gateway.gateway import DEFAULT_QUEUE, Gateway
-from fencepost.gateway.leases.acquire import Granted
-from fencepost.gateway.outcomes import Outcome
-from fencepost.gateway.read import ReadMany, ReadOne
-from fencepost.gateway.seals import Seals
-from fencepost.gateway.use_cases import claim, explain, read_many, read_one
-from fencepost.gateway.writes.write import Verb, Write
-from fencepost.queues.message import WriteMessage
-from fencepost.storage.statements.query import Condition, Field, Query, Selected
-from fencepost.storage.tables.privileges import KnownPrivileges
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.fence.seal import parse_keys
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway import use_cases
+from fencepost.server.gateway.atomic import Undone, atomically
+from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway
+from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.read import ReadMany, ReadOne
+from fencepost.server.gateway.seals import Seals
+from fencepost.server.gateway.use_cases import claim, explain, read_many, read_one
+from fencepost.server.gateway.writes.write import Verb, Write
+from fencepost.server.postgres.statements.query import Condition, Field, Query, Selected
+from fencepost.server.postgres.tables.privileges import KnownPrivileges
+from fencepost.server.queues.message import WriteMessage
 
 SEALS = Seals(parse_keys(f"k1:{base64.b64encode(b'k' * 32).decode()}"))
 MARK = "last_fence_token"

@@ -20,7 +20,7 @@ import click
 import httpx
 import psycopg
 
-from fencepost.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded.server import embedded_bin_dir
 from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import GatewayServer, run_command
 from fencepost.testing.servers.postgres import Postgres

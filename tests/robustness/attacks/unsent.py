@@ -20,7 +20,7 @@ import asyncpg
 import click
 from tests.support.serving import Gateway, serving
 
-from fencepost.storage.protecting.protect import protect
+from fencepost.server.ops.protecting.protect import protect
 from fencepost.testing.servers.directories import server_directory
 
 _MB = 1 << 20

@@ -22,10 +22,10 @@ from tests.support.interleave import Connection
 from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch
 
-from fencepost.embedded.binaries import Binaries, reachable_binaries
-from fencepost.embedded.process import Account
-from fencepost.embedded.server import PostgresServer
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.embedded.binaries import Binaries, reachable_binaries
+from fencepost.server.ops.embedded.process import Account
+from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.processes import descendants

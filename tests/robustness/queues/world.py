@@ -13,8 +13,8 @@ from tests.robustness.queues.oracle import KEYS, SCHEMA, TRIGGER, Submission, ef
 from tests.robustness.queues.submitters import Submitters
 from tests.support.postgres import first_server, server_bin_dir
 
-from fencepost.storage.protecting.protect import protect
-from fencepost.storage.schema.migrate import upgrade
+from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.testing.servers.databases import in_database, quick_logins, run_on
 from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import COMMAND, GatewayServer, gateway_environment

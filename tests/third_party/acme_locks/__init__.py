@@ -11,8 +11,8 @@ from contextlib import closing
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from fencepost.locks.registry import SourceContext
-from fencepost.locks.source import (
+from fencepost.server.locks.registry import SourceContext
+from fencepost.server.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
     Grant,
@@ -43,7 +43,7 @@ def open_source(url: str, context: SourceContext) -> "AcmeSource":
 
 
 class AcmeSource:
-    """See fencepost.locks.source.Source. Each method is one transaction."""
+    """See fencepost.server.locks.source.Source. Each method is one transaction."""
 
     capabilities = Capabilities(order="source", fair=False, verifies=True)
 

@@ -1,4 +1,4 @@
-"""Bugs of group commit, and of when a write is answered (storage/batches, gateway/writes)."""
+"""Bugs of group commit, and of when a write is answered (postgres/batches, gateway/writes)."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from tests.torture.bugs.marks import ENTER_EACH
 from tests.torture.bugs.settings import ROWS, SCOPES
 from tests.torture.planted import Line, Planted, swap
 
-from fencepost.gateway.writes import batched
-from fencepost.gateway.writes.batched import Batched
-from fencepost.storage.batches import group_commit
-from fencepost.storage.connections.connection import Connection
+from fencepost.server.gateway.writes import batched
+from fencepost.server.gateway.writes.batched import Batched
+from fencepost.server.postgres.batches import group_commit
+from fencepost.server.postgres.connections.connection import Connection
 
 
 def _answer_before_commit() -> None:

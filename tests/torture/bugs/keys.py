@@ -6,9 +6,9 @@ from typing import Any, Final
 from tests.torture.bugs.settings import KEYS, KEYS_AT_ONCE, LOST_ANSWERS
 from tests.torture.planted import Line, Planted, swap
 
-from fencepost.gateway.writes import batched, perform
-from fencepost.gateway.writes.batched import _Batches
-from fencepost.storage.connections.connection import Connection
+from fencepost.server.gateway.writes import batched, perform
+from fencepost.server.gateway.writes.batched import _Batches
+from fencepost.server.postgres.connections.connection import Connection
 
 BEGIN: Final = "fencepost.idem_begin(text, text, bytea)"
 BEGIN_EACH: Final = "fencepost.idem_begin_each(text, text[], bytea[])"

@@ -1,4 +1,4 @@
-"""Bugs of the SQL that judges tokens and keeps marks (migrations/schema, storage/protecting)."""
+"""Bugs of the SQL that judges tokens and keeps marks (migrations/schema, ops/protecting)."""
 
 from typing import Final
 

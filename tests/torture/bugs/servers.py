@@ -8,9 +8,9 @@ from unittest import mock
 from tests.torture.bugs.settings import CRASHES, FAILOVERS, GENERATIONS
 from tests.torture.planted import Planted, swap
 
-from fencepost.storage.connections import session
-from fencepost.storage.connections.origin import Origin
-from fencepost.torture.stages import primary
+from fencepost.server.postgres.connections import session
+from fencepost.server.postgres.connections.origin import Origin
+from fencepost.testing.torture.stages import primary
 
 
 def _commits_do_not_wait_for_the_disk() -> None:

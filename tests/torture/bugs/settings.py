@@ -9,8 +9,8 @@ from unittest import mock
 from tests.torture.planted import Setting
 
 from fencepost.testing.servers.waiting import eventually
-from fencepost.torture.stages import primary
-from fencepost.torture.stages.primary import OwnPrimary
+from fencepost.testing.torture.stages import primary
+from fencepost.testing.torture.stages.primary import OwnPrimary
 
 _MORE_TOKENS: Final = 200
 """nextval logs 32 ahead: a standby has to be further behind to give tokens again."""

@@ -1,4 +1,4 @@
-"""Bugs of the gateway's statements, and of what it makes of their answers (storage/statements, gateway)."""
+"""Bugs of the gateway's statements, and of what it makes of their answers (postgres/statements, gateway)."""
 
 import contextlib
 import dataclasses
@@ -10,15 +10,15 @@ from tests.torture.bugs.marks import JUDGE_DELETE, JUDGE_UPDATE, NO_TRIGGER
 from tests.torture.bugs.settings import ROWS, SCOPES
 from tests.torture.planted import Line, Planted, TableLine, replaced, swap
 
-from fencepost.gateway import read
-from fencepost.gateway.claims import claim
-from fencepost.gateway.claims.claim import ClaimOfRow
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.statements import asking, keyed, many, mark
-from fencepost.storage.statements.asking import KeyState
-from fencepost.storage.statements.keyed import FencedRow, WriteStatement
-from fencepost.storage.statements.parameters import RowWrite, compiled
-from fencepost.storage.tables.catalog import ProtectedTable
+from fencepost.server.gateway import read
+from fencepost.server.gateway.claims import claim
+from fencepost.server.gateway.claims.claim import ClaimOfRow
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.statements import asking, keyed, many, mark
+from fencepost.server.postgres.statements.asking import KeyState
+from fencepost.server.postgres.statements.keyed import FencedRow, WriteStatement
+from fencepost.server.postgres.statements.parameters import RowWrite, compiled
+from fencepost.server.postgres.tables.catalog import ProtectedTable
 
 _ANY: Final = "<> 0 AND 0 <"
 """Stands where the mark is compared with the token, and is always true."""

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from fencepost.queue_wiring import ConfiguredQueue, read_queues
-from fencepost.queues.log import LogError
-from fencepost.queues.registry import DEFAULT
-from fencepost.settings import Settings
-from fencepost.startup import StartupError
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.inspecting.overview import Finding
-from fencepost.storage.queues import table_log
+from fencepost.server.ops.inspecting.overview import Finding
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.queues import table_log
+from fencepost.server.queue_wiring import ConfiguredQueue, read_queues
+from fencepost.server.queues.log import LogError
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.settings import Settings
+from fencepost.server.startup import StartupError
 
 
 def read_configured_queues(settings: Settings) -> list[ConfiguredQueue]:

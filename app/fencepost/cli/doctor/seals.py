@@ -4,10 +4,10 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.seal_wiring import read_seal_keys
-from fencepost.settings import Settings
-from fencepost.startup import StartupError
-from fencepost.storage.inspecting.overview import Finding
+from fencepost.server.ops.inspecting.overview import Finding
+from fencepost.server.seal_wiring import read_seal_keys
+from fencepost.server.settings import Settings
+from fencepost.server.startup import StartupError
 
 _SEALED: Final = "SELECT p.name FROM fencepost.protected p WHERE p.sealed ORDER BY p.name"
 """It reads what each role may read, and takes no lock on a table of the user's."""

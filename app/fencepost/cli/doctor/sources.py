@@ -5,14 +5,14 @@ from collections.abc import Collection, Sequence
 import asyncpg
 import click
 
-from fencepost.locks.source import Source, SourceError
-from fencepost.queue_wiring import names_of_queues
-from fencepost.queues.registry import DEFAULT
-from fencepost.settings import Settings
-from fencepost.source_wiring import ConfiguredSource, read_sources
-from fencepost.startup import StartupError
-from fencepost.storage.inspecting.overview import Finding
-from fencepost.storage.leases import sources
+from fencepost.server.locks.source import Source, SourceError
+from fencepost.server.ops.inspecting.overview import Finding
+from fencepost.server.postgres.leases import sources
+from fencepost.server.queue_wiring import names_of_queues
+from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.settings import Settings
+from fencepost.server.source_wiring import ConfiguredSource, read_sources
+from fencepost.server.startup import StartupError
 
 
 def read_configured_sources(settings: Settings) -> list[ConfiguredSource]:

@@ -8,11 +8,11 @@ import click
 from fencepost.cli.database import on_database
 from fencepost.cli.doctor.sources import read_configured_sources
 from fencepost.cli.options import settings_options
-from fencepost.fencing.token import BUILTIN
-from fencepost.locks.source import SourceError
-from fencepost.settings import Settings
-from fencepost.source_wiring import ConfiguredSource
-from fencepost.storage.leases.forced import Forced, force_release
+from fencepost.server.fence.token import BUILTIN
+from fencepost.server.locks.source import SourceError
+from fencepost.server.postgres.leases.forced import Forced, force_release
+from fencepost.server.settings import Settings
+from fencepost.server.source_wiring import ConfiguredSource
 
 
 @click.command()

@@ -18,8 +18,8 @@ from pydantic import SecretStr
 from fencepost.cli.database import database_url
 from fencepost.cli.options import settings_options, to_environment
 from fencepost.cli.queues.names import chosen_queues
-from fencepost.embedded.process import die_with_parent
-from fencepost.settings import Settings
+from fencepost.server.ops.embedded.process import die_with_parent
+from fencepost.server.settings import Settings
 
 _SETTINGS: Final = (
     "database_url", "data_dir", "schemas", "queues", "sources", "pool_size", "batch_pool_size", "lease_pool_size",
@@ -48,8 +48,8 @@ def consume(settings: Settings, names: tuple[str, ...], workers: int, member: st
     As many consumers work at a time as a queue has partitions. The gateways of `fencepost serve` consume
     postgres:default themselves, unless they have --no-consume-here.
     """
-    from fencepost.consumer_wiring import own_member  # noqa: PLC0415 - heavy, as in serve
-    from fencepost.startup import StartupError  # noqa: PLC0415
+    from fencepost.server.consumer_wiring import own_member  # noqa: PLC0415 - heavy, as in serve
+    from fencepost.server.startup import StartupError  # noqa: PLC0415
 
     resolved = settings.model_copy(update={"database_url": SecretStr(database_url(settings))})
     name = member or own_member()
@@ -73,8 +73,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 async def _check(settings: Settings, names: Sequence[str]) -> None:
     """Find out what keeps the workers from starting. Raises StartupError."""
-    from fencepost.gateway_wiring import check_database  # noqa: PLC0415
-    from fencepost.startup import within  # noqa: PLC0415
+    from fencepost.server.gateway_wiring import check_database  # noqa: PLC0415
+    from fencepost.server.startup import within  # noqa: PLC0415
 
     chosen_queues(settings, names)
     await within(settings.start_timeout, lambda: check_database(database_url(settings)))
@@ -82,8 +82,8 @@ async def _check(settings: Settings, names: Sequence[str]) -> None:
 
 async def _consume(settings: Settings, names: Sequence[str], member: str, *, echo: bool = False) -> None:
     """Consume until the process is asked to stop. Raises StartupError."""
-    from fencepost.consumer_wiring import consumer_of, consuming  # noqa: PLC0415
-    from fencepost.wiring import consumer_gateway  # noqa: PLC0415
+    from fencepost.server.consumer_wiring import consumer_of, consuming  # noqa: PLC0415
+    from fencepost.server.wiring import consumer_gateway  # noqa: PLC0415
 
     wanted = chosen_queues(settings, names)
     stopping = asyncio.Event()
@@ -114,7 +114,7 @@ def _on_stop(stopping: asyncio.Event) -> Iterator[None]:
 
 def _work(parent: int, names: Sequence[str], member: str) -> None:
     """Be one worker: its settings are in the environment."""
-    from fencepost.startup import StartupError  # noqa: PLC0415
+    from fencepost.server.startup import StartupError  # noqa: PLC0415
 
     die_with_parent(parent)
     try:

@@ -15,20 +15,20 @@ from fencepost.cli.database import database_url, run_command
 from fencepost.cli.options import settings_options
 from fencepost.cli.queues.names import chosen_queues, only_queue
 from fencepost.cli.queues.retrying import Retrying, place_of
-from fencepost.consuming.outcome import reason_of
-from fencepost.gateway.results import DROPPED, IN_HAND, RETRIED_AS, state_of
-from fencepost.observe.events import Event, SourceTrouble
-from fencepost.queues.log import DeadLetter, Log, LogError, Message
-from fencepost.queues.message import CALLER, FENCE_TOKEN
-from fencepost.queues.signing import claimed
-from fencepost.queues.write_id import WriteId, new_nonce
-from fencepost.settings import Settings
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import run_write
-from fencepost.storage.queues import results, stopped
-from fencepost.storage.queues.results import Result
-from fencepost.storage.queues.stopped import Stopped
+from fencepost.server.consuming.outcome import reason_of
+from fencepost.server.gateway.results import DROPPED, IN_HAND, RETRIED_AS, state_of
+from fencepost.server.observe.events import Event, SourceTrouble
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres.queues import results, stopped
+from fencepost.server.postgres.queues.results import Result
+from fencepost.server.postgres.queues.stopped import Stopped
+from fencepost.server.queues.log import DeadLetter, Log, LogError, Message
+from fencepost.server.queues.message import CALLER, FENCE_TOKEN
+from fencepost.server.queues.signing import claimed
+from fencepost.server.queues.write_id import WriteId, new_nonce
+from fencepost.server.settings import Settings
 
 T = TypeVar("T")
 _ALL: Final = 1_000_000
@@ -151,8 +151,8 @@ def retry(
     retried is named, and stays; with --all the others are retried all the same. --all leaves letters of which the
     message was in another partition than its key belongs to.
     """
-    from fencepost.seal_wiring import read_seal_keys  # noqa: PLC0415 - heavy
-    from fencepost.startup import StartupError  # noqa: PLC0415
+    from fencepost.server.seal_wiring import read_seal_keys  # noqa: PLC0415 - heavy
+    from fencepost.server.startup import StartupError  # noqa: PLC0415
 
     try:
         again = Retrying(queue, read_seal_keys(settings), settings.idempotency_retention)
@@ -322,9 +322,9 @@ async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[
 
 def _on_queue(settings: Settings, queue: str, work: Work[T]) -> T:
     """Run `work` on a queue's log. What goes wrong is one line and exit code 1."""
-    from fencepost.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
-    from fencepost.queue_wiring import queues_opened  # noqa: PLC0415 - heavy
-    from fencepost.startup import StartupError  # noqa: PLC0415
+    from fencepost.server.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
+    from fencepost.server.queue_wiring import queues_opened  # noqa: PLC0415 - heavy
+    from fencepost.server.startup import StartupError  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})

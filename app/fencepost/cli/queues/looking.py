@@ -7,25 +7,25 @@ import click
 from pydantic import SecretStr
 
 from fencepost.cli.database import database_url, run_command
-from fencepost.settings import Settings
+from fencepost.server.settings import Settings
 
 if TYPE_CHECKING:
-    from fencepost.observe.events import Event
-    from fencepost.queue_status import QueueStatus
+    from fencepost.server.observe.events import Event
+    from fencepost.server.queue_status import QueueStatus
 
 _NEVER_OPENED: Final = "its log was not asked: no gateway and no consumer has opened this queue on this database"
 
 
 def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the database and the logs, and write nothing; what is the trouble with logs, a line each."""
-    from fencepost.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
-    from fencepost.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
-    from fencepost.queue_status import look_at  # noqa: PLC0415
-    from fencepost.queue_wiring import queues_opened, read_queues  # noqa: PLC0415
-    from fencepost.queues.registry import DEFAULT  # noqa: PLC0415
-    from fencepost.startup import StartupError  # noqa: PLC0415
-    from fencepost.storage.queues import progress  # noqa: PLC0415
-    from fencepost.times import TIMES  # noqa: PLC0415
+    from fencepost.server.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
+    from fencepost.server.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
+    from fencepost.server.postgres.queues import progress  # noqa: PLC0415
+    from fencepost.server.queue_status import look_at  # noqa: PLC0415
+    from fencepost.server.queue_wiring import queues_opened, read_queues  # noqa: PLC0415
+    from fencepost.server.queues.registry import DEFAULT  # noqa: PLC0415
+    from fencepost.server.startup import StartupError  # noqa: PLC0415
+    from fencepost.server.times import TIMES  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})

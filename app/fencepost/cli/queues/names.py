@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import click
 
-from fencepost.queue_wiring import ConfiguredQueue, names_of_queues, read_queues
-from fencepost.queues.log import LogConfigError
-from fencepost.queues.registry import DEFAULT, require_name
-from fencepost.settings import Settings
-from fencepost.startup import StartupError
+from fencepost.server.queue_wiring import ConfiguredQueue, names_of_queues, read_queues
+from fencepost.server.queues.log import LogConfigError
+from fencepost.server.queues.registry import DEFAULT, require_name
+from fencepost.server.settings import Settings
+from fencepost.server.startup import StartupError
 
 
 def chosen_queues(settings: Settings, names: Sequence[str]) -> list[ConfiguredQueue]:

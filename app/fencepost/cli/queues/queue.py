@@ -8,10 +8,10 @@ import click
 from fencepost.cli.options import settings_options
 from fencepost.cli.queues.looking import look_at_queues, queue_as_json
 from fencepost.cli.tables import print_table
-from fencepost.settings import Settings
+from fencepost.server.settings import Settings
 
 if TYPE_CHECKING:
-    from fencepost.queue_status import QueueStatus
+    from fencepost.server.queue_status import QueueStatus
 
 _HEADER: Final = (
     "QUEUE", "PARTITIONS", "LAG", "OLDEST", "APPLIED", "REFUSED", "FAILED", "REDELIVERED", "DEAD", "STATE",

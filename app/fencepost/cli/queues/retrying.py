@@ -14,27 +14,27 @@ from typing import Final
 import asyncpg
 import click
 
-from fencepost.fencing.resource import Resource
-from fencepost.fencing.seal import SealKeys, number_of
-from fencepost.fencing.token import accepts
-from fencepost.gateway.preconditions import require_key
-from fencepost.gateway.results import CALLER_HEADER, CLAIMED_HEADER, IN_HAND, letter_of, state_of
-from fencepost.queues.log import DeadLetter, Message, Position
-from fencepost.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError, read_message
-from fencepost.queues.partitioner import partition_of
-from fencepost.queues.signing import sign, unsigned_of, verify
-from fencepost.queues.write_id import MalformedWriteIdError, content_at, content_of, parse_write_id
-from fencepost.storage.connections.connection import Connection
-from fencepost.storage.connections.engine import Database
-from fencepost.storage.connections.transactions import run_write
-from fencepost.storage.queues import progress, results
-from fencepost.storage.queues.results import Result
-from fencepost.storage.statements.asking import read_resource
-from fencepost.storage.statements.query import QueryError
-from fencepost.storage.statements.scope_marks import marks
-from fencepost.storage.statements.scope_names import scope_of_row
-from fencepost.storage.tables.cache import CatalogCache
-from fencepost.storage.tables.catalog import Catalog, ProtectedTable
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.seal import SealKeys, number_of
+from fencepost.server.fence.token import accepts
+from fencepost.server.gateway.preconditions import require_key
+from fencepost.server.gateway.results import CALLER_HEADER, CLAIMED_HEADER, IN_HAND, letter_of, state_of
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres.queues import progress, results
+from fencepost.server.postgres.queues.results import Result
+from fencepost.server.postgres.statements.asking import read_resource
+from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.statements.scope_marks import marks
+from fencepost.server.postgres.statements.scope_names import scope_of_row
+from fencepost.server.postgres.tables.cache import CatalogCache
+from fencepost.server.postgres.tables.catalog import Catalog, ProtectedTable
+from fencepost.server.queues.log import DeadLetter, Message, Position
+from fencepost.server.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError, read_message
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.signing import sign, unsigned_of, verify
+from fencepost.server.queues.write_id import MalformedWriteIdError, content_at, content_of, parse_write_id
 
 _COPY: Final = "it is a copy of a write that is decided"
 _MOVED: Final = (

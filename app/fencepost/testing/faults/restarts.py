@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack
 from typing import Final, Protocol, runtime_checkable
 
-from fencepost.embedded.server import EmbeddedServerError
+from fencepost.server.ops.embedded.server import EmbeddedServerError
 from fencepost.testing.servers.server import ServerError
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from fencepost.embedded.process import die_with_parent
+from fencepost.server.ops.embedded.process import die_with_parent
 from fencepost.testing.servers.directories import owned_directory, remove_directory
 from fencepost.testing.servers.processes import alive
 from fencepost.testing.servers.server import ServerError
@@ -32,10 +32,10 @@ LOADED: Final = (
     "fencepost.cli.protect",
     "fencepost.cli.serve",
     "fencepost.cli.source",
-    "fencepost.cli.serving.server",
-    "fencepost.cli.serving.worker",
-    "fencepost.source_wiring",
-    "fencepost.wiring",
+    "fencepost.server.serving.server",
+    "fencepost.server.serving.worker",
+    "fencepost.server.source_wiring",
+    "fencepost.server.wiring",
 )
 """What commands import. Only the launcher's process loads them: nothing that the tests import does."""
 
@@ -167,7 +167,7 @@ def _build_once() -> None:
     settings = importlib.import_module("fencepost.settings").Settings
     for name in [name for name in os.environ if name.startswith("FENCEPOST_")]:  # each request brings its own
         del os.environ[name]
-    importlib.import_module("fencepost.wiring").create_app(settings(database_url="postgresql://127.0.0.1/none"))
+    importlib.import_module("fencepost.server.wiring").create_app(settings(database_url="postgresql://127.0.0.1/none"))
 
 
 def _reap(directory: Path) -> None:

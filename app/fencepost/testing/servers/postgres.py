@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fencepost.embedded.server import PostgresServer
+from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.processes import kill_tree
 from fencepost.testing.servers.server import ServerError

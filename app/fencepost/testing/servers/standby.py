@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from fencepost.embedded.binaries import Binaries, reachable_binaries
-from fencepost.embedded.process import Account
-from fencepost.embedded.server import PostgresServer
+from fencepost.server.ops.embedded.binaries import Binaries, reachable_binaries
+from fencepost.server.ops.embedded.process import Account
+from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.testing.faults.link import Link
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port

@@ -8,9 +8,9 @@ import pytest
 from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
 from tests.conformance.redis_bench import command, redis_server
 
-from fencepost.queues.log import LogChangedError, LogUnavailableError, Position
-from fencepost.queues.redis.consumer import RedisConsumer
-from fencepost.queues.redis.log import RedisLog
+from fencepost.server.queues.log import LogChangedError, LogUnavailableError, Position
+from fencepost.server.queues.redis.consumer import RedisConsumer
+from fencepost.server.queues.redis.log import RedisLog
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
 

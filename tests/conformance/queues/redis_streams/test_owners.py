@@ -6,8 +6,8 @@ import pytest
 from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
 from tests.conformance.redis_bench import command
 
-from fencepost.queues.log import Message
-from fencepost.queues.redis.log import RedisLog
+from fencepost.server.queues.log import Message
+from fencepost.server.queues.redis.log import RedisLog
 
 OWNER = f"{QUEUE}:0:owner"
 

@@ -1,0 +1,310 @@
+"""Applies one message: reads its write as the routes do, gives it its token, and has the gateway's use case decide it.
+
+The token of a message is that of its position, generation * 2^48 + offset + 1, where the table takes its writes by this
+queue (R12). For other tables it is the one that the message carries, and the fence judges it now.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from fencepost.server.consuming.database_ledger import DatabaseLedger
+from fencepost.server.consuming.outcome import (
+    APPLIED,
+    Before,
+    Copied,
+    Decided,
+    Later,
+    MarkReached,
+    Result,
+    kept,
+    of_problem,
+)
+from fencepost.server.fence.caller import EVERYBODY, Caller
+from fencepost.server.fence.problem_types import (
+    DATABASE_UNAVAILABLE,
+    SOURCE_QUARANTINED,
+    SPENT_TOKEN,
+    STALE_TOKEN,
+    UNISSUED_TOKEN,
+    WRONG_TOKEN_SOURCE,
+)
+from fencepost.server.fence.problems import Problem, bad_request
+from fencepost.server.fence.resource import Resource
+from fencepost.server.fence.token import GENERATION_BITS, Token
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.refusals import problem_of_refused, unavailable
+from fencepost.server.gateway.results import of_caller, whose
+from fencepost.server.gateway.roles import acting
+from fencepost.server.gateway.use_cases import write as decide
+from fencepost.server.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
+from fencepost.server.gateway.writes.naming import known_name, name_of_body, name_of_key
+from fencepost.server.gateway.writes.write import Write
+from fencepost.server.http.problems.response import RequestError
+from fencepost.server.http.requests.data import DataRequest, body_of
+from fencepost.server.http.requests.headers import Headers, RawHeaders
+from fencepost.server.http.responses.answers import answer, kept_answer, to_recorded
+from fencepost.server.http.writes.reading import read_write
+from fencepost.server.postgres.errors import RefusedError, UnavailableError
+from fencepost.server.postgres.statements.idempotency import OF_QUEUES, Recorded
+from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.queues.log import Position, Received
+from fencepost.server.queues.message import MalformedMessageError, WriteMessage, read_message
+from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.signing import LateMessageError, verify
+from fencepost.server.queues.write_id import MessageName
+from fencepost.server.quota import ASKING, UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What of the queue a token is made of, and a key checked against: looked at after the message was taken."""
+
+    generation: int
+    partitions: int
+
+
+def token_at(position: Position, generation: int) -> Token:
+    """Give the token of a position."""
+    return Token((generation << GENERATION_BITS) + position.offset + 1)
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A message, read: its write, its name, the token of its position, and the gateway as its caller has it."""
+
+    message: WriteMessage
+    named: Resource
+    name: MessageName
+    positioned: Token
+    gateway: Gateway
+
+
+class Applier:
+    """Applies messages of one queue. `kept_for`: how many seconds records are kept."""
+
+    def __init__(self, gateway: Gateway, queue: str, max_body_bytes: int, kept_for: float = 86_400.0) -> None:
+        self._gateway = gateway
+        self._queue = queue
+        self._max_body_bytes = max_body_bytes
+        self._kept_for = kept_for
+        self._ledger = DatabaseLedger(gateway.database, queue)
+
+    async def apply(self, received: Received, standing: Standing, name: MessageName) -> Result:
+        """Apply a message, once, as the caller whose write it is."""
+        try:
+            message = read_message(received.message)
+            named = message.named
+            caller = _misplaced(received, standing) or await self._caller_of(received, message)
+        except MalformedMessageError as error:
+            return _malformed(error)
+        if isinstance(caller, Decided | Later):
+            return caller
+        positioned = token_at(received.position, standing.generation)
+        taken = _Taken(message, named, name, positioned, self._gateway.of(caller))
+        ASKING.set(whose(caller) or UNKNOWN)  # this is the task of the message's lane
+        table = self._gateway.catalog.current.find(named.table)
+        try:
+            result = _of_caller(await self._attempt(taken, table), caller)
+            if isinstance(result, Before | Copied | Later) or (
+                isinstance(result, Decided) and result.state == "applied"
+            ):
+                return result
+            return await self._unless_outdated(named.table, table, result)
+        except UnavailableError as error:
+            return Later(unavailable(error).detail, everything=True)
+        except RefusedError as error:
+            return _by_problem(problem_of_refused(error))
+
+    async def prove(self, received: Received, decided: Decided) -> Result:
+        """Decide a message without applying it, as that of its caller where one is proven."""
+        try:
+            caller = await self._caller_of(received, read_message(received.message))
+        except MalformedMessageError:
+            return decided
+        return caller if isinstance(caller, Later) else _of_caller(decided, caller)
+
+    async def _caller_of(self, received: Received, message: WriteMessage) -> Caller | Later:
+        """Say as whom a message is applied; Later: nothing is here to verify it by. Raises MalformedMessageError where
+        its caller is not proven: it is nobody's write, and not the gateway's either. So it is where the message may be
+        a copy whose record is forgotten: it came after all was decided that had come within `kept_for`. The time that
+        the log gives is not asked: the message's producer may have chosen it.
+        """
+        if message.caller is None:
+            return EVERYBODY
+        keys = self._gateway.seals.keys
+        if keys is None:
+            why = "has a caller, and no keys are here to verify it by: start this again with --seal-keys-file"
+            return Later(f"{message.resource[:200]}: the message {why} (FENCEPOST_SEAL_KEYS_FILE)", by_others=True)
+        signed = verify(received.message, self._queue, keys)
+        age = self._gateway.seals.now() - signed.at
+        if age > self._kept_for:
+            signed.require_in_time(await self._ledger.applied_to() or 0.0, self._kept_for)
+        if age > _YOUNG:
+            signed.require_remembered(await self._ledger.forgotten_to())
+        return signed.caller
+
+    async def _attempt(self, taken: _Taken, table: Table | None) -> Result:
+        try:
+            return await self._write(taken, table)
+        except MalformedMessageError as error:
+            return _malformed(error)
+        except RequestError as error:
+            return of_problem("failed", error.problem)
+        except QueryError as error:
+            return of_problem("failed", bad_request(str(error)))
+        except RefusedError as error:
+            return Copied() if copied(error) else _by_problem(problem_of_refused(error, table))
+
+    async def _write(self, taken: _Taken, table: Table | None) -> Result:
+        message, name = taken.message, taken.name
+        read = await self._read(message, taken.named)
+        takes_position = self._takes_position(table, message)
+        write = replace(read, token=taken.positioned if takes_position else message.token)
+        if isinstance(table, ProtectedTable):
+            refused = await acting(taken.gateway, _require_name(taken, table, write))
+            if refused is not None:
+                return of_problem("failed", refused)
+
+        def render(done: Done) -> Recorded:
+            return kept_answer(taken.gateway, write, done)
+
+        def keep(done: Done) -> Recorded:
+            return of_caller(kept(render(done), "applied"), taken.gateway.caller, proven=True)
+
+        own = IdempotentRequest(name.id, name.content, keep, OF_QUEUES, looked_up=False)
+        outcome = await decide(taken.gateway, write, render, own)
+        return _result_of(write, outcome, positioned=takes_position)
+
+    async def _read(self, message: WriteMessage, named: Resource) -> Write:
+        posted = message.method == "POST"
+        row = b"" if posted else message.resource.encode().partition(b"/")[2]
+        headers, named_headers = _headers_of(
+            message.prefer, message.accept, message.content_type or _JSON, message.idempotency_key
+        )
+        request = DataRequest(message.method, row, message.query, headers, named_headers, body_of(message.body or b""))
+        write = await read_write(request, named.table, None if posted else named.key, self._max_body_bytes)
+        if not write.single:
+            raise MalformedMessageError("body: a message writes one row, and its body is one object")
+        return write
+
+    def _takes_position(self, table: Table | None, message: WriteMessage) -> bool:
+        """Whether the position is the message's token."""
+        source = _source_of(table) or ""
+        if ":" not in source:
+            return False
+        if source != self._queue:
+            raise MalformedMessageError(f"key: {message.named.table} takes its writes by the queue {source}")
+        if message.token is not None:
+            raise MalformedMessageError(
+                f"header fence-token: {message.named.table} takes the positions of its queue for tokens, and no others"
+            )
+        return True
+
+    async def _unless_outdated(self, name: str, table: Table | None, result: Result) -> Result:
+        """Take no refusal that an outdated picture of the table may be the reason of: which source its tokens come
+        from, for example. A change of the table decides what the same message comes to.
+        """
+        if await self._gateway.catalog.has_changed(name, table, self._gateway.own_connection()):
+            await self._gateway.catalog.reload()
+            return Later(f"{name} was changed meanwhile")
+        now = self._gateway.catalog.current.find(name)
+        if _source_of(now) != _source_of(table):
+            return Later(f"{name} takes tokens of another source now")
+        return result
+
+
+async def _require_name(taken: _Taken, table: ProtectedTable, write: Write) -> None:
+    """Refuse a key of the message that is not the resource's one name: its writes would be in two partitions."""
+    resource, key = taken.message.resource, taken.named.key
+    if len(key) != len(table.key):
+        return  # that is for the write to refuse
+    name = known_name(table, key) or await name_of_key(taken.gateway, table, key)
+    if name != resource:
+        raise MalformedMessageError(f"key: {resource[:200]} is written {name[:200]}")
+    if write.verb == "post":
+        made = await name_of_body(taken.gateway, table, write.body)
+        if made != resource:
+            what = f"it makes the row {made[:200]}" if made else f"it does not name {', '.join(table.key)}"
+            raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
+
+
+def _of_caller(result: Result, caller: Caller) -> Result:
+    """Note with what is kept whose write it was: by now that is proven."""
+    if not isinstance(result, Decided) or result.answer is None:
+        return result
+    return replace(result, answer=of_caller(result.answer, caller, proven=True))
+
+
+def _malformed(error: MalformedMessageError) -> Decided:
+    decided = of_problem("failed", bad_request(f"message: {error}"))
+    return replace(decided, late=isinstance(error, LateMessageError))
+
+
+def _source_of(table: Table | None) -> str | None:
+    return table.fence.source if table is not None and table.fence is not None else None
+
+
+def _misplaced(received: Received, standing: Standing) -> Decided | None:
+    """Refuse a message that is not in the partition of its key."""
+    meant = _partition_of(received.message.key, standing.partitions)
+    if meant == received.position.partition:
+        return None
+    why = (
+        f"message: partition: it is in {received.position.partition}, and its key belongs to {meant}: only there are"
+        " all writes of its resource in order. Producers choose it by murmur2 of the key"
+    )
+    return replace(of_problem("failed", bad_request(why)), misplaced=True)
+
+
+_partition_of = lru_cache(maxsize=10_000)(partition_of)
+"""Hashing a key takes as long as reading its message."""
+
+
+_JSON: Final = b"application/json"
+_TIMED_OUT: Final = "57014"
+_YOUNG: Final = 60.0
+"""Seconds after which a record may be forgotten at the earliest, where a clock is ten minutes off."""
+
+
+@lru_cache(maxsize=256)  # most messages have the same
+def _headers_of(
+    prefer: bytes | None, accept: bytes | None, content_type: bytes, idempotency_key: bytes | None
+) -> tuple[RawHeaders, Headers]:
+    """Give the headers that mean the same as over HTTP: in a row, and by their names."""
+    given = (
+        (b"prefer", prefer),
+        (b"accept", accept),
+        (b"content-type", content_type),
+        (b"idempotency-key", idempotency_key),
+    )
+    headers = tuple((name, value) for name, value in given if value is not None)
+    return headers, dict(headers)
+
+
+def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Result:
+    """Read what the use case answered."""
+    if isinstance(outcome, Problem):
+        return _by_problem(outcome, positioned=positioned)
+    if not isinstance(outcome, Replayed) or outcome.answer is None:
+        return APPLIED
+    if write.idempotency_key is None or outcome.of_message:
+        return Before(outcome.answer)
+    # Another message landed under the client's key before: this one gets a record of its own.
+    return Decided("applied", kept(to_recorded(answer(write, outcome)), "applied"))
+
+
+def _by_problem(problem: Problem, *, positioned: bool = False) -> Result:
+    kind = problem.type
+    if kind.retryable:
+        # A quarantined source of locks concerns its tables only. A code beside it is an SQLSTATE of this statement.
+        of_all = kind is DATABASE_UNAVAILABLE or (positioned and kind is SOURCE_QUARANTINED)
+        too_slow = problem if problem.code == _TIMED_OUT else None
+        return Later(problem.detail, everything=of_all and not problem.code, too_slow=too_slow)
+    if kind in (STALE_TOKEN, SPENT_TOKEN):
+        return MarkReached(problem) if positioned else of_problem("refused", problem)
+    if positioned and kind in (UNISSUED_TOKEN, WRONG_TOKEN_SOURCE):
+        return Later(problem.detail, everything=True)  # the generation was raised since the log was looked at
+    return of_problem("failed", problem)

@@ -1,0 +1,229 @@
+"""Decides one message: what it comes to is kept first, a dead letter is put next, and only then is the message done.
+
+Whichever of these steps a crash comes after, the message comes again, and each step finds what is there already: the
+fence or the record of its id keeps the effect one, a kept answer stays the first one, a dead letter is there once. A
+copy of the message, at another offset of the log, passes the fence; its record cannot be made, which undoes its effect,
+and it is what the first one is.
+
+A record stays for as long as its message may come again (queue_forgettable in queues.sql). One that comes later still,
+to a consumer that was paused for long or because positions were set back, is below what the log has committed. That is
+asked where the fence refuses it, and only there: what the log said may be wrong for a moment (an append that had its
+position and was not committed yet), and a message that the fence lets pass must not be lost by that.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.ledger import Kept, Ledger
+from fencepost.server.consuming.outcome import (
+    Before,
+    Copied,
+    Decided,
+    Later,
+    MarkReached,
+    Result,
+    of_problem,
+    reason_of,
+)
+from fencepost.server.fence.problem_types import INTERNAL_ERROR, SPENT_TOKEN
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.queue_problem_types import RESOURCE_STOPPED
+from fencepost.server.fence.resource import MalformedResourceError, parse_resource
+from fencepost.server.gateway.results import IN_HAND, State, letter_of, of_caller, state_of
+from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
+from fencepost.server.queues.log import DeadLetter, DeadLetters, LogError, Message, Received
+from fencepost.server.queues.message import nonce_of
+from fencepost.server.queues.signing import claimed
+from fencepost.server.queues.write_id import MessageName, content_at, content_of, hash_of, id_at
+
+Apply = Callable[[Received, Standing, MessageName], Awaitable[Result]]
+"""Applies a message."""
+Prove = Callable[[Received, Decided], Awaitable[Result]]
+"""Decides a message that is not to be applied: its caller is noted, where one is proven."""
+OLD: Final = 0.5
+"""After which part of the time for which records are kept a message is looked up before it is applied: what was kept
+under an Idempotency-Key of the client may be forgotten from then on.
+"""
+MOST_FAULTS: Final = 5
+"""How often a message may meet an error of the gateway's own, or the statement timeout, before it is a dead letter."""
+
+_OF_RECORD: Final = 2000
+"""Bytes that a dead letter is counted as beside its message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A message is decided, and all that follows from it is done. `before`: it had been decided before; where its
+    record was forgotten `state` is "applied", whatever it was.
+    """
+
+    state: State
+    before: bool = False
+    reason: str = ""
+    """Why it is a dead letter."""
+
+
+_APPLIED: Final = Settled("applied")
+
+
+class Decider:
+    """Decides messages of one queue. `kept_for`: how many seconds records are kept. `stop_resources`: a dead letter
+    stops its resource.
+    """
+
+    def __init__(
+        self, queue: str, apply: Apply, ledger: Ledger, dead: DeadLetters, *, now: Callable[[], float],
+        kept_for: float = 86_400.0, stop_resources: bool = False, prove: Prove | None = None,
+    ) -> None:  # fmt: skip
+        self._queue = queue
+        self._apply = apply
+        self._ledger = ledger
+        self._dead = dead
+        self._now = now
+        self._old = kept_for * OLD
+        self._stop_resources = stop_resources
+        self._prove = prove
+        self.stopped: dict[str, str] = {}
+        """By resource, the dead letter that stopped it."""
+
+    async def decide(
+        self, received: Received, standing: Standing, faults: int = 0, too_slow: Problem | None = None
+    ) -> Settled | Later:
+        """Decide a message, as far as that is possible now. `faults`: how often it met a fault of the gateway, or was
+        given up by PostgreSQL after the statement timeout; `too_slow`: what the latter said.
+        """
+        nonce = nonce_of(received.message) or hash_of(self._queue, received)
+        name = MessageName(id_at(self._queue, received.position, nonce), content_of(received.message))
+        try:
+            if faults >= MOST_FAULTS:
+                failed = Problem(INTERNAL_ERROR, f"The gateway failed {faults} times to apply it; see its log.")
+                problem = failed if too_slow is None else too_slow
+                return await self._settle(received, name, of_problem("failed", problem))
+            return await self._decide(received, standing, name)
+        except LogError as error:
+            return Later(str(error))
+        except (UnavailableError, OutcomeUnknownError) as error:
+            return Later(str(error), everything=True)
+        except (RefusedError, StorageError) as error:
+            return Later(str(error))
+
+    async def _decide(self, received: Received, standing: Standing, name: MessageName) -> Settled | Later:
+        if self._now() - received.at >= self._old:
+            found = await self._ledger.result(name)
+            if found is not None:
+                return await self._settle_before(received, found)
+        stopped = self._stopped_by_another(received, name)
+        if stopped is not None and self._prove is not None:
+            result = await self._prove(received, stopped)
+        else:
+            result = stopped or await self._apply(received, standing, name)
+        match result:
+            case Later():
+                return result
+            case MarkReached(problem):
+                return await self._overtaken(received, standing, name, problem)
+            case Before(answer):
+                return await self._settle_before(received, Kept(name.id, answer))
+            case Copied():
+                known = await self._before(received, standing, name)
+                return known or Later("it was decided at another offset of the log, and that is not on record any more")
+            case Decided():
+                known = await self._before(received, standing, name) if result.late else None
+                if result.misplaced:
+                    name = replace(name, content=content_at(received.position, name.content))
+                return known or await self._settle(received, name, result)
+
+    async def _overtaken(
+        self, received: Received, standing: Standing, name: MessageName, problem: Problem
+    ) -> Settled | Later:
+        known = await self._before(received, standing, name)
+        if known is not None:
+            return known
+        if await self._ledger.generation() != standing.generation:
+            return Later("the generation of the queue was raised meanwhile", everything=True)
+        if problem.type is SPENT_TOKEN:  # the row's mark is the token of this very position
+            return Settled("applied", before=True)
+        return await self._settle(received, name, _without_record(problem))
+
+    async def _before(self, received: Received, standing: Standing, name: MessageName) -> Settled | None:
+        """Settle a message that was decided before, as far as that is known."""
+        found = await self._ledger.result(name)
+        if found is not None:
+            return await self._settle_before(received, found)
+        if await self._ledger.committed(received.position, standing.generation):
+            return Settled("applied", before=True)
+        return None
+
+    def _stopped_by_another(self, received: Received, name: MessageName) -> Decided | None:
+        if not self.stopped:
+            return None
+        resource = _resource_of(received)
+        earlier = None if resource is None else self.stopped.get(resource)
+        if earlier is None or earlier == name.id:
+            return None
+        detail = f"{resource} is stopped, since an earlier write of it is a dead letter: {earlier}."
+        hint = "`fencepost dead retry` or `fencepost dead drop` lets its later writes go on."
+        return of_problem("failed", Problem(RESOURCE_STOPPED, detail, hint=hint, resource=resource))
+
+    async def _settle(self, received: Received, name: MessageName, decided: Decided) -> Settled:
+        if decided.answer is None:
+            return _APPLIED if decided.state == "applied" else Settled(decided.state)
+        # Also where whom it says it is of is not proven, nobody else is to see the page.
+        answer = of_caller(decided.answer, claimed(received.message), proven=False)
+        letter_bytes = _size_of(received.message) if decided.state == "failed" else None
+        earlier = await self._ledger.keep(name, answer, letter_bytes)
+        if earlier is not None:
+            return await self._settle_before(received, earlier)
+        if decided.state != "failed":
+            return Settled(decided.state)
+        return Settled("failed", reason=await self._bury(received, name.content, Kept(name.id, answer)))
+
+    async def _settle_before(self, received: Received, kept: Kept) -> Settled:
+        """What was decided before: a dead letter may not have been put yet. One that was dropped or retried is not put
+        again.
+        """
+        state = state_of(kept.answer)
+        put = state == "failed" and letter_of(kept.answer) is None
+        reason = await self._bury(received, content_of(received.message), kept) if put else ""
+        return Settled(state, before=True, reason=reason)
+
+    async def _bury(self, received: Received, content: bytes, kept: Kept) -> str:
+        write_id, reason = kept.id, reason_of(kept.answer)
+        resource = _resource_of(received)
+        # Stopped first: who drops or retries the letter finds what it stopped.
+        if self._stop_resources and resource is not None and resource not in self.stopped:
+            await self._ledger.stop(resource, write_id)
+            self.stopped[resource] = write_id
+        await self._dead.put(DeadLetter(write_id, reason, received.position, received.message, self._now()))
+        # Another consumer may have put it first, and an operator have dropped or retried that meanwhile: he notes so
+        # before he removes it, and this looks after it put.
+        found = await self._ledger.result(MessageName(write_id, content))
+        if found is not None and letter_of(found.answer) not in (None, IN_HAND):
+            if resource is not None and self._stop_resources:
+                await self._ledger.go_on(resource, write_id)
+                self.stopped.pop(resource, None)
+            await self._dead.drop(write_id)
+        return reason
+
+
+def _size_of(message: Message) -> int:
+    """Count the bytes of a dead letter, and of the record that stays for as long."""
+    headers = sum(len(name) + len(value) for name, value in message.headers)
+    return _OF_RECORD + len(message.key) + len(message.value or b"") + headers
+
+
+def _resource_of(received: Received) -> str | None:
+    """Name the resource of a message; None where its key names none."""
+    try:
+        named = received.message.key.decode()
+        parse_resource(named)
+    except (UnicodeDecodeError, MalformedResourceError):
+        return None
+    return None if "\0" in named else named  # PostgreSQL's text has none
+
+
+def _without_record(problem: Problem) -> Decided:
+    detail = f"A newer write of the resource was applied, and there is no record of this one. {problem.detail}"
+    return of_problem("failed", replace(problem, detail=detail))

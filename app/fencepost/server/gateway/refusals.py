@@ -1,0 +1,274 @@
+"""Errors of PostgreSQL and of lock services as problems: which SQLSTATE is which status, and whose fault."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Final
+
+from fencepost.server.fence.caller import ANONYMOUS, Caller
+from fencepost.server.fence.database_problem_types import (
+    CONSTRAINT_VIOLATION,
+    DATABASE_BUSY,
+    DATABASE_REFUSED,
+    INVALID_VALUE,
+    PERMISSION_DENIED,
+)
+from fencepost.server.fence.problem_type import ProblemType
+from fencepost.server.fence.problem_types import (
+    BAD_REQUEST,
+    DATABASE_UNAVAILABLE,
+    INTERNAL_ERROR,
+    SOURCE_FAILED,
+    SOURCE_QUARANTINED,
+    SOURCE_UNAVAILABLE,
+    SPENT_TOKEN,
+    STALE_TOKEN,
+    UNPROTECTED_TABLE,
+)
+from fencepost.server.fence.problems import Problem, bad_request, problem_of
+from fencepost.server.fence.token import BUILTIN, EXTERNAL, Rule, Token, shown_mark
+from fencepost.server.fence.verdict import BeyondCeiling, Unissued
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.locks.source import SourceError, SourceNameError, SourceQuarantinedError, SourceUnavailableError
+from fencepost.server.postgres.errors import QuarantinedError, RefusedError, UnavailableError
+from fencepost.server.postgres.statements.row_sql import encode_name
+from fencepost.server.postgres.tables.catalog import MARK_CHECK, Table
+
+RETRY_AFTER: Final = 1
+"""Seconds that a caller is asked to wait when the database could not be asked."""
+QUARANTINED_RETRY_AFTER: Final = 10
+"""The same, when an operator has to decide first."""
+
+_EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
+    "23001": (CONSTRAINT_VIOLATION, 409),  # PostgreSQL 18 raises it where others raise 23503, ON DELETE RESTRICT
+    "23503": (CONSTRAINT_VIOLATION, 409),
+    "23505": (CONSTRAINT_VIOLATION, 409),
+    "23P01": (CONSTRAINT_VIOLATION, 409),
+    "428C9": (INVALID_VALUE, 400),
+    "42501": (PERMISSION_DENIED, 403),
+    "55P03": (DATABASE_BUSY, 503),
+    "57014": (DATABASE_BUSY, 503),
+    "40001": (DATABASE_BUSY, 503),
+    "40P01": (DATABASE_BUSY, 503),
+}
+_CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
+    "08": (DATABASE_UNAVAILABLE, 503),  # of a statement: a foreign server that a trigger writes to
+    "22": (INVALID_VALUE, 400),
+    "23": (CONSTRAINT_VIOLATION, 400),
+    "XX": (INTERNAL_ERROR, 500),
+    "58": (INTERNAL_ERROR, 500),
+    "F0": (INTERNAL_ERROR, 500),
+}
+
+
+_UNKNOWN_RULE: Final[Rule] = "epoch"
+"""As which a table counts whose rule is not known here: under it fewer numbers are shown."""
+
+SUPPRESSED: Final = "FP403"
+UNISSUED: Final = "FP018"
+UNFENCED: Final = "FP005"
+
+_DETAIL_MEMBERS: Final[dict[str, frozenset[str]]] = {
+    "FP400": frozenset(),
+    "FP409": frozenset({"presented", "mark"}),
+    "FP428": frozenset(),
+    UNISSUED: frozenset({"resource", "presented", "issued"}),
+}
+"""What the functions of the schema fencepost raise, and what of it their DETAIL must have."""
+
+
+_OUR_TRIGGER: Final = re.compile(r'(?:^|\s)fencepost\.(?:"(?:[^"]|"")+"|\w+)\(\)')
+"""One of our trigger functions in an error's context, in any language."""
+
+
+def type_of(sqlstate: str) -> ProblemType:
+    """Give the type of problem that an SQLSTATE of PostgreSQL's own becomes."""
+    return _kind_of(sqlstate)[0]
+
+
+def _kind_of(sqlstate: str) -> tuple[ProblemType, int]:
+    return _EXACT.get(sqlstate) or _CLASSES.get(sqlstate[:2], (DATABASE_REFUSED, 400))
+
+
+def problem_of_refused(error: RefusedError, table: Table | None = None) -> Problem:
+    """Map an SQLSTATE. What the mapping does not name is 400: the statement was understood and refused. `table`: the
+    request's own.
+    """
+    if error.sqlstate in _DETAIL_MEMBERS and (members := _read_detail(error)) is not None:
+        if error.sqlstate == "FP428" and table is not None and _is_moved(error, table, members.get("resource")):
+            return _moved_problem(error, table, members["resource"])
+        return _of_trigger(error, members, _rule_of(table, members.get("resource")))
+    if error.schema == "fencepost" and error.constraint == "draws_pkey":
+        return Problem(
+            SOURCE_QUARANTINED,
+            "A token was drawn that had been drawn before: the sequence fencepost.tokens is behind what is recorded, as"
+            " after a restore of one and not of the other. Nothing was granted.",
+            hint="fencepost generation raise --reason …",
+            retry_after=QUARANTINED_RETRY_AFTER,
+        )
+    if error.sqlstate == UNFENCED or (error.constraint == MARK_CHECK and error.sqlstate == "23514"):
+        return _unfenced(error, table)
+    kind, status = _kind_of(error.sqlstate)
+    named = {
+        name: value
+        for name, value in (
+            ("table", error.table),
+            ("column", error.column),
+            ("constraint", error.constraint),
+        )
+        if value
+    }
+    return Problem(
+        kind,
+        str(error),
+        code=error.sqlstate,
+        status=status,
+        details=None if error.shows_a_row else error.detail,
+        hint=error.hint,
+        retry_after=1 if status == 503 else None,  # noqa: PLR2004 - an HTTP status
+        extra=dict(named),
+    )
+
+
+def _unfenced(error: RefusedError, table: Table | None) -> Problem:
+    """Refuse what a fence does not watch, though the catalog has it whole: a trigger of the table's own has switched it
+    off, or one of another table's; or the session fires none.
+    """
+    hint = "`fencepost doctor` shows what is wrong."
+    if error.sqlstate == UNFENCED:
+        return Problem(UNPROTECTED_TABLE, f"{error}.", hint=error.hint or hint)
+    name = error.table or (table.name if table is not None else "the table")
+    detail = (
+        f"The fence of {name} did not fire: its triggers are missing, disabled, or fire in no session of this login."
+    )
+    return Problem(UNPROTECTED_TABLE, detail, hint=hint)
+
+
+def as_for(caller: Caller, problem: Problem) -> Problem:
+    """Give a refusal as this caller gets it: who sent no credential, and lacks a privilege, may have it with one
+    (PostgREST's 401).
+    """
+    if caller.name != ANONYMOUS or problem.type is not PERMISSION_DENIED:
+        return problem
+    return replace(problem, status=401, hint=problem.hint or "Authorization: Bearer …, with a JWT or an API key.")
+
+
+def _read_detail(error: RefusedError) -> dict[str, str] | None:
+    """Read the members that our functions put into DETAIL; None: other code raised this SQLSTATE."""
+    try:
+        members = json.loads(error.detail or "{}")
+    except ValueError:
+        return None
+    return members if isinstance(members, dict) and _DETAIL_MEMBERS[error.sqlstate] <= members.keys() else None
+
+
+def _is_moved(error: RefusedError, table: Table, resource: str | None) -> bool:
+    """Whether it is a row of the request that belongs to a scope which the gateway has not entered; and none that a
+    cascade or a trigger writes: then that is what our trigger was called from.
+    """
+    scope = table.fence.scope if table.fence is not None else None
+    if scope is None or resource is None or not resource.startswith(f"{encode_name(scope.prefix)}/"):
+        return False
+    outermost = error.context.rstrip().rpartition("\n")[2]
+    return _OUR_TRIGGER.search(outermost) is not None
+
+
+def _moved_problem(error: RefusedError, table: Table, resource: str) -> Problem:
+    # The gateway enters the scopes that the request names, and no other: who holds one need not hold the other.
+    return Problem(
+        DATABASE_REFUSED,
+        f"A trigger of {table.name} moved the row to the scope {resource}, which is none that the request names: the"
+        " gateway cannot write such rows.",
+        code=error.sqlstate,
+        status=409,
+        details=str(error),
+        hint=f"Name the scope {resource} in the row itself, or write it in SQL, with a token for that scope.",
+        resource=resource,
+    )
+
+
+def _rule_of(table: Table | None, resource: str | None) -> Rule:
+    """Give the rule of the request's own table, where the resource is of it; a cascade may have met another table."""
+    fence = table.fence if table is not None else None
+    if fence is None or resource is None:
+        return _UNKNOWN_RULE
+    return fence.rule if resource.startswith(f"{encode_name(fence.prefix)}/") else _UNKNOWN_RULE
+
+
+def _of_trigger(error: RefusedError, members: dict[str, str], rule: Rule) -> Problem:
+    resource = members.get("resource")
+    if error.sqlstate == "FP428":
+        # The request had a token, or it would not have come this far: a cascade or a trigger writes to another table.
+        return Problem(
+            DATABASE_REFUSED,
+            f"The request also writes to {resource or 'another protected table'}, by a cascade or a trigger of its"
+            " table, and its token is not for that.",
+            code=error.sqlstate,
+            status=409,
+            details=str(error),
+            hint="Write the other rows first, each with a token of its own.",
+            resource=resource,
+        )
+    if error.sqlstate == "FP400":
+        return Problem(BAD_REQUEST, str(error), hint=error.hint, resource=resource)
+    if error.sqlstate == UNISSUED:
+        return problem_of(_unissued(members), _UNKNOWN_RULE)
+    presented, mark = Token(int(members["presented"])), int(members["mark"])
+    detail, of_a_mark = str(error), f": its mark is {mark}"
+    # What is void since a generation was raised (bounds.sql) is no mark, and no token either.
+    hidden = presented != mark and shown_mark(rule, mark) is None and detail.endswith(of_a_mark)
+    return Problem(
+        SPENT_TOKEN if presented == mark else STALE_TOKEN,
+        f"{detail.removesuffix(of_a_mark)}: a newer one has been accepted since." if hidden else detail,
+        hint=error.hint,
+        resource=resource,
+        presented_token=presented,
+        current_token=mark,
+        shows_mark=not hidden,
+    )
+
+
+def _unissued(members: dict[str, str]) -> Unissued | BeyondCeiling:
+    resource, presented, issued = members["resource"], Token(int(members["presented"])), int(members["issued"])
+    source, jump = members.get("source", BUILTIN), members.get("max_jump")
+    if source == EXTERNAL:
+        return BeyondCeiling(resource, presented, issued, None if jump is None else int(jump))
+    return Unissued(resource, presented, issued, source)
+
+
+def unavailable(error: UnavailableError) -> Problem:
+    """The problem when nothing was done."""
+    if isinstance(error, QuarantinedError):
+        return Problem(
+            SOURCE_QUARANTINED,
+            f"{error}.",
+            hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use, with"
+            " --above if the detail asks for it.",
+            retry_after=QUARANTINED_RETRY_AFTER,
+            extra=dict(error.members),
+        )
+    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+
+
+def no_such_source(gateway: Gateway, source: str, where: str) -> Problem:
+    """Refuse a source that is not configured here."""
+    known = ", ".join([BUILTIN, *sorted(gateway.sources)])
+    return bad_request(
+        f"{where}: source: there is no source {source[:40]} at this gateway: {known}",
+        "fencepost serve --sources NAME=URL configures one (FENCEPOST_SOURCES).",
+    )
+
+
+def source_problem(error: SourceError, source: str) -> Problem:
+    """The problem when a lock service gave nothing."""
+    detail = f"{error}" if f"{error}".endswith(".") else f"{error}."
+    match error:
+        case SourceQuarantinedError():
+            hint = f"When it counts on from a number that is vouched for: `fencepost source raise {source} --reason …`."
+            return Problem(SOURCE_QUARANTINED, detail, hint=hint, retry_after=QUARANTINED_RETRY_AFTER)
+        case SourceNameError():
+            return bad_request(detail)
+        case SourceUnavailableError():
+            return Problem(SOURCE_UNAVAILABLE, detail, retry_after=RETRY_AFTER, extra={"source": source})
+        case _:
+            return Problem(SOURCE_FAILED, detail, extra={"source": source})

@@ -1,0 +1,193 @@
+"""What becomes of queued writes, and who waits for that: one question at a time, for all that are waited for here.
+
+The record of a write's result is there as soon as its effect is (R16), so it is asked for again and again: soon after
+a request waits, and five times a second later. A NOTIFY with each effect would make commits wait for each other.
+A request that waits has no connection.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from fencepost.server.clock import wait_until_set
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
+from fencepost.server.fence.problems import Problem
+from fencepost.server.postgres.errors import StorageError
+from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.quota import UNKNOWN, Quota
+from fencepost.server.times import TIMES, Times
+
+State = Literal["applied", "refused", "failed"]
+"""applied: as a synchronous write that succeeded. refused: the fence refused the token that the client gave. failed:
+everything else that does not pass by waiting; the message is a dead letter.
+"""
+STATES: Final[tuple[State, ...]] = get_args(State)
+STATE_HEADER: Final = "fencepost-state"
+"""The header of a kept answer that has the state."""
+LETTER_HEADER: Final = "fencepost-letter"
+"""The header of a kept answer that says what became of the write's dead letter (queue_close in queue_results.sql):
+IN_HAND, DROPPED, or RETRIED_AS and the id of the write that it was appended as. No such header: the letter is there, or
+will be.
+"""
+IN_HAND: Final = "in hand"
+"""A retry of it has begun: it is there still."""
+DROPPED: Final = "dropped"
+RETRIED_AS: Final = "retried as "
+
+CALLER_HEADER: Final = "fencepost-caller"
+"""The header of a kept answer that says whose write it was (`whose`); none where its caller had no role."""
+CLAIMED_HEADER: Final = "fencepost-claimed"
+"""The same, of a message whose caller was not proven, or not looked at."""
+
+RETRY_AFTER: Final = 1
+
+
+class Asked(NamedTuple):
+    """A write that is asked for, and by whom (`whose`): to others than its caller it is not there."""
+
+    write_id: str
+    whose: str
+
+
+Look: TypeAlias = Callable[[Sequence[Asked]], Awaitable[Mapping[Asked, Recorded]]]
+"""Asks for the results of writes, and returns those that are there."""
+
+
+def whose(caller: Caller | None) -> str:
+    """Say whose a queued write is, and whose it is to be for one who asks; empty: of callers without a role."""
+    return "" if caller is None or caller.role is None else json.dumps([caller.role, caller.name])
+
+
+def of_caller(answer: Recorded, caller: Caller | None, *, proven: bool) -> Recorded:
+    """Give an answer as it is kept for this caller's write. One that has a proven caller keeps it."""
+    owner = whose(caller)
+    if not owner or any(name == CALLER_HEADER for name, _ in answer.headers):
+        return answer
+    header = CALLER_HEADER if proven else CLAIMED_HEADER
+    return Recorded(answer.status, (*answer.headers, (header, owner)), answer.body)
+
+
+def is_for(answer: Recorded, owner: str, *, same_id: bool) -> bool:
+    """Whether a kept answer is that of a write of `whose`. `same_id`: it was recorded under the id that is asked for;
+    else a message at another offset has the same nonce. That counts only where its caller is proven: anybody who can
+    read a log, and append to it, could otherwise show one that has failed in place of the write.
+    """
+    named = dict(answer.headers)
+    if CLAIMED_HEADER in named:
+        return same_id and named[CLAIMED_HEADER] == owner
+    return named.get(CALLER_HEADER, "") == owner
+
+
+def state_of(answer: Recorded) -> State:
+    """Read the state of a kept answer."""
+    found = next((value for name, value in answer.headers if name == STATE_HEADER), None)
+    for state in STATES:
+        if state == found:
+            return state
+    raise ValueError(f"no state of a queued write: {found!r}")
+
+
+def letter_of(answer: Recorded) -> str | None:
+    """Read from a kept answer what became of the dead letter; None: nothing yet."""
+    return next((value for name, value in answer.headers if name == LETTER_HEADER), None)
+
+
+class Results:
+    """Those who wait at this process."""
+
+    def __init__(self, quota: Quota, times: Times = TIMES) -> None:
+        self._quota = quota
+        self._times, self._clock = times.watches, times.clock
+        self._waiting: dict[Asked, list[asyncio.Future[Recorded | Problem]]] = {}
+        self._newest = 0.0
+        self._poller: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._stopped = False
+
+    @property
+    def count(self) -> int:
+        return self._quota.count
+
+    async def wait(self, look: Look, asked: Asked, within: float, caller: str = UNKNOWN) -> Recorded | Problem | None:
+        """Wait for the result of a write. None: there was none within so many seconds. A Problem: the database cannot
+        be asked, the gateway is stopping, or too many wait here.
+        """
+        if self._stopped:
+            return _stopping()
+        with self._quota.place(caller) as full:
+            return await self._wait(look, asked, within) if full is None else _too_many(full)
+
+    async def _wait(self, look: Look, asked: Asked, within: float) -> Recorded | Problem | None:
+        news: asyncio.Future[Recorded | Problem] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(asked, []).append(news)
+        self._newest = self._clock.monotonic()
+        self._wake.set()
+        if self._poller is None or self._poller.done():
+            self._poller = asyncio.create_task(self._poll(look))
+        try:
+            async with asyncio.timeout(within):
+                return await news
+        except TimeoutError:
+            return None
+        finally:
+            self._leave(asked, news)
+
+    def stop(self) -> None:
+        """Send away all who wait, and all who will."""
+        self._stopped = True
+        self._answer(self._waiting, _stopping())
+
+    def _leave(self, asked: Asked, news: "asyncio.Future[Recorded | Problem]") -> None:
+        others = self._waiting[asked]
+        others.remove(news)
+        if not others:
+            del self._waiting[asked]
+
+    async def _poll(self, look: Look) -> None:
+        within = self._times.look_within
+        while self._waiting:
+            asked = list(self._waiting)
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(within):
+                    found = await look(asked)
+            except TimeoutError:
+                self._answer(asked, unavailable(f"PostgreSQL did not answer within {within:g} s"))
+            except StorageError as error:
+                self._answer(asked, unavailable(str(error)))
+            else:
+                for each, answer in found.items():
+                    self._answer([each], answer)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        if self._clock.monotonic() - self._newest < self._times.results_new_for:
+            await self._clock.sleep(self._times.results_soon)
+        else:
+            await wait_until_set(self._wake, self._times.results_every, self._clock)
+
+    def _answer(self, asked: Iterable[Asked], news: Recorded | Problem) -> None:
+        for each in asked:
+            for waiting in self._waiting.get(each, ()):
+                if not waiting.done():
+                    waiting.set_result(news)
+
+
+def _too_many(full: str) -> Problem:
+    detail = f"No more requests may wait for queued writes at this gateway: there are {full}."
+    return Problem(
+        DATABASE_UNAVAILABLE, detail, hint="Ask without ?wait=, or ask another gateway.", retry_after=RETRY_AFTER
+    )
+
+
+def _stopping() -> Problem:
+    return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.", retry_after=RETRY_AFTER)
+
+
+def unavailable(reason: str) -> Problem:
+    """The problem when results cannot be asked for."""
+    return Problem(
+        DATABASE_UNAVAILABLE, f"What became of the write cannot be looked up: {reason}", retry_after=RETRY_AFTER
+    )

@@ -1,0 +1,185 @@
+"""The application: FastAPI around the routes, with every error in one form."""
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fencepost import __version__
+from fencepost.server.fence.caller import CALLER, EVERYBODY
+from fencepost.server.fence.problems import bad_request
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.http.admin import Admin, admin_app, by_port
+from fencepost.server.http.admission import Admission, is_named
+from fencepost.server.http.caller import address_of, caller_of
+from fencepost.server.http.edge import Edge, RequestDone
+from fencepost.server.http.openapi.document import build_openapi
+from fencepost.server.http.problems.pages import problem_routes
+from fencepost.server.http.problems.response import http_problem, problem_response
+from fencepost.server.http.rate_limits import RateLimits
+from fencepost.server.http.requests.bodies import BodiesInHand, CountedBodies
+from fencepost.server.http.routes.batch import PATH, BatchRoute
+from fencepost.server.http.routes.data import PREFIX, DataRoutes
+from fencepost.server.http.routes.docs import docs_routes
+from fencepost.server.http.routes.elections import election_routes
+from fencepost.server.http.routes.health import Health, health_routes
+from fencepost.server.http.routes.leases import lease_routes
+from fencepost.server.http.routes.system import claim_routes
+from fencepost.server.http.routes.writes import write_routes
+from fencepost.server.http.sites import ANSWERED_HEADERS, Sites
+from fencepost.server.identity.authenticator import Authenticator
+from fencepost.server.observe.events import Emit
+from fencepost.server.postgres.tables.catalog import Catalog
+from fencepost.server.quota import ASKING, PEER
+
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+ASKED_HEADERS: Final = (
+    "Accept", "Accept-Profile", "Authorization", "Content-Profile", "Content-Type", "Idempotency-Key", "Last-Event-ID",
+    "Prefer", "X-Fence-Token", "X-Lease-Secret", "X-Request-Id",
+)  # fmt: skip
+"""What pages of other sites may send, where the operator allows them."""
+TAGS: Final = [
+    {"name": "fences", "description": "Claims, and what is known of a resource."},
+    {"name": "leases", "description": "Locks with tokens, from the protected database itself."},
+    {"name": "elections", "description": "Who leads. To campaign is to acquire the lock `election/NAME`."},
+    {"name": "writes", "description": "What became of writes that were queued."},
+    {"name": "service", "description": "Health and metrics."},
+]
+"""The sections of OpenAPI."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What wiring hands over. `gateway` may be called once the lifespan has begun."""
+
+    gateway: Callable[[], Gateway]
+    health: Health
+    done: RequestDone
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, object]]]
+    max_body_bytes: int
+    access_log: bool
+    sites: Sites
+    emit: Emit
+    authenticator: Authenticator | None = None
+    """None: each program that reaches the port is served."""
+    limits: RateLimits = field(default_factory=RateLimits)
+    admin: Admin | None = None
+    """None: metrics and the details of readiness are on the main port."""
+    demo: bool = False
+    """Whether /docs may send writes to the demo's table. Elsewhere it sends reads only."""
+    try_writes: bool = False
+    """Whether it may send writes to all tables."""
+
+
+class Application(FastAPI):
+    """FastAPI, with OpenAPI made from the tables as they are now."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(
+            title="Fencepost",
+            version=__version__,
+            lifespan=parts.lifespan,
+            openapi_tags=TAGS,
+            docs_url=None,
+            redoc_url=None,
+            # One would turn the DELETE of a row with an empty key into one of many rows.
+            redirect_slashes=False,
+        )
+        self._parts = parts
+        self.gateway = parts.gateway
+        self._documented: tuple[int, dict[str, Any]] | None = None
+        self._add_routes(parts)
+        layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
+        admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
+        edge = functools.partial(layer, sites=parts.sites, admission=admission)
+        bodies = BodiesInHand(parts.max_body_bytes)
+        self.add_middleware(CountedBodies, bodies=bodies)
+        self.add_middleware(edge)
+        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes, bodies))
+        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits, bodies))
+        self._outermost = _with_cors(self._split, parts.sites)
+        if parts.admin is not None:
+            app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))
+            self._outermost = by_port(parts.admin, app, self._outermost)
+        self.add_exception_handler(HTTPException, http_problem)
+        self.add_exception_handler(RequestValidationError, _validation_problem)
+
+    def _add_routes(self, parts: Parts) -> None:
+        """Add all routes but those of data and batches.
+
+        They become routes of this application. `include_router` would build each again at the first request, and
+        find it by way of its router with each.
+        """
+        details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
+        for router in (
+            claim_routes(self._gateway_of, parts.max_body_bytes),
+            lease_routes(self._gateway_of, parts.max_body_bytes),
+            election_routes(self._gateway_of),
+            write_routes(self._gateway_of),
+            health_routes(parts.health, figures=parts.admin is None, details=details),
+            docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes),
+            problem_routes(),
+        ):
+            self.router.routes.extend(router.routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._outermost(scope, receive, send)
+
+    async def _split(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what concerns users' tables past FastAPI's router and middleware, which cost more than the write."""
+        if scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX):
+            await self._data(scope, receive, send)
+        elif scope["type"] == "http" and scope.get("raw_path") == PATH:
+            await self._batch(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _gateway_of(self, scope: Scope) -> Gateway:
+        """Give the gateway to the caller of a request, whose task this is."""
+        ASKING.set(caller_of(scope))
+        PEER.set(address_of(scope))
+        return self.gateway().of(scope.get(CALLER, EVERYBODY))
+
+    def _catalog(self) -> Catalog:
+        return self.gateway().catalog.current
+
+    def openapi(self) -> dict[str, Any]:
+        """Build the document for the current catalog; kept until the catalog changes."""
+        catalog = self._catalog()
+        if self._documented is None or self._documented[0] != catalog.version:
+            system = get_openapi(title=self.title, version=self.version, routes=self.routes, tags=self.openapi_tags)
+            authenticated = self._parts.authenticator is not None
+            document = build_openapi(catalog, system, version=self.version, authenticated=authenticated)
+            self._documented = (catalog.version, document)
+        return self._documented[1]
+
+
+async def _validation_problem(_request: Request, error: Exception) -> Response:
+    """Answer FastAPI's validation errors as the rest: 400, naming what and where."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    found = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
+    return problem_response(bad_request(found))
+
+
+def _with_cors(app: ASGIApp, sites: Sites) -> ASGIApp:
+    """Let pages of the sites that the operator allows use it."""
+    if not sites.origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=sorted(sites.origins),
+        allow_methods=METHODS,
+        allow_headers=ASKED_HEADERS,
+        expose_headers=ANSWERED_HEADERS,
+    )

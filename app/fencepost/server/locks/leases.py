@@ -1,0 +1,93 @@
+"""The Protocol of a token source's leases, and what its calls take and give. The gateway knows a source by this only.
+
+Two classes fulfil it, and name it as their base: `PostgresLocks` keeps locks and leases in the protected database
+(built-in source), `SourceLocks` keeps leases there on locks of a lock service.
+
+Every call raises StorageError when PostgreSQL could not be asked or its answer got lost; those of a lock service raise
+SourceError as well.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from fencepost.server.fence.token import Token
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.leases.builtin import Acquired, Lease, LockState, LostLease
+from fencepost.server.postgres.leases.lock_request import LockRequest
+
+T = TypeVar("T")
+
+Claim = Callable[[Connection, Token, bool], Awaitable[T]]
+"""Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
+means that the grant is a repeated one: the marks were raised then."""
+
+
+class Overtaken(Exception):  # noqa: N818 - it is no error; the grant is tried anew
+    """A claim's token was drawn, and a younger one got to the resource first: another lock covers it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeResult:
+    """What the last try came to, what its claims gave, and how long the request had waited when it began (ms)."""
+
+    acquired: Acquired
+    claims: object
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLimits:
+    """The most that a request may ask for."""
+
+    ttl_ms: int = 3_600_000
+    wait_ms: int = 300_000
+    tokens: int = 1000
+
+
+class Leases(Protocol):
+    """The leases of one token source."""
+
+    async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: asyncio.Future[None]) -> TakeResult:
+        """Try, and wait in the queue for as long as is wanted, or until `gone` is done; claim with the grant.
+
+        Raises Overtaken, Withdrawn, and what `claim` raises; the lock is not held then.
+        """
+        ...
+
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+        """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
+        ...
+
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+        """Draw more tokens. None: the lease is lost."""
+        ...
+
+    async def release(self, lease_id: int, secret_hash: bytes) -> bool:
+        """Give the locks back; False: the lease is live, and this is not its secret."""
+        ...
+
+    async def inspect(self, lease_id: int) -> Lease | None:
+        """Look at a live lease; None: it is lost, or unknown."""
+        ...
+
+    async def find_ended(self, lease_id: int) -> LostLease | None:
+        """Look at a lease that is over, as long as it is remembered."""
+        ...
+
+    async def states(
+        self,
+        names: Sequence[str] | None,
+        after: str | None,
+        limit: int,
+        patterns: Sequence[str] | None = None,
+    ) -> list[LockState]:
+        """List locks that are held or waited for, by name: those of these names, or `limit` after a name; only those
+        that one of the patterns names, if there are any.
+        """
+        ...
+
+    async def sweep(self, keep_seconds: float) -> None:
+        """Remove what no lock needs any more, and forget leases that ended longer ago than that."""
+        ...

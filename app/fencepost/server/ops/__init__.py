@@ -1,0 +1,1 @@
+"""What an operator runs: protect, doctor, the schema's revisions, the demo, the embedded PostgreSQL."""

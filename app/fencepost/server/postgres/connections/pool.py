@@ -1,0 +1,234 @@
+"""Connections that are lent one after the other: who gets which, when there is none to be had, and what is done with
+one that comes back.
+
+- The one that came back last is lent first, so that what is not needed falls idle and is closed.
+- When none is idle, callers wait in line, and as many connections are being opened as callers wait, up to `size` in
+  all. One that is open, or comes back, goes to the first in line: a slow connect keeps no caller from a connection that
+  comes back. A connect that fails is the answer for the first in line.
+- PostgreSQL may have fewer connections left than the pool wants (53300: `max_connections`, or a limit of the role or
+  the database). That fails no caller as long as others of this pool are open: it waits in line for one of these. For
+  a while no more are asked for, and it is reported once.
+- Giving back decides nothing any more about the request: it awaits nothing and raises nothing. A connection whose last
+  statement was interrupted, whose transaction is open, which has a caller's role still, or what users' code has set,
+  or that is to be replaced, is closed in the background. asyncpg waits there until the statement is cancelled, for a
+  few seconds at most; what goes wrong is reported.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+from fencepost.server.postgres.connections.connection import GatewayConnection
+from fencepost.server.times import TIMES, Times
+
+if TYPE_CHECKING:
+    from fencepost.server.clock import Timer
+
+NO_MORE: Final = (asyncpg.TooManyConnectionsError,)
+
+
+class ClosedError(Exception):
+    """The pool is closed, or about to be."""
+
+
+class Pool:
+    """Up to `size` connections. `connect` opens one; `report` gets what concerns no caller, in a sentence."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[GatewayConnection]],
+        size: int,
+        report: Callable[[str], None],
+        times: Times = TIMES,
+    ) -> None:
+        self._connect = connect
+        self._size = size
+        self._report = report
+        self._times, self._clock = times.connections, times.clock
+        self._idle: deque[tuple[GatewayConnection, float]] = deque()
+        self._lent: set[GatewayConnection] = set()
+        self._outdated: set[GatewayConnection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._line: deque[asyncio.Future[GatewayConnection]] = deque()
+        self._generation = 0
+        self._given_back = asyncio.Event()
+        self._full_until = 0.0
+        self._closing: dict[asyncio.Task[None], GatewayConnection] = {}
+        self._closed = self._ended = False
+        self._trimmer: Timer | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self._lent) + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    async def lend(self) -> GatewayConnection:
+        """Lend a connection; waits as long as there is none. Raises what `connect` does, and ClosedError."""
+        if self._closed:
+            raise ClosedError
+        if not self._line and (connection := self._from_idle()) is not None:
+            self._lent.add(connection)
+            return connection
+        waiting: asyncio.Future[GatewayConnection] = asyncio.get_running_loop().create_future()
+        self._line.append(waiting)
+        self._open_for_waiters()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.cancelled():
+                with suppress(ValueError):  # the one that came to serve it has taken it out of the line
+                    self._line.remove(waiting)
+            elif waiting.exception() is None:  # it came at the same moment
+                self.give_back(waiting.result())
+            raise
+
+    def give_back(self, connection: GatewayConnection, *, spoilt: bool = False) -> None:
+        """Take a connection back. `spoilt`: it is not lent again."""
+        self._lent.discard(connection)
+        self._given_back.set()
+        if spoilt or self._closed or self._is_useless(connection):
+            self._close(connection)
+            self._open_for_waiters()
+        else:
+            self._hand_over(connection)
+
+    def _hand_over(self, connection: GatewayConnection) -> None:
+        """Give a connection to the first in line, or let it rest."""
+        while self._line:
+            waiting = self._line.popleft()
+            if not waiting.done():
+                self._lent.add(connection)
+                waiting.set_result(connection)
+                return
+        self._idle.append((connection, self._clock.monotonic()))
+        if self._trimmer is None:
+            self._trimmer = self._clock.call_later(self._times.trim_every, self._trim)
+
+    def expire(self) -> None:
+        """Have all connections made anew: those that are idle now, others as they come back."""
+        self._generation += 1
+        while self._idle:
+            self._close(self._idle.pop()[0])
+        self._outdated.update(self._lent)
+
+    async def close(self) -> None:
+        """Wait for connections that are lent, then close all. Who waits in line gets ClosedError."""
+        self._closed = True
+        self._refuse(ClosedError(), most=len(self._line))
+        if self._trimmer is not None:
+            self._trimmer.cancel()
+        for task in self._opening:
+            task.cancel()
+        self.expire()
+        while self._lent:
+            self._given_back.clear()
+            await self._given_back.wait()
+        while tasks := self._opening | self._closing.keys():
+            await asyncio.wait(tasks)
+
+    def end(self) -> None:
+        """Wait for nothing any more: statements under way break, nothing is lent again. `close` is due all the same."""
+        self._closed = self._ended = True
+        self._refuse(ClosedError(), most=len(self._line))
+        for connection in (*self._lent, *self._closing.values()):
+            connection.terminate()
+
+    def _from_idle(self) -> GatewayConnection | None:
+        while self._idle:
+            connection, _ = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+            self._close(connection)
+        return None
+
+    def _open_for_waiters(self) -> None:
+        # With none open there is none to wait for.
+        full = self.size > 0 and self._clock.monotonic() < self._full_until
+        while not (self._closed or full or self.size + len(self._opening) >= self._size):
+            if len(self._opening) >= len(self._line):
+                break
+            task = asyncio.create_task(self._open_one(self._generation))
+            self._opening.add(task)
+            task.add_done_callback(self._on_opened)
+
+    def _on_opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        self._open_for_waiters()
+
+    async def _open_one(self, generation: int) -> None:
+        """Open one more, for the first in line or the next to come."""
+        try:
+            async with asyncio.timeout(self._times.open_within):
+                connection = await self._connect()
+        except NO_MORE as error:
+            if self.size:
+                self._is_full(error)
+            else:
+                self._refuse(error)
+        except Exception as error:  # noqa: BLE001 - it is the caller's to judge
+            self._refuse(error)
+        else:
+            if generation != self._generation:
+                self._outdated.add(connection)
+            if self._closed:
+                self._close(connection)
+            else:
+                self._hand_over(connection)
+
+    def _refuse(self, error: Exception, most: int = 1) -> None:
+        """Raise this to the first in line."""
+        while self._line and most:
+            waiting = self._line.popleft()
+            if not waiting.done():
+                waiting.set_exception(error)
+                most -= 1
+
+    def _is_full(self, error: asyncpg.PostgresError) -> None:
+        now = self._clock.monotonic()
+        if now < self._full_until:
+            return
+        self._full_until = now + self._times.full_for
+        self._clock.call_later(self._times.full_for, self._open_for_waiters)
+        self._report(
+            f"PostgreSQL has no connection left for this gateway beside the {self.size} that are open here, of"
+            f" {self._size} that it may have: {error}. Requests wait for those"
+        )
+
+    def _is_useless(self, connection: GatewayConnection) -> bool:
+        return (
+            connection in self._outdated
+            or connection.is_closed()
+            or connection.is_in_transaction()
+            or connection.acting  # as a caller: no other may get it
+            or connection.code_ran
+        )
+
+    def _close(self, connection: GatewayConnection) -> None:
+        self._outdated.discard(connection)
+        task = asyncio.get_running_loop().create_task(self._on_closed(connection))
+        self._closing[task] = connection
+        task.add_done_callback(self._closing.pop)
+
+    async def _on_closed(self, connection: GatewayConnection) -> None:
+        try:
+            if not (self._ended or connection.is_closed()):
+                await connection.close(timeout=self._times.close_within)
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
+            reason = str(error) or type(error).__name__
+            self._report(f"a connection to PostgreSQL could not be closed in order: {reason}")
+        finally:
+            connection.terminate()
+
+    def _trim(self) -> None:
+        """Close what has been idle for long. The oldest come first."""
+        before = self._clock.monotonic() - self._times.idle_for
+        while self._idle and self.size > 1 and self._idle[0][1] < before:
+            self._close(self._idle.popleft()[0])
+        self._trimmer = self._clock.call_later(self._times.trim_every, self._trim) if self._idle else None
