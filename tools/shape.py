@@ -27,7 +27,7 @@ class Module:
     """A file of Python. Lines are counted as they stand in it, blank ones included."""
 
     name: str
-    """As it is imported: `fencepost.gateway.write`."""
+    """As it is imported: `fencepost.server.gateway.write`."""
     path: Path
     lines: int
     imports: int

@@ -2,8 +2,8 @@
 
     python -m tools.walk [patch] [get] [lease] [batch] [--order]
 
-A gateway runs in this process, on an embedded PostgreSQL with the demo's tables. Each request is sent nine times, and
-the shortest walk is counted: no background task has crossed it. Files are those of app/fencepost.
+A gateway runs in this process, on an embedded PostgreSQL with the demo's tables. Of nine walks of a request that no
+background task has crossed the shortest one is counted. Files are those of app/fencepost.
 
 - A *stay* is an unbroken stretch of execution in one file. A call into another file ends it, so does the return to the
   caller's, and an `await` that goes on elsewhere.
@@ -44,6 +44,9 @@ class Walk:
 
     def __init__(self) -> None:
         self.stays: list[str] = []
+        self.crossed = False
+        """Whether a task ran that had been there before the request: what the gateway does now and then."""
+        self._before = asyncio.all_tasks() - {asyncio.current_task()}
         self._known: dict[int, FrameType] = {}
         """The frames that have been entered; kept, so that no other frame gets the id of one."""
         self._resumed: str | None = None
@@ -51,6 +54,7 @@ class Walk:
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         """Note where execution is after this event."""
+        self.crossed = self.crossed or asyncio.current_task() in self._before
         if event == "call":
             self._enter(frame)
         elif event == "return":
@@ -179,12 +183,15 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
 
 
 async def walk(url: str, names: Sequence[str]) -> dict[str, Walk]:
-    """Walk each request on a migrated database, and return its shortest walk of `TRIES`."""
+    """Walk each request on a migrated database. Returns the shortest of `TRIES` walks that nothing has crossed."""
     await demo.load(url)
     found: dict[str, Walk] = {}
     async with gateway(url) as asked:
         for name in names:
-            walks = [await _one(asked, REQUESTS[name]) for _ in range(TRIES)]
+            walks: list[Walk] = []
+            while len(walks) < TRIES:
+                walked = await _one(asked, REQUESTS[name])
+                walks += [] if walked.crossed else [walked]
             found[name] = min(walks, key=lambda each: len(each.stays))
     return found
 

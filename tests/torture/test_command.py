@@ -65,8 +65,8 @@ def test_another_runs_files_are_not_written_over(name: str, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("torture.running.run_in_words", ZeroDivisionError("a mistake"), "ZeroDivisionError: a mistake"),
-        ("torture.running.run_in_words", KeyboardInterrupt(), "there is no report"),
+        ("testing.torture.running.run_in_words", ZeroDivisionError("a mistake"), "ZeroDivisionError: a mistake"),
+        ("testing.torture.running.run_in_words", KeyboardInterrupt(), "there is no report"),
         ("cli.torture._run", KeyboardInterrupt(), "there is no report"),
     ],
 )

@@ -121,7 +121,7 @@ async def test_status_shows_the_last_five_uses(plain: Race) -> None:
     for number in range(7):
         assert await run(plain.a, UPDATE, glass=f"INC-{number}:\n the   worker", login=OPERATOR) == "ok"
     text = await status()
-    assert "written without a token" in text
+    assert "done in the place of a holder, without its token" in text
     assert [f"INC-{number}: the worker" in text for number in range(7)] == [False, False] + [True] * 5
     assert text.index("INC-6") < text.index("INC-2"), "newest first"
     seen = json.loads(await status("--json"))

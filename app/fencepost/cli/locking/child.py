@@ -18,7 +18,7 @@ from typing import Final
 
 from fencepost.cli.locking.exit_codes import of_signal
 from fencepost.client import Clock
-from fencepost.server.ops.embedded.process import die_with_parent
+from fencepost.server.ops.embedded.parent_death import die_with_parent
 
 KILLED_WITHIN: Final = 5.0  # seconds that a killed process may take to go; one in a hung disk's hands takes longer
 _INTERVAL: Final = 0.02  # seconds

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import click
 
 from fencepost.client import Token
+from fencepost.client.leases.trust import Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +48,14 @@ class Job:
         """Print a line to stderr; a closed stderr is no error."""
         with contextlib.suppress(OSError):
             click.echo(f"{self.program}: {text}", err=True)
+
+
+def margin_for(ttl: float, grace: float) -> float:
+    """Return how long before its expiry a lease must not be trusted any more. ValueError if they make no sense."""
+    reserve = Timings.of(ttl).margin
+    if not 0 <= grace <= ttl / 2 - reserve:
+        raise ValueError(
+            f"--grace {grace:g} does not fit into --ttl {ttl:g}: the command must be dead before the lease expires, "
+            f"and renewals need half of the TTL. The grace can be {ttl / 2 - reserve:g} s at most"
+        )
+    return grace + reserve

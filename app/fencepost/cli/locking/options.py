@@ -7,8 +7,7 @@ import click
 
 from fencepost.cli.api_token import api_token_option, read_api_token
 from fencepost.cli.locking import exit_codes
-from fencepost.cli.locking.job import Job
-from fencepost.cli.locking.run import margin_for
+from fencepost.cli.locking.job import Job, margin_for
 
 Command = TypeVar("Command", bound=Callable[..., object])
 

@@ -19,7 +19,7 @@ import click
 from fencepost.cli.api_token import environment_for_command
 from fencepost.cli.locking import exit_codes
 from fencepost.cli.locking.child import Child, members
-from fencepost.cli.locking.job import Job
+from fencepost.cli.locking.job import Job, margin_for
 from fencepost.cli.locking.messages import LOGGER, client_log, describe_error, show_holder
 from fencepost.cli.locking.relay import Relay
 from fencepost.client import (
@@ -34,7 +34,6 @@ from fencepost.client import (
     Term,
 )
 from fencepost.client.leases.acquiring import ANSWER_SECONDS
-from fencepost.client.leases.trust import Timings
 
 _LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us oversleep
 _CLOCK: Final = SystemClock()
@@ -51,17 +50,6 @@ class Outcome:
     code: int
     interrupted: bool = False
     lost: bool = False
-
-
-def margin_for(ttl: float, grace: float) -> float:
-    """Return how long before its expiry a lease must not be trusted any more. ValueError if they make no sense."""
-    reserve = Timings.of(ttl).margin
-    if not 0 <= grace <= ttl / 2 - reserve:
-        raise ValueError(
-            f"--grace {grace:g} does not fit into --ttl {ttl:g}: the command must be dead before the lease expires, "
-            f"and renewals need half of the TTL. The grace can be {ttl / 2 - reserve:g} s at most"
-        )
-    return grace + reserve
 
 
 def run_and_exit(job: Job) -> None:

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from fencepost.cli.database import database_url
 from fencepost.cli.options import settings_options, to_environment
 from fencepost.cli.queues.names import chosen_queues
-from fencepost.server.ops.embedded.process import die_with_parent
+from fencepost.server.ops.embedded.parent_death import die_with_parent
 from fencepost.server.settings import Settings
 
 _SETTINGS: Final = (

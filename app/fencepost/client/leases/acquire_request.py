@@ -60,8 +60,8 @@ def default_owner() -> str:
     """Return user@host:pid: who to look for when a lock is held."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
+    except (KeyError, OSError, ImportError):  # a container's user without a name, or one of Windows
+        user = str(os.getuid()) if hasattr(os, "getuid") else "?"
     return f"{user}@{socket.gethostname()}:{os.getpid()}"[:LONGEST_OWNER]
 
 

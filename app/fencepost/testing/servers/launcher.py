@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from fencepost.server.ops.embedded.process import die_with_parent
+from fencepost.server.ops.embedded.parent_death import die_with_parent
 from fencepost.testing.servers.directories import owned_directory, remove_directory
 from fencepost.testing.servers.processes import alive
 from fencepost.testing.servers.server import ServerError
@@ -164,7 +164,7 @@ def serve_requests(directory: Path) -> None:
 
 def _build_once() -> None:
     """Build an application that is never run: what FastAPI and pydantic import and keep for it, each fork then has."""
-    settings = importlib.import_module("fencepost.settings").Settings
+    settings = importlib.import_module("fencepost.server.settings").Settings
     for name in [name for name in os.environ if name.startswith("FENCEPOST_")]:  # each request brings its own
         del os.environ[name]
     importlib.import_module("fencepost.server.wiring").create_app(settings(database_url="postgresql://127.0.0.1/none"))

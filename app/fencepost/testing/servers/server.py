@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from fencepost.server.ops.embedded.process import die_with_parent
+from fencepost.server.ops.embedded.parent_death import die_with_parent
 from fencepost.testing.servers.processes import Known, continue_all, kill_tree, stop_tree
 from fencepost.testing.servers.starter import in_lasting_thread
 from fencepost.testing.servers.waiting import PATIENCE, wait_until

@@ -1,6 +1,5 @@
 """Child processes of ours: whom they run as, and that they never outlive us."""
 
-import ctypes
 import functools
 import os
 import pwd
@@ -10,26 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-# Looked up at import: between fork and exec nothing may be loaded or allocated that could need a lock.
-_libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
+from fencepost.server.ops.embedded.parent_death import die_with_parent
 
 
 class EmbeddedServerError(Exception):
     """The embedded PostgreSQL cannot run. The message is one line for the user: what is wrong, what to do."""
-
-
-def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGTERM) -> None:
-    """Ask the kernel to signal this process when its parent ends, however it ends; exit if it already has.
-
-    `parent` is the parent's pid as the parent knows it. The kernel means the parent's *thread*: the parent
-    must fork from its main thread. Call it after any change of user, which clears the request. Raises
-    OSError.
-    """
-    if _libc.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def require_main_thread() -> None:
