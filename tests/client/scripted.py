@@ -11,13 +11,9 @@ from dataclasses import dataclass
 import httpx
 from tests.support.manual_clock import ManualClock
 
-from fencepost.client.answers import GrantAnswer
-from fencepost.client.fence_token import FenceToken
-from fencepost.client.http.exchange import Exchange
-from fencepost.client.http.retry import Retry
-from fencepost.client.leases.acquiring import AcquireRequest
-from fencepost.client.leases.lease import Lease
-from fencepost.client.leases.trust import Timings
+from fencepost.client.answers import FenceToken, GrantAnswer
+from fencepost.client.http import Exchange, Retry
+from fencepost.client.lease import AcquireRequest, Lease, Timings
 
 GONE = {"code": "FP012", "detail": "The lease is lost.", "retryable": False, "status": 410}
 

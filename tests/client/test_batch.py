@@ -13,8 +13,8 @@ from tests.support.batches import patch, written
 
 from fencepost import Client, FenceToken, OutcomeUnknown, RowNotFound, StaleToken, SyncClient, Unavailable
 from fencepost.client import Retry, Verdict
+from fencepost.client.batches import MOST_LINES, SECONDS
 from fencepost.client.errors import BadRequest, Unauthenticated
-from fencepost.client.rows.lines import MOST_LINES, SECONDS
 from fencepost.testing.servers.waiting import PATIENCE
 
 MANY = 2 * MOST_LINES + 10

@@ -9,8 +9,7 @@ import pytest
 from tests.client.gateways import gateway_process
 
 from fencepost import Client, Leader, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
-from fencepost.client import BadRequest
-from fencepost.client.elections import observing
+from fencepost.client import BadRequest, elections
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
@@ -82,7 +81,7 @@ async def test_a_silent_stream_is_cut_off_and_connected_again(gateway_url: str, 
     async with (
         Client(link.url, retry=Retry(patience=5, first=0.1, longest=0.1)) as c,
         Client(gateway_url, owner="a") as direct,
-        aclosing(observing.leaders(c._exchange, "scheduler", None, silence=1)) as leaders,  # noqa: SLF001
+        aclosing(elections.leaders(c._exchange, "scheduler", None, silence=1)) as leaders,  # noqa: SLF001
     ):
         assert await seen(leaders) is None
         async with direct.elect("scheduler"):

@@ -20,8 +20,7 @@ from fencepost.client import (
     token_from_environment,
     token_from_file,
 )
-from fencepost.client.http.credentials import Credentials, end_of
-from fencepost.client.http.retry import Retry
+from fencepost.client.http import Credentials, Retry, end_of
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 NOW = 1_800_000_000.0

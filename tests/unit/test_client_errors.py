@@ -15,8 +15,8 @@ from fencepost.client import (
     StaleToken,
     Unavailable,
 )
-from fencepost.client.http.exchange import Call, foreign_errors
-from fencepost.client.problem_errors import error_of
+from fencepost.client.errors import error_of
+from fencepost.client.http import Call, foreign_errors
 from fencepost.server.fence.problem_types import PROBLEM_TYPES
 from fencepost.server.fence.problems import Problem as ServersProblem
 

@@ -12,9 +12,7 @@ from tests.client.counting import GRANT, Mock, problem
 from tests.support.manual_clock import Hurried
 
 from fencepost.client import Client, OutcomeUnknown, Retry, Unavailable
-from fencepost.client.leases.acquire_request import make_acquire_request
-from fencepost.client.leases.acquiring import acquire
-from fencepost.client.leases.pending_releases import release_call
+from fencepost.client.lease import acquire, make_acquire_request, release_call
 from fencepost.testing.servers.waiting import PATIENCE
 
 REFUSED = httpx.ConnectError("refused")

@@ -10,10 +10,8 @@ from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
 from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.client import BadRequest, Client, FencepostError, LeaseLost
-from fencepost.client.leases.lease import Lease
-from fencepost.client.leases.tokens import TokenPool
-from fencepost.client.leases.turns import OperationTurns
-from fencepost.client.rows.writer import SCOPE_HEADER
+from fencepost.client.lease import Lease, OperationTurns, TokenPool
+from fencepost.client.rows import SCOPE_HEADER
 
 
 class Mint:

@@ -11,9 +11,7 @@ from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
 from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.client import LeaseLost, Retry
-from fencepost.client.leases.lease import Lease
-from fencepost.client.leases.trust import Timings, Trust
-from fencepost.client.leases.watchdog import keep
+from fencepost.client.lease import Lease, Timings, Trust, keep
 
 
 def test_trust_ends_at_start_plus_ttl_minus_margin() -> None:

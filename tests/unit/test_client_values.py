@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fencepost.client.http.jsontext import dumps, loads
-from fencepost.client.keys import canonical, resource_of, row_path
+from fencepost.client.answers import canonical, resource_of, row_path
+from fencepost.client.http import dumps, loads
 from fencepost.server.fence.resource import decode_key, decode_segment, parse_resource
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)

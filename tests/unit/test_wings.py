@@ -55,7 +55,7 @@ def test_a_command_whose_libraries_are_missing_names_the_extra(name: str) -> Non
 
 def test_a_system_that_cannot_wait_for_a_commands_processes_says_so() -> None:
     """A mock of Windows: what its Python has not is taken away. Nobody has run Fencepost there."""
-    client = "from fencepost.client.leases.acquire_request import default_owner; assert '@' in default_owner()\n"
+    client = "from fencepost.client.lease import default_owner; assert '@' in default_owner()\n"
     code, said = run(WINDOWS + client + COMMAND.format(["lock", "x", "--", "true"]))
     assert (code, "this system cannot" in said) == (2, True), said
     for arguments in (["mint", "--help"], ["batch", "--help"], ["--help"]):

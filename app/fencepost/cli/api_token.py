@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from fencepost.client import Token, token_from_environment, token_from_file
-from fencepost.client.http.credentials import FILE_VARIABLE, TOKEN_VARIABLE
+from fencepost.client.http import FILE_VARIABLE, TOKEN_VARIABLE
 
 api_token_option: Final = click.option(
     "--api-token-file",

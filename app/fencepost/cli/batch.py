@@ -24,7 +24,7 @@ from fencepost.cli.api_token import api_token_option, read_api_token
 from fencepost.cli.locking import exit_codes
 from fencepost.cli.locking.options import DEFAULT_URL
 from fencepost.client import ApiError, Client, Token, Verdict
-from fencepost.client.http.jsontext import dumps
+from fencepost.client.http import dumps
 
 _REFUSED: Final = 1
 _IO_FAILED: Final = 74  # EX_IOERR

@@ -1,10 +1,10 @@
 """The Python client: `from fencepost import Client, SyncClient`. It knows the gateway by HTTP only."""
 
-from fencepost.client.answers import Claimed, FenceState, LockState, Row, StoryEvent, Waiter
+from fencepost.client.answers import Claimed, FenceState, FenceToken, LockState, Row, StoryEvent, Waiter, resource_of
+from fencepost.client.batches import Verdict
 from fencepost.client.client import Client
 from fencepost.client.clock import Clock, SystemClock
-from fencepost.client.elections.campaign import Campaign, Term
-from fencepost.client.elections.observing import Leader
+from fencepost.client.elections import Campaign, Leader, Term
 from fencepost.client.errors import (
     ApiError,
     BadRequest,
@@ -16,6 +16,7 @@ from fencepost.client.errors import (
     LossReason,
     NotFound,
     OutcomeUnknown,
+    Problem,
     RowNotFound,
     RowsNotKept,
     SealRefused,
@@ -23,6 +24,7 @@ from fencepost.client.errors import (
     SpentToken,
     StaleToken,
     StillQueued,
+    Superseded,
     TokenRequired,
     Unauthenticated,
     Unavailable,
@@ -30,21 +32,12 @@ from fencepost.client.errors import (
     WriteFailed,
     WrongTokenSource,
 )
-from fencepost.client.fence_token import FenceToken
-from fencepost.client.http.credentials import Token, token_from_environment, token_from_file
-from fencepost.client.http.retry import Retry
-from fencepost.client.keys import resource_of
-from fencepost.client.leases.lease import Lease
-from fencepost.client.leases.lock import Lock
-from fencepost.client.problem import Problem, Superseded
-from fencepost.client.queued.submit import Submit
-from fencepost.client.queued.write import QueuedWrite, State
-from fencepost.client.rows.batches import Verdict
-from fencepost.client.sync.client import SyncClient
-from fencepost.client.sync.elections import SyncCampaign, SyncTerm
-from fencepost.client.sync.leases import SyncLease, SyncLock
-from fencepost.client.sync.queued_write import SyncQueuedWrite
-from fencepost.client.sync.submit import SyncSubmit
+from fencepost.client.http import Retry, Token, token_from_environment, token_from_file
+from fencepost.client.lease import Lease
+from fencepost.client.lock import Lock
+from fencepost.client.queued import QueuedWrite, State, Submit
+from fencepost.client.sync import SyncClient, SyncQueuedWrite, SyncSubmit
+from fencepost.client.sync_lease import SyncCampaign, SyncLease, SyncLock, SyncTerm
 
 __all__ = [
     "ApiError",

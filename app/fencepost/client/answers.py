@@ -1,12 +1,100 @@
-"""The gateway's JSON as values: tokens are int, times are datetime. Unknown members are ignored."""
+"""What the gateway answers, as values: rows, claims, fences, locks; the names of resources; tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
+from urllib.parse import quote, unquote
+from uuid import UUID
 
-from fencepost.client.fence_token import FenceToken, read_tokens
-from fencepost.client.problem import as_time, as_token
+from fencepost.client.errors import as_time, as_token
+
+# Rows' keys in paths and in resource names: values joined by `,`, each percent-encoded.
+
+Scalar: TypeAlias = str | int | UUID
+Key: TypeAlias = Scalar | tuple[Scalar, ...]
+"""A row's primary key; a composite one is a tuple, in the key's column order."""
+
+_NOT_IN_PATHS = ("", ".", "..")
+
+
+def resource_of(table: str, key: Key) -> str:
+    """Return the name of a row, `orders/order-1`: what its lock is called, and what is claimed."""
+    values = key if isinstance(key, tuple) else (key,)
+    return f"{quote(table, safe='')}/{','.join(_encode(value) for value in values)}"
+
+
+def collection_path(table: str) -> str:
+    """Return a table's path. ValueError for names that a URL cannot carry."""
+    if table in _NOT_IN_PATHS:
+        raise ValueError(f"table {table!r}: cannot stand in a path")
+    return f"/v1/data/{quote(table, safe='')}"
+
+
+def row_path(table: str, key: Key) -> str:
+    """Return a row's path. ValueError for a key that a URL cannot carry: such a row is named by a filter."""
+    encoded = resource_of(table, key).partition("/")[2]
+    if encoded in _NOT_IN_PATHS:
+        raise ValueError(
+            f"key {key!r}: cannot stand in a path; name the row by a filter: select(), patch_where(), delete_where()"
+        )
+    return f"{collection_path(table)}/{encoded}"
+
+
+def canonical(resource: str) -> str:
+    """Spell a resource name as `resource_of` does, so that one row has one name within this client."""
+    table, slash, key = resource.partition("/")
+    if not slash:
+        return resource
+    return resource_of(unquote(table), tuple(unquote(value) for value in key.split(",")))
+
+
+def _encode(value: Scalar) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | UUID):
+        raise TypeError(f"key value {value!r}: a key is made of str, int or UUID")
+    return quote(str(value), safe="")
+
+
+# A fencing token, as the client keeps it.
+
+
+class FenceToken(int):
+    """A fencing token: its number, for comparing and for SQL; and `text`, what is presented to the gateway.
+
+    Where the gateway seals tokens, the text is the number with its seal, and the number alone may not be enough.
+    """
+
+    sealed: str | None
+    """The number with its seal; None: it has none."""
+
+    def __new__(cls, number: int, sealed: str | None = None) -> Self:
+        """Make one of its number, and its text if that is sealed."""
+        token = super().__new__(cls, number)
+        token.sealed = sealed
+        return token
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read what was passed on as text, FENCE_SEALED_TOKEN for example. ValueError if it is no token."""
+        number, dot, _ = text.partition(".")
+        if not (number.isascii() and number.isdigit()):
+            raise ValueError("a token begins with its number")
+        return cls(int(number), text if dot else None)
+
+    @property
+    def text(self) -> str:
+        """What is presented: X-Fence-Token."""
+        return self.sealed if self.sealed is not None else str(int(self))
+
+
+def read_tokens(body: Mapping[str, Any]) -> tuple[FenceToken, ...]:
+    """Read the tokens of a grant or a mint, with their seals if they have them."""
+    numbers: Sequence[str] = body["tokens"]
+    sealed: Sequence[str | None] = body.get("sealed_tokens") or [None] * len(numbers)
+    return tuple(FenceToken(int(number), seal) for number, seal in zip(numbers, sealed, strict=True))
+
+
+# The gateway's JSON as values: tokens are int, times are datetime. Unknown members are ignored.
 
 Row: TypeAlias = dict[str, Any]
 """A row: columns by name, values as JSON has them."""

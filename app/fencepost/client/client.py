@@ -8,29 +8,26 @@ from typing import Self
 import httpx
 
 from fencepost import __version__
+from fencepost.client import rows
 from fencepost.client.answers import Claimed, FenceState, LockState
+from fencepost.client.batches import Line, Lines, Verdict, decided, landed
 from fencepost.client.clock import Clock, SystemClock
-from fencepost.client.elections.campaign import Elections
-from fencepost.client.http.credentials import Token
-from fencepost.client.http.exchange import Exchange
-from fencepost.client.http.retry import DEFAULT_RETRY, Retry
-from fencepost.client.leases.acquire_request import (
+from fencepost.client.elections import Elections
+from fencepost.client.http import DEFAULT_RETRY, Exchange, Retry, Token
+from fencepost.client.lease import (
     FIRST_TOKENS,
     Claims,
+    Lease,
     Names,
+    PendingReleases,
     Writes,
+    claim_call,
     default_owner,
     make_acquire_request,
 )
-from fencepost.client.leases.lease import Lease, claim_call
-from fencepost.client.leases.lock import Lock
-from fencepost.client.leases.pending_releases import PendingReleases
-from fencepost.client.queued.submit import Submit
-from fencepost.client.rows import calls
-from fencepost.client.rows.batches import Verdict, decided, landed
-from fencepost.client.rows.lines import Line, Lines
-from fencepost.client.rows.rows import Rows
-from fencepost.client.rows.writer import Writer
+from fencepost.client.lock import Lock
+from fencepost.client.queued import Submit
+from fencepost.client.rows import Rows, Writer
 
 
 class Client(Elections, Rows):
@@ -134,10 +131,10 @@ class Client(Elections, Rows):
         """Return the locks of a source that are held or waited for, by name; or the one of this name, if it is."""
         found: list[LockState] = []
         while True:
-            answer = await self._exchange.repeat(calls.locks(name, found[-1].name if found else None, source))
+            answer = await self._exchange.repeat(rows.locks(name, found[-1].name if found else None, source))
             page = [LockState.read(state) for state in answer.body]
             found += page
-            if len(page) < calls.LOCKS_PER_PAGE:
+            if len(page) < rows.LOCKS_PER_PAGE:
                 return found
 
     # Queues
@@ -182,4 +179,4 @@ class Client(Elections, Rows):
 
     async def fence(self, resource: str) -> FenceState:
         """Return what is known of a resource: mark, rule, source, story."""
-        return FenceState.read((await self._exchange.repeat(calls.fence(resource))).body)
+        return FenceState.read((await self._exchange.repeat(rows.fence(resource))).body)

@@ -1,38 +1,132 @@
-"""Every error that the client raises by itself.
+"""The errors of the client, and the problem document that a refusal of the gateway comes with."""
 
-    FencepostError
-    ├── ApiError                the gateway's answer, in `problem`; or what came instead of an answer
-    │   ├── StaleToken          FP001  a newer token was accepted here: stop
-    │   ├── SpentToken          FP002  strict: this token was already used here
-    │   ├── TokenRequired       FP003  no token on a protected table, or no seal on a sealed one
-    │   ├── WrongTokenSource    FP008  the mark comes from another token source
-    │   ├── UnissuedToken       FP018  the table's source has never issued this token
-    │   ├── SourceFailed        FP025  the lock service refused, and will again
-    │   ├── LockHeld            FP011  another client holds the lock, and the wait is over
-    │   ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
-    │   ├── Unauthenticated     401    FP036 no JWT or API key, FP037 one that is not accepted: ended, revoked, unknown
-    │   ├── Forbidden           403    FP005 unprotected table, FP038 a credential for other things, or no privilege
-    │   │   └── SealRefused     FP041  the token's seal is for other resources, has ended, or is none
-    │   ├── NotFound            404    FP007 unknown table, FP019 no such route
-    │   │   └── RowNotFound     FP006
-    │   ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
-    │   ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
-    │   ├── WriteFailed         a queued write that is a dead letter; `reason` is the error it would have been at once
-    │   ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
-    │   └── OutcomeUnknown      FP009, FP013, FP027, or a write whose answer never came: it may have landed
-    ├── RowsNotKept             a write that is done, whose rows were too large to be kept for its repetition
-    └── StillQueued             (a TimeoutError, too) a queued write is not decided yet
-
-Wrong arguments are ValueError and TypeError, as everywhere. Foreign errors (httpx's) become these in one place,
-`exchange.foreign_errors`.
-"""
-# ruff: noqa: N818 - the public names: `except StaleToken` reads as what happened
-
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from fencepost.client.problem import Problem, Superseded
+# An error's body, read: RFC 9457's members, PostgREST's, and what Fencepost adds (R18).
+#
+# Reading never raises: an answer that is not quite a problem still has to become an error with what it has.
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Whose a token is, as far as it is known: the built-in source and those that a gateway asks know it."""
+
+    holder: str | None
+    lease_id: str | None
+    locks: tuple[str, ...]
+    granted_at: datetime | None
+    issued_at: datetime | None
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One `application/problem+json`. `members` has all of it; the rest are its best-known members, typed."""
+
+    members: Mapping[str, Any]
+    status: int
+    retry_after: float | None = None
+
+    @property
+    def code(self) -> str | None:
+        """FPnnn, or PostgreSQL's SQLSTATE; None when something else than Fencepost answered."""
+        return self.text("code")
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may be sent again, by the gateway's answer."""
+        return self.members.get("retryable") is True
+
+    @property
+    def superseded_by(self) -> Superseded | None:
+        """Who came after the caller."""
+        found = self.members.get("superseded_by")
+        return _read_superseded(found) if isinstance(found, Mapping) else None
+
+    @property
+    def presented_by(self) -> Superseded | None:
+        """Whose token the caller has presented."""
+        found = self.members.get("presented_by")
+        return _read_superseded(found) if isinstance(found, Mapping) else None
+
+    def text(self, name: str) -> str | None:
+        """Return a member that is a string, or None."""
+        found = self.members.get(name)
+        return found if isinstance(found, str) else None
+
+    def token(self, name: str) -> int | None:
+        """Return a member that is a token (a decimal string), or None."""
+        return as_token(self.members.get(name))
+
+    def time(self, name: str) -> datetime | None:
+        """Return a member that is a time, or None."""
+        return as_time(self.members.get(name))
+
+
+def as_token(found: object) -> int | None:
+    """Read a token out of JSON."""
+    return int(found) if isinstance(found, str) and found.isascii() and found.isdigit() else None
+
+
+def as_time(found: object) -> datetime | None:
+    """Read an ISO 8601 time out of JSON."""
+    try:
+        return datetime.fromisoformat(found) if isinstance(found, str) else None
+    except ValueError:
+        return None
+
+
+def _read_superseded(found: Mapping[str, Any]) -> Superseded:
+    def text(name: str) -> str | None:
+        return found[name] if isinstance(found.get(name), str) else None
+
+    locks = found.get("locks")
+    return Superseded(
+        holder=text("holder"),
+        lease_id=text("lease_id"),
+        locks=tuple(str(name) for name in locks) if isinstance(locks, list) else (),
+        granted_at=as_time(found.get("granted_at")),
+        issued_at=as_time(found.get("issued_at")),
+        source=text("source"),
+    )
+
+
+# Every error that the client raises by itself.
+#
+#     FencepostError
+#     ├── ApiError                the gateway's answer, in `problem`; or what came instead of an answer
+#     │   ├── StaleToken          FP001  a newer token was accepted here: stop
+#     │   ├── SpentToken          FP002  strict: this token was already used here
+#     │   ├── TokenRequired       FP003  no token on a protected table, or no seal on a sealed one
+#     │   ├── WrongTokenSource    FP008  the mark comes from another token source
+#     │   ├── UnissuedToken       FP018  the table's source has never issued this token
+#     │   ├── SourceFailed        FP025  the lock service refused, and will again
+#     │   ├── LockHeld            FP011  another client holds the lock, and the wait is over
+#     │   ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
+#     │   ├── Unauthenticated     401    FP036 no JWT or API key, FP037 one that is not accepted: ended, revoked,
+#     unknown
+#     │   ├── Forbidden           403    FP005 unprotected table, FP038 a credential for other things, or no privilege
+#     │   │   └── SealRefused     FP041  the token's seal is for other resources, has ended, or is none
+#     │   ├── NotFound            404    FP007 unknown table, FP019 no such route
+#     │   │   └── RowNotFound     FP006
+#     │   ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
+#     │   ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
+#     │   ├── WriteFailed         a queued write that is a dead letter; `reason` is the error it would have been at
+#     once
+#     │   ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
+#     │   └── OutcomeUnknown      FP009, FP013, FP027, or a write whose answer never came: it may have landed
+#     ├── RowsNotKept             a write that is done, whose rows were too large to be kept for its repetition
+#     └── StillQueued             (a TimeoutError, too) a queued write is not decided yet
+#
+# Wrong arguments are ValueError and TypeError, as everywhere. Foreign errors (httpx's) become these in one place,
+# `exchange.foreign_errors`.
+
+# ruff: noqa: N818 - the public names: `except StaleToken` reads as what happened
+
 
 LossReason = Literal["expired", "gone", "released"]
 """Why a lease is lost: not renewed in time; no longer held, by the gateway's answer; released by its holder."""
@@ -289,3 +383,62 @@ class RowsNotKept(FencepostError):
 
 class StillQueued(FencepostError, TimeoutError):
     """A queued write was not decided within the time that was given. It may be decided at any moment."""
+
+
+# Which error of errors.py a problem is: by its code, by what it says of the write, by its status.
+
+_BY_CODE: Final[dict[str, type[ApiError]]] = {
+    "FP001": StaleToken,
+    "FP002": SpentToken,
+    "FP003": TokenRequired,
+    "FP006": RowNotFound,
+    "FP008": WrongTokenSource,
+    "FP009": OutcomeUnknown,
+    "FP011": LockHeld,
+    "FP012": LeaseLost,
+    "FP013": OutcomeUnknown,
+    "FP018": UnissuedToken,
+    "FP025": SourceFailed,
+    "FP027": OutcomeUnknown,
+    "FP033": Unavailable,
+    "FP041": SealRefused,
+}
+_BY_STATUS: Final[dict[int, type[ApiError]]] = {
+    400: BadRequest,
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    405: BadRequest,
+    406: BadRequest,
+    413: BadRequest,
+    415: BadRequest,
+    421: BadRequest,
+    422: BadRequest,
+    431: BadRequest,
+}
+_SERVER_FAILED: Final = 500
+_UNAVAILABLE: Final = (429, 503)
+_INTERNAL_ERROR: Final = "FP023"
+_INTEGRITY = re.compile(r"23[0-9A-Z]{3}")
+
+
+def error_of(problem: Problem, *, writes: bool = False) -> ApiError:
+    """Give the error for a problem. `writes`: if the write may have been done, the error is OutcomeUnknown."""
+    code = problem.code
+    kind = _BY_CODE.get(code or "") or _by_extent(problem, writes=writes) or _BY_STATUS.get(problem.status, ApiError)
+    if code and _INTEGRITY.fullmatch(code):
+        kind = ConstraintViolated
+    detail = problem.text("detail") or f"the answer was {problem.status}"
+    return kind(f"{detail} ({code})" if code else detail, problem)
+
+
+def _by_extent(problem: Problem, *, writes: bool) -> type[ApiError] | None:
+    """Sort the gateway's failures: nothing was done, or it is unknown what was done."""
+    if problem.code is not None and problem.status in _UNAVAILABLE and problem.retryable:
+        return Unavailable
+    if problem.status < _SERVER_FAILED or problem.code not in (None, _INTERNAL_ERROR):
+        return None
+    # The gateway's own failure, or a proxy's 502 or 504: the write may have been done.
+    if writes:
+        return OutcomeUnknown
+    return Unavailable if problem.code is None else None

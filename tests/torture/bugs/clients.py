@@ -12,8 +12,7 @@ from tests.torture.planted import Planted, swap
 from fencepost.client import Client, Lease
 from fencepost.client.clock import SystemClock
 from fencepost.client.errors import ApiError, LeaseLost, StaleToken
-from fencepost.client.http.exchange import Answer, Call, Exchange
-from fencepost.client.http.idempotency import KEY_HEADER, new_key
+from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
 
 _STEP: Final = 5.0
 """Seconds by which the wall clock is set back, every second."""

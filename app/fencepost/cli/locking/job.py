@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import click
 
 from fencepost.client import Token
-from fencepost.client.leases.trust import Timings
+from fencepost.client.lease import Timings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

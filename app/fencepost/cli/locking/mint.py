@@ -10,9 +10,8 @@ from fencepost.cli.api_token import api_token_option, read_api_token
 from fencepost.cli.locking import exit_codes
 from fencepost.cli.locking.options import DEFAULT_URL, lost_exit_code_option
 from fencepost.client import ApiError, Retry, SystemClock, Token, Unauthenticated
-from fencepost.client.http.credentials import FILE_VARIABLE, TOKEN_VARIABLE
-from fencepost.client.http.exchange import Call, Exchange
-from fencepost.client.leases.acquiring import ANSWER_SECONDS, SECRET_HEADER
+from fencepost.client.http import FILE_VARIABLE, TOKEN_VARIABLE, Call, Exchange
+from fencepost.client.lease import ANSWER_SECONDS, SECRET_HEADER
 
 
 @click.command()

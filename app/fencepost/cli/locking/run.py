@@ -33,7 +33,7 @@ from fencepost.client import (
     SystemClock,
     Term,
 )
-from fencepost.client.leases.acquiring import ANSWER_SECONDS
+from fencepost.client.lease import ANSWER_SECONDS
 
 _LOOK_AGAIN: Final = 1.0  # seconds: how far a suspended machine can make us oversleep
 _CLOCK: Final = SystemClock()

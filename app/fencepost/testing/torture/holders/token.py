@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from fencepost.client.http.credentials import FILE_VARIABLE, TOKEN_VARIABLE
+from fencepost.client.http import FILE_VARIABLE, TOKEN_VARIABLE
 
 READ_EVERY: Final = 5.0
 """Seconds after which the file is read again: a token that is renewed replaces it."""

@@ -7,12 +7,17 @@ from typing import Any, Final
 
 from fencepost.client.answers import GrantAnswer
 from fencepost.client.errors import ApiError, Forbidden, LeaseLost, OutcomeUnknown, Unauthenticated, Unavailable
-from fencepost.client.http.exchange import Exchange
-from fencepost.client.leases.acquiring import AcquireRequest, acquire
-from fencepost.client.leases.lease import Lease
-from fencepost.client.leases.pending_releases import PendingReleases, withdraw
-from fencepost.client.leases.trust import Timings
-from fencepost.client.leases.watchdog import keep, renew_in_time
+from fencepost.client.http import Exchange
+from fencepost.client.lease import (
+    AcquireRequest,
+    Lease,
+    PendingReleases,
+    Timings,
+    acquire,
+    keep,
+    renew_in_time,
+    withdraw,
+)
 
 _NOT_CERTAIN: Final = (Unavailable, OutcomeUnknown, Unauthenticated, Forbidden)
 

@@ -1,4 +1,4 @@
-"""A queued write: what became of it, and what it returns."""
+"""Writes that are submitted to a queue, and what they come to."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,12 +6,15 @@ from math import ceil
 from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import unquote
 
+from fencepost.client import rows
+from fencepost.client.answers import Key, Row, resource_of
 from fencepost.client.clock import before
-from fencepost.client.errors import ApiError, StillQueued, Unavailable, WriteFailed
-from fencepost.client.http.exchange import Answer, Exchange
-from fencepost.client.problem import Problem
-from fencepost.client.problem_errors import error_of
-from fencepost.client.rows import calls
+from fencepost.client.errors import ApiError, Problem, RowsNotKept, StillQueued, Unavailable, WriteFailed, error_of
+from fencepost.client.http import Answer, Exchange
+from fencepost.client.lease import Lease
+from fencepost.client.rows import Writer
+
+# A queued write: what became of it, and what it returns.
 
 T = TypeVar("T")
 
@@ -122,13 +125,128 @@ class QueuedWrite(Generic[T]):
 
     async def _ask(self, wait: int) -> Decision | None:
         if self._decision is None and self.id is not None:
-            answer = await self._exchange.repeat(calls.queued_write(self.id, wait))
+            answer = await self._exchange.repeat(rows.queued_write(self.id, wait))
             self._decision = Decision.read(answer.body)
         return self._decision
 
 
 def read_submission(exchange: Exchange, answer: Answer, read: Callable[[Any], T]) -> QueuedWrite[T]:
     """Read the answer to a write that was to be queued."""
-    if answer.status == calls.QUEUED:
+    if answer.status == rows.QUEUED:
         return QueuedWrite(exchange, unquote(answer.headers["Location"].rpartition("/")[2]), read)
     return QueuedWrite(exchange, None, read, Decision("applied", answer.status, answer.body))
+
+
+# `client.submit`: the writes of single rows, to be queued.
+
+
+class Submit:
+    """Writes that are queued instead of done at once, with the arguments of the client's methods of the same names.
+
+    Each returns when the write is kept: on disk, and on all replicas that the queue's settings ask for. Writes of one
+    row are applied in the order in which they were kept. A table that was protected with `--queue` takes neither
+    `lease` nor `token`: the place in the queue is the token. Any other takes one of them, and the fence judges the
+    token when the write is applied, not before.
+
+    Each submission is sent under an Idempotency-Key, and again under the same one when its answer gets lost.
+    """
+
+    def __init__(self, exchange: Exchange, writer: Writer) -> None:
+        self._exchange = exchange
+        self._writer = writer
+
+    async def post(
+        self,
+        table: str,
+        row: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> QueuedWrite[Row]:
+        """Queue the insert of one row, which names its key; its result is the row."""
+        return await self._submit(
+            None, lease, token, idempotency_key, lambda fresh: rows.post(table, row, fresh), _first
+        )
+
+    async def patch(
+        self,
+        table: str,
+        key: Key,
+        changes: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> QueuedWrite[Row]:
+        """Queue a change of columns of one row; its result is the row."""
+        resource = resource_of(table, key)
+        return await self._submit(
+            resource, lease, token, idempotency_key, lambda fresh: rows.patch(table, key, changes, fresh), _row
+        )
+
+    async def put(
+        self,
+        table: str,
+        key: Key,
+        row: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> QueuedWrite[Row]:
+        """Queue that one row is created or replaced; its result is the row."""
+        resource = resource_of(table, key)
+        return await self._submit(
+            resource, lease, token, idempotency_key, lambda fresh: rows.put(table, key, row, fresh), _row
+        )
+
+    async def delete(
+        self,
+        table: str,
+        key: Key,
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> QueuedWrite[None]:
+        """Queue the deletion of one row; its result is None."""
+        resource = resource_of(table, key)
+        return await self._submit(
+            resource, lease, token, idempotency_key, lambda fresh: rows.delete(table, key, fresh), _nothing
+        )
+
+    def queued(self, write_id: str) -> QueuedWrite[Any]:
+        """Give a write that was queued before, maybe by another process; its result is the JSON of its answer."""
+        return QueuedWrite(self._exchange, write_id, _any)
+
+    async def _submit(
+        self,
+        resource: str | None,
+        lease: Lease | None,
+        token: int | None,
+        key: str | None,
+        call: rows.WithToken,
+        read: Callable[[Any], T],
+    ) -> QueuedWrite[T]:
+        answer = await self._writer.submit(resource, lease, token, key, call)
+        return read_submission(self._exchange, answer, read)
+
+
+def _any(body: Any) -> Any:
+    return body
+
+
+def _row(body: Any) -> Any:
+    if body is None:
+        raise RowsNotKept("the write is applied, and its row was not kept: read it")
+    return body
+
+
+def _first(body: Any) -> Row:
+    row: Row = _row(body)[0]
+    return row
+
+
+def _nothing(_: object) -> None:
+    return None

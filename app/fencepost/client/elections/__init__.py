@@ -1,1 +1,0 @@
-"""Leader election: campaigning, and observing who leads."""

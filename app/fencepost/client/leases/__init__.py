@@ -1,1 +1,0 @@
-"""Locks, the leases that they give, and how long a lease can be trusted."""

@@ -1,1 +1,0 @@
-"""Writes that are queued: submitting them, and asking what became of them."""

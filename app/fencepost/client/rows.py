@@ -1,0 +1,396 @@
+"""The methods of a client that read and write rows, and the requests that they become."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias, overload
+from urllib.parse import quote
+
+from fencepost.client.answers import Key, Row, collection_path, resource_of, row_path
+from fencepost.client.errors import OutcomeUnknown
+from fencepost.client.http import Answer, Call, Exchange, Pairs, new_key
+from fencepost.client.lease import Lease, write_headers
+
+# Each method of the client as the request that it sends. No I/O here.
+
+Filters: TypeAlias = Mapping[str, str] | Sequence[tuple[str, str]]
+"""PostgREST's filters: `{"status": "eq.new"}`, or pairs where a column has several."""
+
+WithToken: TypeAlias = Callable[[int | None], Call]
+"""A write that lacks only its token; None for one whose place in a queue is its token."""
+
+MAX_TOKEN: Final = 2**63 - 1
+LOCKS_PER_PAGE: Final = 1000
+QUEUED: Final = 202
+ANSWER_SECONDS: Final = 10.0
+"""How long an answer may take that is due."""
+_ROWS_BACK: Final = "return=representation"
+_ASYNC: Final = "respond-async"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectQuery:
+    """What `select_call` asks for."""
+
+    filters: Filters
+    select: str | None
+    order: str | None
+    limit: int | None
+    offset: int | None
+
+    def pairs(self) -> Pairs:
+        """Return the query's parameters."""
+        single = {"select": self.select, "order": self.order, "limit": self.limit, "offset": self.offset}
+        return [*_pairs(self.filters), *((name, str(value)) for name, value in single.items() if value is not None)]
+
+
+def get(table: str, key: Key, select: str | None) -> Call:
+    """GET one row."""
+    return Call(method="GET", path=row_path(table, key), params=[] if select is None else [("select", select)])
+
+
+def select_call(table: str, query: SelectQuery) -> Call:
+    """GET rows."""
+    return Call(method="GET", path=collection_path(table), params=query.pairs())
+
+
+def fence(resource: str) -> Call:
+    """GET what is known of a resource."""
+    return Call(method="GET", path="/v1/fences", params=[("resource", resource)])
+
+
+def locks(name: str | None, after: str | None, source: str | None) -> Call:
+    """GET a page of locks."""
+    given = {"source": source, "name": name, "after": after, "limit": str(LOCKS_PER_PAGE)}
+    pairs = [(member, value) for member, value in given.items() if value is not None]
+    return Call(method="GET", path="/v1/locks", params=pairs)
+
+
+def post(table: str, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], token: int | None) -> Call:
+    """POST a row, or several."""
+    body = dict(rows) if isinstance(rows, Mapping) else [dict(row) for row in rows]
+    return _write("POST", collection_path(table), token, body)
+
+
+def patch(table: str, key: Key, changes: Mapping[str, Any], token: int | None) -> Call:
+    """PATCH one row."""
+    return _write("PATCH", row_path(table, key), token, dict(changes), resource=resource_of(table, key))
+
+
+def put(table: str, key: Key, row: Mapping[str, Any], token: int | None) -> Call:
+    """PUT one row."""
+    return _write("PUT", row_path(table, key), token, dict(row), resource=resource_of(table, key))
+
+
+def delete(table: str, key: Key, token: int | None) -> Call:
+    """DELETE one row."""
+    return _write("DELETE", row_path(table, key), token, None, prefer=None, resource=resource_of(table, key))
+
+
+def patch_where(table: str, filters: Filters, changes: Mapping[str, Any], token: int | None) -> Call:
+    """PATCH the rows that match."""
+    return _write("PATCH", collection_path(table), token, dict(changes), params=_some(filters))
+
+
+def patch_rows(table: str, rows: Sequence[Mapping[str, Any]], token: int | None) -> Call:
+    """PATCH the rows that the mappings name by their keys."""
+    return _write("PATCH", collection_path(table), token, [dict(row) for row in rows])
+
+
+def delete_where(table: str, filters: Filters, token: int | None) -> Call:
+    """DELETE the rows that match."""
+    return _write("DELETE", collection_path(table), token, None, params=_some(filters))
+
+
+def queued(call: Call) -> Call:
+    """Ask for a write to be queued, and for what it would return to be kept."""
+    prefer = call.headers.get("Prefer")
+    return replace(call, headers={**call.headers, "Prefer": _ASYNC if prefer is None else f"{_ASYNC}, {prefer}"})
+
+
+def queued_write(write_id: str, wait: int) -> Call:
+    """GET what became of a queued write; answered when it is decided, or after `wait` seconds."""
+    return Call(
+        method="GET",
+        path=f"/v1/writes/{quote(write_id, safe=':')}",
+        params=[("wait", str(wait))] if wait else [],
+        upkeep=True,  # a hundred who wait would leave no connection for writes
+        read_seconds=wait + ANSWER_SECONDS if wait else None,
+    )
+
+
+def check_token(token: int) -> int:
+    """Return the token if it can be one (R11)."""
+    if isinstance(token, bool) or not isinstance(token, int):
+        raise TypeError(f"token {token!r}: a token is an int")
+    if not 1 <= token <= MAX_TOKEN:
+        raise ValueError(f"token {token}: a token is from 1 to {MAX_TOKEN}")
+    return token
+
+
+def _write(
+    method: str,
+    path: str,
+    token: int | None,
+    body: object,
+    *,
+    prefer: str | None = _ROWS_BACK,
+    params: Pairs = (),
+    resource: str | None = None,
+) -> Call:
+    headers = write_headers(token, prefer)
+    return Call(
+        method=method,
+        path=path,
+        params=params,
+        headers=headers,
+        body=body,
+        writes=True,
+        resource=resource,
+        token=token,
+    )
+
+
+def _pairs(filters: Filters) -> Pairs:
+    return list(filters.items()) if isinstance(filters, Mapping) else list(filters)
+
+
+def _some(filters: Filters) -> Pairs:
+    pairs = _pairs(filters)
+    if not pairs:
+        raise ValueError("filters: a write of a whole table is refused: name the rows by a filter")
+    return pairs
+
+
+# Sending a write: under a lease or with a token of the caller's, once though its answer gets lost.
+
+SCOPE_HEADER: Final = "X-Fence-Scope"
+
+
+class Writer:
+    """What a client's writes go through."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._unscoped: set[str] = set()
+        """Tables that have answered a write as those without a scope do."""
+
+    async def write(
+        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: WithToken
+    ) -> Answer:
+        """Send a write: under a lease in its turn and with a fresh token, or with the token that was given. It keeps
+        token and key when it is sent again.
+        """
+        if (lease is None) == (token is None):
+            raise TypeError("a write takes exactly one of lease= and token=")
+        return await self._send(resource, lease, token, key, call)
+
+    async def submit(
+        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: WithToken
+    ) -> Answer:
+        """Send a write that is to be queued, as `write` does; without a token, where its place in the queue is it."""
+        if lease is not None and token is not None:
+            raise TypeError("a queued write takes one of lease= and token=, or neither")
+        return await self._send(resource, lease, token, key, lambda fresh: queued(call(fresh)))
+
+    async def _send(
+        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: WithToken
+    ) -> Answer:
+        key = new_key() if key is None else key
+        try:
+            if lease is not None:
+                return await self._send_under(lease, resource, key, call)
+            given = None if token is None else check_token(token)
+            return await self._exchange.repeat(call(given).under(key))
+        except OutcomeUnknown as error:
+            error.idempotency_key = key
+            raise
+
+    async def _send_under(self, lease: Lease, resource: str | None, key: str, call: WithToken) -> Answer:
+        # Rows of one scope have one mark: two writes at once would make each other stale (R8).
+        table = (resource or "").partition("/")[0]
+        turn = resource if table in self._unscoped else None
+        answer = await lease.write(turn, lambda fresh: call(fresh).under(key))
+        if answer.status == QUEUED:  # it shows of no table whether it has a scope
+            return answer
+        if resource is not None and SCOPE_HEADER not in answer.headers:
+            self._unscoped.add(table)
+        else:
+            self._unscoped.discard(table)
+        return answer
+
+
+# The methods of a client that read and write rows.
+
+
+class Rows:
+    """The methods of `Client` that are about rows."""
+
+    _exchange: Exchange
+    _writer: Writer
+
+    async def get(self, table: str, key: Key, *, select: str | None = None) -> Row:
+        """Return one row; RowNotFound if there is none."""
+        row: Row = (await self._exchange.repeat(get(table, key, select))).body
+        return row
+
+    async def select(
+        self,
+        table: str,
+        filters: Filters = (),
+        *,
+        select: str | None = None,
+        order: str | None = None,
+        limit: int | None = None,
+        offset: int | None = None,
+    ) -> list[Row]:
+        """Return the rows that match all filters: `select("orders", {"status": "eq.new"}, order="amount.desc")`."""
+        query = SelectQuery(filters, select, order, limit, offset)
+        rows: list[Row] = (await self._exchange.repeat(select_call(table, query))).body
+        return rows
+
+    @overload
+    async def post(
+        self,
+        table: str,
+        rows: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Row: ...
+
+    @overload
+    async def post(
+        self,
+        table: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Row]: ...
+
+    @overload
+    async def post(
+        self,
+        table: str,
+        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Row | list[Row]: ...
+
+    async def post(
+        self,
+        table: str,
+        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Row | list[Row]:
+        """Insert a row, or several in one transaction; returns what was stored."""
+        answer = await self._writer.write(None, lease, token, idempotency_key, lambda fresh: post(table, rows, fresh))
+        stored: list[Row] = answer.body
+        return stored[0] if isinstance(rows, Mapping) else stored
+
+    async def patch(
+        self,
+        table: str,
+        key: Key,
+        changes: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Row:
+        """Change columns of one row; returns the row. RowNotFound if there is none."""
+        resource = resource_of(table, key)
+        answer = await self._writer.write(
+            resource, lease, token, idempotency_key, lambda fresh: patch(table, key, changes, fresh)
+        )
+        row: Row = answer.body
+        return row
+
+    async def put(
+        self,
+        table: str,
+        key: Key,
+        row: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Row:
+        """Create or replace one row; columns that are left out get their defaults. Returns the row."""
+        resource = resource_of(table, key)
+        answer = await self._writer.write(
+            resource, lease, token, idempotency_key, lambda fresh: put(table, key, row, fresh)
+        )
+        stored: Row = answer.body
+        return stored
+
+    async def delete(
+        self,
+        table: str,
+        key: Key,
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
+        """Delete one row; its mark stays. RowNotFound if there is none."""
+        resource = resource_of(table, key)
+        await self._writer.write(resource, lease, token, idempotency_key, lambda fresh: delete(table, key, fresh))
+
+    async def patch_where(
+        self,
+        table: str,
+        filters: Filters,
+        changes: Mapping[str, Any],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Row]:
+        """Change columns of every row that matches, or of none (R10); returns the rows. ValueError without a filter."""
+        answer = await self._writer.write(
+            None, lease, token, idempotency_key, lambda fresh: patch_where(table, filters, changes, fresh)
+        )
+        rows: list[Row] = answer.body
+        return rows
+
+    async def patch_rows(
+        self,
+        table: str,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Row]:
+        """Change many rows, each by its own mapping, or none (R10); returns them in this order. A mapping has the
+        columns of the key and those to change, all have the same. RowNotFound if a row is not there.
+        """
+        answer = await self._writer.write(
+            None, lease, token, idempotency_key, lambda fresh: patch_rows(table, rows, fresh)
+        )
+        changed: list[Row] = answer.body
+        return changed
+
+    async def delete_where(
+        self,
+        table: str,
+        filters: Filters,
+        *,
+        lease: Lease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> list[Row]:
+        """Delete every row that matches, or none (R10); returns the rows. ValueError without a filter."""
+        answer = await self._writer.write(
+            None, lease, token, idempotency_key, lambda fresh: delete_where(table, filters, fresh)
+        )
+        rows: list[Row] = answer.body
+        return rows

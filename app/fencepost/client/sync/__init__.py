@@ -1,1 +1,0 @@
-"""The client for code that is not asynchronous."""
