@@ -22,9 +22,8 @@ from benchmarks.processes import BenchmarkError, running
 from benchmarks.walk import FIRST_KEY, OVER_ROWS, ROWS
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.postgres.queues import table_log
-from fencepost.server.queues.log import Message
+from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.message import WriteMessage, message_of
-from fencepost.server.queues.partitioner import partition_of
 from fencepost.testing.servers.kafka import VERSION, Kafka
 
 TOPIC: Final = "writes"

@@ -10,10 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, Protocol
 
 from benchmarks.lease_clients import TTL_MS, WAIT_MS, UnexpectedAnswerError
-from fencepost.server.locks.builtin.leases import PostgresLocks
-from fencepost.server.locks.builtin.queue import Queue
-from fencepost.server.locks.registry import SourceContext, make
-from fencepost.server.locks.source import Grant, Source
+from fencepost.server.locks.builtin import PostgresLocks, Queue
+from fencepost.server.locks.source import Grant, Source, SourceContext, make
 from fencepost.server.postgres.connections.connection import Limits
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret

@@ -9,7 +9,7 @@ from benchmarks.layers.layers import Event, Setup
 from fencepost import Client, StaleToken
 from fencepost.server.postgres.queues import table_log
 from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import partition_of
 
 UPDATE = "UPDATE orders SET version = $2 WHERE order_id = $1"
 

@@ -24,7 +24,7 @@ COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an I
 CREATE INDEX idempotency_created_at_idx ON fencepost.idempotency (created_at);
 
 -- One message of a queue may be in its log twice, at two offsets, and so under two ids: the last part of the id, 16 hexadecimal digits, and
--- what the message says are the same then (queues/write_id.py). The second effect is undone by this (23505). The condition is written so that
+-- what the message says are the same then (queues/message.py). The second effect is undone by this (23505). The condition is written so that
 -- the primary key cannot serve it: where statistics are of one row, that one seems to be as good.
 CREATE UNIQUE INDEX idempotency_message_idx ON fencepost.idempotency (right(key, 16), payload_hash) WHERE caller || '' = 'queue';
 

@@ -32,7 +32,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS 
   SELECT extract(epoch FROM q.forgotten_to)::double precision FROM fencepost.queues q WHERE q.source = p_source $$;
 
 -- Whether no copy of a caller's message can wait in its log that came before p_came: one that came then is applied, and would have its
--- effect again if its record were gone (queues/signing.py). Ten minutes are for clocks that differ, and for appends under way.
+-- effect again if its record were gone (queues/message.py). Ten minutes are for clocks that differ, and for appends under way.
 CREATE FUNCTION fencepost.queue_no_copy_waits(p_id text, p_came timestamptz) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT NOT EXISTS (

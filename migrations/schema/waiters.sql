@@ -1,5 +1,5 @@
 -- The queue of a lock: one row in fencepost.waiters for each lock of a waiting request, in the order of their tickets. The request
--- sleeps in its gateway, without a connection (locks/builtin/queue.py). A release wakes the first waiter: the gateway
+-- sleeps in its gateway, without a connection (locks/builtin.py). A release wakes the first waiter: the gateway
 -- that released wakes its own, another gateway is notified. There is no event for an expiry, a lost notification or a dead
 -- gateway: once a second each gateway that has waiters calls beat, and learns which of them to try.
 --

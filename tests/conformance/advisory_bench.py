@@ -12,9 +12,8 @@ from tests.support.interleave import Connection
 from tests.support.postgres import server_bin_dir
 from tests.support.processes import all_gone
 
-from fencepost.server.locks.advisory.source import AdvisorySource, from_url
-from fencepost.server.locks.registry import SourceContext
-from fencepost.server.locks.source import Grant, Holder, Source
+from fencepost.server.locks.advisory import AdvisorySource, from_url
+from fencepost.server.locks.source import Grant, Holder, Source, SourceContext
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.testing.servers.directories import new_directory, remove_directory
 from fencepost.testing.servers.ports import free_port

@@ -2,8 +2,7 @@
 
 from typing import Protocol
 
-from fencepost.server.locks.registry import SourceContext, make
-from fencepost.server.locks.source import Source
+from fencepost.server.locks.source import Source, SourceContext, make
 
 
 class Bench(Protocol):

@@ -8,8 +8,7 @@ import asyncio
 import json
 import sys
 
-from fencepost.server.locks.registry import SourceContext, make
-from fencepost.server.locks.source import Grant
+from fencepost.server.locks.source import Grant, SourceContext, make
 
 
 def _print(answer: object) -> None:

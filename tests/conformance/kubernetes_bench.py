@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.kube.apiserver import cluster
 
-from fencepost.server.locks.kubernetes.lease import hashed_name
+from fencepost.server.locks.kubernetes_api import hashed_name
 from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"

@@ -11,8 +11,7 @@ from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, tak
 from tests.conformance.conftest import ROOT, Asking
 from tests.support.interleave import Connection
 
-from fencepost.server.locks.advisory.session import AdvisorySession
-from fencepost.server.locks.advisory.source import LEAST_TTL_MS
+from fencepost.server.locks.advisory import LEAST_TTL_MS, AdvisorySession
 from fencepost.server.locks.source import Grant, Holder, SourceUnavailableError
 from fencepost.testing.faults.link import Link
 from fencepost.testing.servers.waiting import eventually
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 OURS = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^fencepost [0-9a-f]{16}'"
 WAITS_FOREVER = """
 import asyncio, sys
-from fencepost.server.locks.registry import SourceContext, make
+from fencepost.server.locks.source import SourceContext, make
 asyncio.run(make(sys.argv[1], SourceContext("killed", "")).acquire(
     sys.argv[2], owner="killed", ttl_ms=60000, tokens=1, wait_s=60))
 """

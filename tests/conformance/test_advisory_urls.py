@@ -10,7 +10,7 @@ from tests.conformance.conftest import Asking
 from tests.support.interleave import Connection
 from tests.support.pooler import pooled
 
-from fencepost.server.locks.advisory.source import AdvisorySource
+from fencepost.server.locks.advisory import AdvisorySource
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError
 from fencepost.testing.servers.standby import replicated
 from fencepost.testing.servers.waiting import eventually

@@ -9,9 +9,8 @@ from tests.conformance.bench import opened
 from tests.conformance.etcd.asking import granted, queued
 from tests.conformance.etcd_bench import EtcdBench, running
 
-from fencepost.server.locks.etcd.api import EtcdRefusedError
-from fencepost.server.locks.registry import SourceContext, make
-from fencepost.server.locks.source import REQUEST_TIMEOUT, Holder, Source, SourceUnavailableError
+from fencepost.server.locks.etcd import EtcdRefusedError
+from fencepost.server.locks.source import REQUEST_TIMEOUT, Holder, Source, SourceContext, SourceUnavailableError, make
 from fencepost.testing.servers.waiting import PATIENCE
 
 pytestmark = pytest.mark.long("tests of etcd")

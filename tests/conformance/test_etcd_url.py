@@ -7,11 +7,8 @@ import pytest
 from tests.conformance.etcd.asking import granted
 from tests.conformance.etcd_bench import EtcdBench, running
 
-from fencepost.server.locks.etcd.api import EtcdApi, EtcdRefusedError
-from fencepost.server.locks.etcd.source import EtcdSource
-from fencepost.server.locks.etcd.url import parse
-from fencepost.server.locks.registry import SourceContext, make
-from fencepost.server.locks.source import Source, SourceConfigError, SourceUnavailableError
+from fencepost.server.locks.etcd import EtcdApi, EtcdRefusedError, EtcdSource, parse
+from fencepost.server.locks.source import Source, SourceConfigError, SourceContext, SourceUnavailableError, make
 
 
 async def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:

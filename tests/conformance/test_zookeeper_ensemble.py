@@ -9,9 +9,8 @@ import pytest
 from tests.conformance.zookeeper_bench import admin, client, needs_zookeeper, server
 
 from fencepost.server.locks.source import Grant, SourceUnavailableError
-from fencepost.server.locks.zookeeper.nodes import parent_of
-from fencepost.server.locks.zookeeper.source import ZooKeeperSource
-from fencepost.server.locks.zookeeper.url import parse
+from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
+from fencepost.server.locks.zookeeper_session import parse
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
 from fencepost.testing.servers.waiting import PATIENCE, eventually

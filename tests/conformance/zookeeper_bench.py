@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
 
-from fencepost.server.locks.zookeeper.nodes import parent_of
+from fencepost.server.locks.zookeeper import parent_of
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
 

@@ -19,8 +19,7 @@ from tests.support.consuming import Queue, consumed, opened, write
 from tests.support.interleave import Connect
 from tests.support.queued import queueing
 
-from fencepost.server.consuming.applying import Applier, Standing
-from fencepost.server.consuming.outcome import Later
+from fencepost.server.consuming.applying import Applier, Later, Standing
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.gateway.queued import find, wait
@@ -29,9 +28,8 @@ from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.postgres.queues import progress, results
 from fencepost.server.postgres.statements.idempotency import Recorded
 from fencepost.server.queues.log import Message
+from fencepost.server.queues.message import MessageName, WriteId, id_at, new_nonce, parse_write_id, sign
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.server.queues.signing import sign
-from fencepost.server.queues.write_id import MessageName, WriteId, id_at, new_nonce, parse_write_id
 from fencepost.server.times import TIMES
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

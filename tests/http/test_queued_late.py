@@ -9,12 +9,10 @@ from tests.http.test_queued_role_gone import decider
 from tests.support.acting import LOGIN, WEB
 from tests.support.commands import command
 
-from fencepost.server.consuming.applying import Standing
-from fencepost.server.consuming.database_ledger import DatabaseLedger
+from fencepost.server.consuming.applying import DatabaseLedger, Standing
 from fencepost.server.consuming.deciding import Settled
 from fencepost.server.postgres.leases import sources
-from fencepost.server.queues.log import Position, Received
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import Position, Received, partition_of
 from fencepost.server.queues.registry import DEFAULT
 
 __all__ = ["stage"]

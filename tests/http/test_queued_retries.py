@@ -10,12 +10,10 @@ from tests.support.acting import OTHER, WEB, caller
 from tests.support.commands import command
 from tests.support.consuming import write
 
-from fencepost.server.consuming.applying import Standing
-from fencepost.server.consuming.database_ledger import DatabaseLedger
-from fencepost.server.queues.log import DeadLetter, Message, Position, Received
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.consuming.applying import DatabaseLedger, Standing
+from fencepost.server.queues.log import DeadLetter, Message, Position, Received, partition_of
+from fencepost.server.queues.message import sign
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.server.queues.signing import sign
 
 __all__ = ["stage"]
 HOUR = 3600.0

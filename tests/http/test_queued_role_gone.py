@@ -4,14 +4,12 @@ from tests.http.test_queued_as_role import Stage, stage
 from tests.support.acting import LOGIN, OTHER, caller
 from tests.support.consuming import write
 
-from fencepost.server.consuming.applying import Applier, Standing
-from fencepost.server.consuming.database_ledger import DatabaseLedger
+from fencepost.server.consuming.applying import Applier, DatabaseLedger, Standing
 from fencepost.server.consuming.deciding import Decider, Settled
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.queues.log import Position, Received
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import Position, Received, partition_of
+from fencepost.server.queues.message import sign
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.server.queues.signing import sign
 
 __all__ = ["stage"]
 

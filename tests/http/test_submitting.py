@@ -10,8 +10,7 @@ from tests.support.queued import Queued, queueing
 
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError
-from fencepost.server.queues.message import WriteMessage, read_message
-from fencepost.server.queues.write_id import parse_write_id
+from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message
 
 ASYNC = "respond-async"
 

@@ -15,7 +15,7 @@ from tests.support.tokens import EC, RSA, bearer, claims, public, sign
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.locks.builtin.leases import PostgresLocks
+from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import TakeResult
 from fencepost.server.postgres.identity import api_keys
 from fencepost.server.times import IdentityTimes, Times

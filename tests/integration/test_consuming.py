@@ -23,8 +23,7 @@ from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protecting.protect import protect, unprotect
 from fencepost.server.postgres.leases import sources
 from fencepost.server.postgres.queues.table_log import MessageRow, append
-from fencepost.server.queues.log import Message
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

@@ -13,10 +13,9 @@ from fencepost.server.gateway.queued import find
 from fencepost.server.gateway.results import state_of
 from fencepost.server.postgres.statements.idempotency import Recorded
 from fencepost.server.queues.log import Message, Position
-from fencepost.server.queues.message import nonce_of
-from fencepost.server.queues.postgres.consumer import PostgresConsumer
+from fencepost.server.queues.message import WriteId, content_of, nonce_of
+from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.server.queues.write_id import WriteId, content_of
 from fencepost.testing.servers.waiting import eventually
 
 REDELIVERED = "SELECT coalesce(sum(redelivered), 0) FROM fencepost.queue_partitions"

@@ -15,7 +15,7 @@ from fencepost.cli.main import main
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.postgres.leases import sources
 from fencepost.server.queues.log import LogUnavailableError
-from fencepost.server.queues.postgres.dead_letters import PostgresDeadLetters
+from fencepost.server.queues.postgres import PostgresDeadLetters
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.waiting import eventually
 

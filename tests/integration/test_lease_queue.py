@@ -11,7 +11,7 @@ from tests.support.lease_gateways import HOUR, Side, Tries, in_line, let_gateway
 from tests.support.lease_racing import EXPIRED, MINUTE
 from tests.support.manual_clock import ManualClock
 
-from fencepost.server.locks.builtin.queue import Queue
+from fencepost.server.locks.builtin import Queue
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.leases import builtin as leases
 from fencepost.server.postgres.leases.builtin import Acquired

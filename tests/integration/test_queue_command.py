@@ -23,7 +23,7 @@ from fencepost.server.postgres.queues.progress import PartitionProgress
 from fencepost.server.postgres.queues.table_log import MessageRow
 from fencepost.server.queue_status import describe_queues, measure_queues
 from fencepost.server.queue_wiring import read_queues
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
 from fencepost.server.wiring import consumer_gateway

@@ -19,7 +19,7 @@ from fencepost.server.fence.token import Rule
 from fencepost.server.postgres.leases import sources
 from fencepost.server.postgres.queues import progress, table_log
 from fencepost.server.postgres.statements import idempotency
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
 from fencepost.testing.servers.waiting import eventually

@@ -16,7 +16,7 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 from tests.support.use_cases import open_gateway
 
-from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.times import TIMES, Times
 

@@ -13,7 +13,7 @@ from tests.support.interleave import Connection
 
 from fencepost.server.locks.leases import TakeResult
 from fencepost.server.locks.source import Capabilities, Grant, Holder, SourceUnavailableError
-from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.leases import sources
 from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret

@@ -1,4 +1,4 @@
-"""A grant with claims (locks/source_leases/claims.py), and requests that are repeated while it is under way."""
+"""A grant with claims (locks/source_leases.py), and requests that are repeated while it is under way."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Interleavings of a grant (locks/source_leases/leases.py): between the service's answer, its record, and another
+"""Interleavings of a grant (locks/source_leases.py): between the service's answer, its record, and another
 grant's.
 """
 
@@ -12,7 +12,7 @@ from tests.sources.scripted import NAME, Scripted
 from tests.support.interleave import Connect
 
 from fencepost.server.locks.source import Capabilities, SourceError, SourceQuarantinedError
-from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres.leases.lock_request import LockRequest
 from fencepost.server.times import SourceTimes, Times
 from fencepost.testing.servers.waiting import PATIENCE

@@ -19,10 +19,9 @@ from fencepost.server.gateway.results import STATE_HEADER
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.postgres.queues import progress
 from fencepost.server.queues.log import DeadLetter, Log, Message, Position
-from fencepost.server.queues.message import Method, WriteMessage, message_of
-from fencepost.server.queues.postgres.consumer import PostgresConsumer
+from fencepost.server.queues.message import Method, WriteMessage, message_of, new_nonce
+from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.server.queues.write_id import new_nonce
 from fencepost.server.settings import Settings
 from fencepost.server.times import HealthTimes, Times
 from fencepost.server.wiring import consumer_gateway

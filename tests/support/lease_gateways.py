@@ -9,8 +9,7 @@ import asyncpg
 from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 
-from fencepost.server.locks.builtin.leases import PostgresLocks
-from fencepost.server.locks.builtin.queue import Queue
+from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.postgres.connections.connection import Limits
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.connections.listen import Listener

@@ -4,8 +4,16 @@ from collections.abc import Callable, Sequence
 
 from tests.support.queue_mock import MockDeadLetters
 
-from fencepost.server.queues.log import Consumer, DeadLetters, LogError, LogState, Message, Position, Received
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import (
+    Consumer,
+    DeadLetters,
+    LogError,
+    LogState,
+    Message,
+    Position,
+    Received,
+    partition_of,
+)
 
 PARTITIONS = 4
 

@@ -6,11 +6,9 @@ from contextlib import asynccontextmanager
 
 from tests.support.queue_mock import Applying, MockLedger, MockLog, MockReports, message
 
-from fencepost.server.consuming.applying import Standing
-from fencepost.server.consuming.consumer import QueueConsumer
+from fencepost.server.consuming.applying import Decided, Result, Standing
+from fencepost.server.consuming.consumer import ConsumerLimits, QueueConsumer
 from fencepost.server.consuming.deciding import Decider
-from fencepost.server.consuming.outcome import Decided, Result
-from fencepost.server.consuming.session import ConsumerLimits
 from fencepost.server.queues.log import Received
 from fencepost.server.times import TIMES, ConsumingTimes
 from fencepost.testing.servers.waiting import PATIENCE, eventually

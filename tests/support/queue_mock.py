@@ -5,14 +5,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from fencepost.server.consuming.applying import Standing
-from fencepost.server.consuming.ledger import Checked, Kept
-from fencepost.server.consuming.outcome import Result
+from fencepost.server.consuming.applying import Checked, Kept, Result, Standing
 from fencepost.server.postgres.queues.progress import PartitionProgress
 from fencepost.server.postgres.statements.idempotency import Recorded
-from fencepost.server.queues.log import DeadLetter, LogError, LogState, Message, Position, Received
-from fencepost.server.queues.partitioner import partition_of
-from fencepost.server.queues.write_id import MessageName
+from fencepost.server.queues.log import DeadLetter, LogError, LogState, Message, Position, Received, partition_of
+from fencepost.server.queues.message import MessageName
 
 PARTITIONS = 2
 WAITS = 0.01

@@ -21,8 +21,7 @@ from fencepost.server.gateway.shares import CallerShares, Reads
 from fencepost.server.gateway.turns import Turns
 from fencepost.server.gateway.use_cases import write
 from fencepost.server.gateway.writes.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
-from fencepost.server.locks.builtin.leases import PostgresLocks
-from fencepost.server.locks.builtin.queue import Queue
+from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.postgres.batches.group_commit import GroupCommit
 from fencepost.server.postgres.connections.connection import Limits
 from fencepost.server.postgres.connections.engine import Database

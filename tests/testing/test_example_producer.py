@@ -15,10 +15,8 @@ from tests.support.queued import queueing
 
 from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.queues.log import Message
-from fencepost.server.queues.message import nonce_of
-from fencepost.server.queues.partitioner import partition_of
-from fencepost.server.queues.write_id import parse_write_id
+from fencepost.server.queues.log import Message, partition_of
+from fencepost.server.queues.message import nonce_of, parse_write_id
 from fencepost.testing.servers.kafka import Kafka, jars
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.waiting import PATIENCE

@@ -17,8 +17,8 @@ from benchmarks.source_clients import BUILTIN
 from benchmarks.source_services import KINDS
 from benchmarks.usual_consumer import COMMITS
 
-from fencepost.server.locks.registry import KINDS as REGISTERED
-from fencepost.server.locks.registry import kind_of
+from fencepost.server.locks.source import KINDS as REGISTERED
+from fencepost.server.locks.source import kind_of
 
 
 def test_every_ratio_is_of_cells_that_are_measured() -> None:

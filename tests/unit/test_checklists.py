@@ -18,7 +18,7 @@ import fencepost
 from fencepost import alembic, server
 from fencepost.cli.main import COMMANDS, main
 from fencepost.cli.protect import protect as command
-from fencepost.server.locks.registry import KINDS, SourceContext, kind_of, make
+from fencepost.server.locks.source import KINDS, SourceContext, kind_of, make
 from fencepost.server.ops.protecting import table, target
 from fencepost.server.ops.protecting.protect import Asked, plan_protect
 from fencepost.server.postgres.tables.load import PROTECTED

@@ -5,8 +5,7 @@ import re
 from tests.unit.test_docs_names import ROOT, defined_in
 from tests.unit.test_docs_sources import URLS
 
-from fencepost.server.locks.registry import SourceContext, kind_of, make
-from fencepost.server.locks.source import Capabilities
+from fencepost.server.locks.source import Capabilities, SourceContext, kind_of, make
 
 CHOOSING = ROOT / "docs" / "choosing.md"
 EVIDENCE = re.compile(r"\b[CT][1-9][0-9]*\b")

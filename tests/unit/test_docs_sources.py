@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.server.locks.registry import KINDS, SourceContext, make
-from fencepost.server.locks.source import Capabilities
+from fencepost.server.locks.source import KINDS, Capabilities, SourceContext, make
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text("utf-8")
 URLS = {
@@ -51,4 +50,4 @@ def test_each_source_is_described_as_it_is(scheme: str) -> None:
 
 
 def test_no_source_is_described_that_is_not_there() -> None:
-    assert set(rows()) == set(KINDS), "the table of docs/sources.md has the schemes of locks/registry.py"
+    assert set(rows()) == set(KINDS), "the table of docs/sources.md has the schemes of locks/source.py"

@@ -8,7 +8,7 @@ import pytest
 from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.server.locks.source import SourceUnavailableError
-from fencepost.server.locks.source_leases.hold_watch import HoldWatch
+from fencepost.server.locks.source_leases import HoldWatch
 from fencepost.server.postgres.leases import source_leases
 from fencepost.server.times import TIMES, Times
 

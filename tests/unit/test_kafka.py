@@ -3,12 +3,9 @@
 import pytest
 from confluent_kafka import Consumer, KafkaError
 
-from fencepost.server.queues.kafka.ledger import Finished, MemberLedger
-from fencepost.server.queues.kafka.letters import LEAVES_OUT, MORE_THAN_ITS_MESSAGE, record_of
-from fencepost.server.queues.kafka.log import from_url
-from fencepost.server.queues.kafka.positions import Positions
-from fencepost.server.queues.kafka.unowned import assigned
-from fencepost.server.queues.kafka.url import read_url
+from fencepost.server.queues.kafka import from_url
+from fencepost.server.queues.kafka_positions import Finished, MemberLedger, Positions, assigned
+from fencepost.server.queues.kafka_settings import LEAVES_OUT, MORE_THAN_ITS_MESSAGE, read_url, record_of
 from fencepost.server.queues.log import DeadLetter, LogConfigError, Message, Position
 
 PASSWORD = "s3cret+/=word"

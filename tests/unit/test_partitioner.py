@@ -2,7 +2,7 @@
 
 import pytest
 
-from fencepost.server.queues.partitioner import murmur2, partition_of
+from fencepost.server.queues.log import murmur2, partition_of
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ import pytest
 from tests.support.mocked_consumer import MockedConsumer, running, until
 from tests.support.queue_mock import message
 
-from fencepost.server.consuming.applying import Standing
-from fencepost.server.consuming.lanes import Lanes
-from fencepost.server.consuming.outcome import Decided, Later, Result
-from fencepost.server.consuming.session import ConsumerLimits
+from fencepost.server.consuming.applying import Decided, Later, Result, Standing
+from fencepost.server.consuming.consumer import ConsumerLimits, Lanes
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError, Position, Received
 from fencepost.server.times import ConsumingTimes

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 from tests.support.mocked_consumer import MockedConsumer, running, until
 
-from fencepost.server.consuming.applying import Standing
-from fencepost.server.consuming.outcome import Decided, Later, Result
-from fencepost.server.consuming.session import ConsumerLimits
+from fencepost.server.consuming.applying import Decided, Later, Result, Standing
+from fencepost.server.consuming.consumer import ConsumerLimits
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.queues.log import Received
 from fencepost.server.times import ConsumingTimes

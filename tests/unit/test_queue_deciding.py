@@ -6,16 +6,25 @@ import orjson
 import pytest
 from tests.support.queue_mock import Applying, MockLedger, MockLog, message
 
-from fencepost.server.consuming.applying import Standing
+from fencepost.server.consuming.applying import (
+    Before,
+    Decided,
+    Later,
+    MarkReached,
+    Result,
+    Standing,
+    kept,
+    of_problem,
+    reason_of,
+)
 from fencepost.server.consuming.deciding import MOST_FAULTS, Decider, Settled
-from fencepost.server.consuming.outcome import Before, Decided, Later, MarkReached, Result, kept, of_problem, reason_of
 from fencepost.server.fence.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.results import DROPPED, IN_HAND, LETTER_HEADER, RETRIED_AS, STATE_HEADER, state_of
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.statements.idempotency import Recorded
 from fencepost.server.queues.log import DeadLetter, LogUnavailableError, Message, Position, Received
-from fencepost.server.queues.write_id import hash_of
+from fencepost.server.queues.message import hash_of
 
 NONCE = "0123456789abcdef"
 ID = f"kafka:q.1.7.{NONCE}"

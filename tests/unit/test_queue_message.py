@@ -17,12 +17,15 @@ from fencepost.server.queues.message import (
     KNOWN,
     METHODS,
     MalformedMessageError,
+    MalformedWriteIdError,
+    WriteId,
     WriteMessage,
+    hash_of,
     message_of,
     nonce_of,
+    parse_write_id,
     read_message,
 )
-from fencepost.server.queues.write_id import MalformedWriteIdError, WriteId, hash_of, parse_write_id
 
 KEY = b"orders/order-123"
 NONCE = "0123456789abcdef"

@@ -8,8 +8,15 @@ import pytest
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.seal import SealKeys, encoded
 from fencepost.server.queues.log import Message
-from fencepost.server.queues.message import MalformedMessageError, WriteMessage, message_of, read_message
-from fencepost.server.queues.signing import claimed, sign, verify
+from fencepost.server.queues.message import (
+    MalformedMessageError,
+    WriteMessage,
+    claimed,
+    message_of,
+    read_message,
+    sign,
+    verify,
+)
 
 QUEUE = "kafka:orders"
 KEYS = SealKeys({"new": b"n" * 32, "old": b"o" * 32})

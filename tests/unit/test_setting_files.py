@@ -12,7 +12,7 @@ from fencepost.cli.api_token import read_api_token
 from fencepost.cli.options import BadSettingError, flag, read_settings, to_environment, variable
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.identity_wiring import check_authentication
-from fencepost.server.locks.kubernetes import access
+from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.source import SourceConfigError
 from fencepost.server.seal_wiring import read_seal_keys
 from fencepost.server.settings import DECIDING, FILES, Settings
@@ -116,7 +116,7 @@ async def test_a_service_account_without_a_namespace_is_refused(
     for name, content in (("token", "t"), ("ca.crt", "c"), ("namespace", "\n")):
         (tmp_path / name).write_text(content)
     with pytest.raises(SourceConfigError, match="namespace: it is empty"):
-        await access.read(access.InCluster(tmp_path))
+        await kubernetes_api.read(kubernetes_api.InCluster(tmp_path))
 
 
 SOUND = "postgresql://u:p%40%2F@db-1.example:5432/shop"

@@ -2,11 +2,9 @@
 
 import pytest
 
-from fencepost.server.locks.etcd import url as etcd
-from fencepost.server.locks.registry import KINDS, SourceContext, make
-from fencepost.server.locks.source import SourceConfigError
-from fencepost.server.locks.source_url import seconds, whole
-from fencepost.server.locks.zookeeper import url as zookeeper
+from fencepost.server.locks import etcd
+from fencepost.server.locks import zookeeper_session as zookeeper
+from fencepost.server.locks.source import KINDS, SourceConfigError, SourceContext, make, seconds, whole
 from fencepost.server.settings import Settings
 from fencepost.server.source_wiring import check_sources
 from fencepost.server.startup import StartupError

@@ -20,11 +20,11 @@ CALLS = {
         "postgres/connections/connection.py",  # of the pools
         "postgres/connections/session.py",  # checks before the start
         "postgres/connections/listen.py",
-        "queues/postgres/waking.py",  # listens, too
+        "queues/postgres.py",  # listens, too
         "ops/demo.py",  # before the start
         "ops/inspecting/session.py",  # doctor and status
         "ops/schema/migrate.py",  # SQLAlchemy's, for alembic
-        "locks/advisory/session.py",  # a lock service, maybe in another database
+        "locks/advisory.py",  # a lock service, maybe in another database
     },
 }
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fencepost.server.locks.source import MOST_NATIVE, SourceError
-from fencepost.server.locks.zookeeper.nodes import QueueNode, in_order, parent_of, token
+from fencepost.server.locks.zookeeper import QueueNode, in_order, parent_of, token
 
 
 def test_a_lock_is_one_node_below_the_root() -> None:

@@ -9,11 +9,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
-from fencepost.server.consuming.applying import Applier
-from fencepost.server.consuming.consumer import QueueConsumer
-from fencepost.server.consuming.database_ledger import DatabaseLedger
+from fencepost.server.consuming.applying import Applier, DatabaseLedger
+from fencepost.server.consuming.consumer import ConsumerLimits, QueueConsumer
 from fencepost.server.consuming.deciding import Decider
-from fencepost.server.consuming.session import ConsumerLimits
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.observe.events import (
     ConsumerFailed,

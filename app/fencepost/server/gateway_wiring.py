@@ -19,8 +19,7 @@ from fencepost.server.gateway.results import Results
 from fencepost.server.gateway.seals import Seals
 from fencepost.server.gateway.shares import CallerShares, Reads
 from fencepost.server.gateway.turns import Turns
-from fencepost.server.locks.builtin.leases import PostgresLocks
-from fencepost.server.locks.builtin.queue import Queue
+from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.observe.events import (
     BatchesFail,

@@ -11,9 +11,8 @@ from typing import Final
 from pydantic import SecretStr
 
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.locks.registry import SourceContext, kind_of, make
-from fencepost.server.locks.source import Source, SourceConfigError
-from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.locks.source import Source, SourceConfigError, SourceContext, kind_of, make
+from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import Emit, QueueFailed, SourceQuarantined, SourceTrouble
 from fencepost.server.postgres.errors import RefusedError, StorageError
 from fencepost.server.postgres.leases import sources

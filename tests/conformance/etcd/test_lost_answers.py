@@ -9,9 +9,7 @@ import pytest
 from tests.conformance.etcd.asking import TTL, granted, leases
 from tests.conformance.etcd_bench import EtcdBench
 
-from fencepost.server.locks.etcd.api import EtcdApi
-from fencepost.server.locks.etcd.source import EtcdSource
-from fencepost.server.locks.etcd.url import parse
+from fencepost.server.locks.etcd import EtcdApi, EtcdSource, parse
 from fencepost.server.locks.source import Source
 
 pytestmark = pytest.mark.long("tests of etcd")

@@ -6,8 +6,7 @@ import pytest
 from tests.conformance.etcd.asking import TTL, granted, leases, queued
 from tests.conformance.etcd_bench import EtcdBench
 
-from fencepost.server.locks.etcd.api import EtcdApi
-from fencepost.server.locks.etcd.url import parse
+from fencepost.server.locks.etcd import EtcdApi, parse
 from fencepost.server.locks.source import Holder, Source
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.conformance.kubernetes.operating import Leases, Make
 
-from fencepost.server.locks.kubernetes.source import KubernetesLeases, from_url
-from fencepost.server.locks.registry import SourceContext
+from fencepost.server.locks.kubernetes import KubernetesLeases, from_url
+from fencepost.server.locks.source import SourceContext
 from fencepost.testing.servers.kubernetes import ADMIN, Cluster
 
 

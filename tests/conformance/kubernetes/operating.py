@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from fencepost.server.locks.kubernetes.api import KubernetesApi
-from fencepost.server.locks.kubernetes.lease import hashed_name
-from fencepost.server.locks.kubernetes.source import KubernetesLeases
+from fencepost.server.locks.kubernetes import KubernetesLeases
+from fencepost.server.locks.kubernetes_api import KubernetesApi, hashed_name
 from fencepost.server.locks.source import Grant
 from fencepost.testing.servers.kubernetes import NAMESPACE, Cluster
 

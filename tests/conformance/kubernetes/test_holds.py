@@ -3,7 +3,7 @@
 import pytest
 from tests.conformance.kubernetes.operating import LOCK, Leases, Make, granted
 
-from fencepost.server.locks.kubernetes import lease as kubernetes_lease
+from fencepost.server.locks import kubernetes_api as kubernetes_lease
 from fencepost.server.locks.source import Holder
 
 pytestmark = pytest.mark.long("tests of Kubernetes")

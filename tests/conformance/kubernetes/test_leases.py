@@ -6,7 +6,7 @@ import pytest
 from tests.conformance.kubernetes.operating import LOCK, Leases, Make, api_of, elected, granted
 from tests.kube.manifests import FOLDER, objects
 
-from fencepost.server.locks.kubernetes.lease import hashed_name, own_name
+from fencepost.server.locks.kubernetes_api import hashed_name, own_name
 from fencepost.server.locks.source import Holder, SourceError
 from fencepost.testing.servers.kubernetes import Cluster
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.conformance.kubernetes.operating import LOCK, Make, api_of, granted
 
-from fencepost.server.locks.kubernetes import lease as kubernetes_lease
-from fencepost.server.locks.kubernetes.lease import LeaseObject
+from fencepost.server.locks import kubernetes_api as kubernetes_lease
+from fencepost.server.locks.kubernetes_api import LeaseObject
 from fencepost.server.locks.source import SourceError, SourceUnavailableError
 
 pytestmark = pytest.mark.long("tests of Kubernetes")

@@ -7,8 +7,8 @@ import pytest
 from tests.conformance.kubernetes_access.using import OURS, Make
 from tests.kube.manifests import objects
 
-from fencepost.server.locks.kubernetes.source import KubernetesLeases, from_url
-from fencepost.server.locks.registry import SourceContext
+from fencepost.server.locks.kubernetes import KubernetesLeases, from_url
+from fencepost.server.locks.source import SourceContext
 from fencepost.testing.servers.kubernetes import Cluster
 
 

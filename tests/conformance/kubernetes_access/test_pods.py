@@ -8,8 +8,8 @@ import pytest
 from tests.conformance.kubernetes_access.using import GATEWAY, OURS, Make, acquired, works
 from tests.kube.manifests import object_of
 
-from fencepost.server.locks.kubernetes.api import VERBS
-from fencepost.server.locks.kubernetes.source import KubernetesLeases
+from fencepost.server.locks.kubernetes import KubernetesLeases
+from fencepost.server.locks.kubernetes_api import VERBS
 from fencepost.server.locks.source import Grant, SourceError, SourceUnavailableError
 from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
 from fencepost.testing.servers.waiting import eventually

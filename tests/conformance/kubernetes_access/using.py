@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fencepost.server.locks.kubernetes.source import KubernetesLeases
+from fencepost.server.locks.kubernetes import KubernetesLeases
 from fencepost.server.locks.source import Grant, Holder
 
 LOCK = "orders/order-123"

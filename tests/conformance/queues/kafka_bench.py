@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from fencepost.server.queues.kafka.log import from_url
+from fencepost.server.queues.kafka import from_url
 from fencepost.server.queues.log import Log
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.lock_services import MissingServerError

@@ -18,8 +18,7 @@ from fencepost.server.postgres.connections.connection import Limits
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.errors import StorageError
 from fencepost.server.queues.log import LogUnavailableError
-from fencepost.server.queues.postgres.consumer import TTL
-from fencepost.server.queues.postgres.log import PostgresLog
+from fencepost.server.queues.postgres import TTL, PostgresLog
 from fencepost.testing.servers.databases import clone, in_database, quick_logins, run_on
 from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.ports import free_port

@@ -9,8 +9,8 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
 from tests.conformance.queues.kafka_bench import make_topic, next_topic
 
-from fencepost.server.queues.kafka.dead_topic import DeadTopic
-from fencepost.server.queues.kafka.url import read_url
+from fencepost.server.queues.kafka_cluster import DeadTopic
+from fencepost.server.queues.kafka_settings import read_url
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.waiting import eventually

@@ -17,8 +17,7 @@ from tests.conformance.queues.kafka_bench import admin, delete_topic, make_topic
 from tests.support.consuming import write
 from tests.support.interleave import Connect
 
-from fencepost.server.queues.log import LogUnavailableError
-from fencepost.server.queues.partitioner import partition_of
+from fencepost.server.queues.log import LogUnavailableError, partition_of
 from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.kafka import Broker, Kafka
 from fencepost.testing.servers.waiting import eventually

@@ -14,8 +14,7 @@ from confluent_kafka.cimpl import NewPartitions
 from tests.conformance.queues.conftest import Member, MemberProcess, message
 from tests.conformance.queues.kafka_bench import KafkaBench, admin, make_topic, next_topic, url_of
 
-from fencepost.server.queues.kafka.log import KafkaLog, from_url
-from fencepost.server.queues.kafka.membership import static_name
+from fencepost.server.queues.kafka import KafkaLog, from_url, static_name
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.waiting import PATIENCE, eventually
@@ -151,7 +150,7 @@ async def test_a_member_that_was_dead_when_partitions_were_added_gets_them_in_th
 DIES_WHEN_IT_GIVES_UP = """
 import os, signal, sys
 from confluent_kafka import Consumer
-from fencepost.server.queues.kafka.url import read_url
+from fencepost.server.queues.kafka_settings import read_url
 consumer = Consumer(read_url(sys.argv[1]).of_consumer(sys.argv[2]))
 def has(consumer, partitions):
     consumer.incremental_assign(partitions)

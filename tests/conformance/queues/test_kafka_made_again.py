@@ -11,9 +11,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from tests.conformance.queues.conftest import Join, message
 from tests.conformance.queues.kafka_bench import KafkaBench, admin, log_of
 
-from fencepost.server.queues.kafka import consumer
-from fencepost.server.queues.kafka.labels import Label
-from fencepost.server.queues.kafka.url import read_url
+from fencepost.server.queues import kafka
+from fencepost.server.queues.kafka_settings import Label, read_url
 from fencepost.server.queues.log import Log, LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.waiting import PATIENCE, eventually
@@ -78,7 +77,7 @@ async def test_a_member_begins_where_the_new_one_does(
     join: Join, client: type[Consumer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes nothing before, whatever keeps it from saying where it goes on, and from going on there."""
-    monkeypatch.setattr(consumer, "Consumer", client)
+    monkeypatch.setattr(kafka, "Consumer", client)
     member = join("a")
 
     async def all_came() -> bool:

@@ -10,7 +10,7 @@ from tests.conformance.queues.conftest import Member, message, positions
 from tests.conformance.queues.kafka_bench import next_topic
 from tests.conformance.queues.kafka_secured import MECHANISMS, PASSWORD, Secured, secured_broker
 
-from fencepost.server.queues.kafka.log import KafkaLog, from_url
+from fencepost.server.queues.kafka import KafkaLog, from_url
 from fencepost.server.queues.log import LogConfigError, LogUnavailableError, LogUnknownError, Position
 from fencepost.testing.servers.waiting import eventually
 

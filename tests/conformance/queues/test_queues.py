@@ -8,9 +8,17 @@ from tests.conformance.queues.conftest import KEYS, PARTITIONS, Another, Join, f
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.seal import SealKeys
-from fencepost.server.queues.log import MOST_OFFSET, TAKEN_BYTES, DeadLetter, Log, Message, Position, Received
-from fencepost.server.queues.partitioner import partition_of
-from fencepost.server.queues.signing import sign, verify
+from fencepost.server.queues.log import (
+    MOST_OFFSET,
+    TAKEN_BYTES,
+    DeadLetter,
+    Log,
+    Message,
+    Position,
+    Received,
+    partition_of,
+)
+from fencepost.server.queues.message import sign, verify
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 

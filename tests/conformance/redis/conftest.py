@@ -7,8 +7,7 @@ import pytest
 from tests.conformance.redis.taking import Opened
 from tests.conformance.redis_bench import RedisBench, command, running
 
-from fencepost.server.locks.registry import SourceContext, make
-from fencepost.server.locks.source import Source
+from fencepost.server.locks.source import Source, SourceContext, make
 
 
 @pytest.fixture(scope="package")

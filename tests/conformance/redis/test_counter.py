@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 from tests.conformance.redis.taking import KEY, LOCK, LONG_MS, Opened, free, take
 from tests.conformance.redis_bench import RedisBench, command
 
-from fencepost.server.locks.redis.scripts import GRANT
+from fencepost.server.locks.redis import GRANT
 from fencepost.server.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
 
 

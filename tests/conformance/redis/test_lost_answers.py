@@ -9,7 +9,7 @@ from tests.conformance.redis.taking import LOCK, Opened, free, take
 from tests.conformance.redis_bench import RedisBench, command
 from tests.support.cutting_proxy import cutting_proxy
 
-from fencepost.server.locks.redis.node import AT_ONCE
+from fencepost.server.locks.redis import AT_ONCE
 from fencepost.server.locks.source import Grant, Holder, Source, SourceUnavailableError
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

@@ -8,8 +8,8 @@ import pytest
 from tests.conformance.zookeeper.queueing import Open
 from tests.conformance.zookeeper_bench import ZooKeeperBench, client, running
 
-from fencepost.server.locks.zookeeper.source import ZooKeeperSource
-from fencepost.server.locks.zookeeper.url import parse
+from fencepost.server.locks.zookeeper import ZooKeeperSource
+from fencepost.server.locks.zookeeper_session import parse
 
 
 @pytest.fixture(scope="package")

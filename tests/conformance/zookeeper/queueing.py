@@ -9,8 +9,7 @@ from typing import Any
 from tests.conformance.zookeeper_bench import ZooKeeperBench, admin
 
 from fencepost.server.locks.source import Grant, Holder
-from fencepost.server.locks.zookeeper.nodes import parent_of
-from fencepost.server.locks.zookeeper.source import ZooKeeperSource
+from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 Open = Callable[..., Any]

@@ -10,7 +10,7 @@ from tests.conformance.zookeeper.queueing import Open, acquire, granted
 from tests.conformance.zookeeper_bench import ZooKeeperBench, client
 
 from fencepost.server.locks.source import SourceError, SourceUnavailableError
-from fencepost.server.locks.zookeeper.source import ZooKeeperSource
+from fencepost.server.locks.zookeeper import ZooKeeperSource
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 

@@ -9,8 +9,7 @@ from tests.conformance.zookeeper.queueing import acquire, granted, path_of, queu
 from tests.conformance.zookeeper_bench import ZooKeeperBench
 
 from fencepost.server.locks.source import Holder
-from fencepost.server.locks.zookeeper.nodes import parent_of
-from fencepost.server.locks.zookeeper.source import ZooKeeperSource
+from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.testing.servers.waiting import eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")

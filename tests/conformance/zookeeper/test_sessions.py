@@ -13,10 +13,10 @@ from tests.conformance.zookeeper.queueing import Open, acquire, asleep, granted,
 from tests.conformance.zookeeper_bench import ZooKeeperBench, running
 from tests.support.cutting_proxy import cutting_proxy
 
+from fencepost.server.locks import zookeeper_session
 from fencepost.server.locks.source import Grant, SourceUnavailableError
-from fencepost.server.locks.zookeeper import session as zookeeper_session
-from fencepost.server.locks.zookeeper.source import ZooKeeperSource
-from fencepost.server.locks.zookeeper.url import parse
+from fencepost.server.locks.zookeeper import ZooKeeperSource
+from fencepost.server.locks.zookeeper_session import parse
 from fencepost.testing.faults.link import Link
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import PATIENCE, eventually

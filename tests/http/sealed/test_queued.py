@@ -8,8 +8,8 @@ from fencepost.server.fence.seal import Binding, parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.postgres.queues import table_log
 from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.message import WriteMessage, message_of
-from fencepost.server.queues.partitioner import partition_of
 from fencepost.testing.servers.waiting import eventually
 
 ASYNC = "respond-async"

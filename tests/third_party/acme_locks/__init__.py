@@ -11,13 +11,13 @@ from contextlib import closing
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from fencepost.server.locks.registry import SourceContext
 from fencepost.server.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
     Grant,
     Holder,
     SourceConfigError,
+    SourceContext,
     SourceUnavailableError,
 )
 

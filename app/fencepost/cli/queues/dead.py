@@ -15,7 +15,7 @@ from fencepost.cli.database import database_url, run_command
 from fencepost.cli.options import settings_options
 from fencepost.cli.queues.names import chosen_queues, only_queue
 from fencepost.cli.queues.retrying import Retrying, place_of
-from fencepost.server.consuming.outcome import reason_of
+from fencepost.server.consuming.applying import reason_of
 from fencepost.server.gateway.results import DROPPED, IN_HAND, RETRIED_AS, state_of
 from fencepost.server.observe.events import Event, SourceTrouble
 from fencepost.server.postgres.connections.connection import Connection
@@ -25,9 +25,7 @@ from fencepost.server.postgres.queues import results, stopped
 from fencepost.server.postgres.queues.results import Result
 from fencepost.server.postgres.queues.stopped import Stopped
 from fencepost.server.queues.log import DeadLetter, Log, LogError, Message
-from fencepost.server.queues.message import CALLER, FENCE_TOKEN
-from fencepost.server.queues.signing import claimed
-from fencepost.server.queues.write_id import WriteId, new_nonce
+from fencepost.server.queues.message import CALLER, FENCE_TOKEN, WriteId, claimed, new_nonce
 from fencepost.server.settings import Settings
 
 T = TypeVar("T")

@@ -30,11 +30,21 @@ from fencepost.server.postgres.statements.scope_marks import marks
 from fencepost.server.postgres.statements.scope_names import scope_of_row
 from fencepost.server.postgres.tables.cache import CatalogCache
 from fencepost.server.postgres.tables.catalog import Catalog, ProtectedTable
-from fencepost.server.queues.log import DeadLetter, Message, Position
-from fencepost.server.queues.message import CALLER, IDEMPOTENCY_KEY, WRITE_NONCE, MalformedMessageError, read_message
-from fencepost.server.queues.partitioner import partition_of
-from fencepost.server.queues.signing import sign, unsigned_of, verify
-from fencepost.server.queues.write_id import MalformedWriteIdError, content_at, content_of, parse_write_id
+from fencepost.server.queues.log import DeadLetter, Message, Position, partition_of
+from fencepost.server.queues.message import (
+    CALLER,
+    IDEMPOTENCY_KEY,
+    WRITE_NONCE,
+    MalformedMessageError,
+    MalformedWriteIdError,
+    content_at,
+    content_of,
+    parse_write_id,
+    read_message,
+    sign,
+    unsigned_of,
+    verify,
+)
 
 _COPY: Final = "it is a copy of a write that is decided"
 _MOVED: Final = (

@@ -4,22 +4,13 @@ The token of a message is that of its position, generation * 2^48 + offset + 1, 
 queue (R12). For other tables it is the one that the message carries, and the fence judges it now.
 """
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Final, Protocol, TypeVar
 
-from fencepost.server.consuming.database_ledger import DatabaseLedger
-from fencepost.server.consuming.outcome import (
-    APPLIED,
-    Before,
-    Copied,
-    Decided,
-    Later,
-    MarkReached,
-    Result,
-    kept,
-    of_problem,
-)
+import orjson
+
 from fencepost.server.fence.caller import EVERYBODY, Caller
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
@@ -35,27 +26,320 @@ from fencepost.server.fence.token import GENERATION_BITS, Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import problem_of_refused, unavailable
-from fencepost.server.gateway.results import of_caller, whose
+from fencepost.server.gateway.results import CALLER_HEADER, STATE_HEADER, State, of_caller, whose
 from fencepost.server.gateway.roles import acting
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
 from fencepost.server.gateway.writes.naming import known_name, name_of_body, name_of_key
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.http.problems.response import RequestError
+from fencepost.server.http.problems.response import RequestError, problem_response
 from fencepost.server.http.requests.data import DataRequest, body_of
 from fencepost.server.http.requests.headers import Headers, RawHeaders
 from fencepost.server.http.responses.answers import answer, kept_answer, to_recorded
 from fencepost.server.http.writes.reading import read_write
+from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connections.transactions import run_write
 from fencepost.server.postgres.errors import RefusedError, UnavailableError
+from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres.queues import progress, results, stopped
+from fencepost.server.postgres.queues.progress import PartitionProgress
+from fencepost.server.postgres.queues.results import LetterSize
 from fencepost.server.postgres.statements.idempotency import OF_QUEUES, Recorded
 from fencepost.server.postgres.statements.query import QueryError
 from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
-from fencepost.server.queues.log import Position, Received
-from fencepost.server.queues.message import MalformedMessageError, WriteMessage, read_message
-from fencepost.server.queues.partitioner import partition_of
-from fencepost.server.queues.signing import LateMessageError, verify
-from fencepost.server.queues.write_id import MessageName
+from fencepost.server.queues.log import LogState, Position, Received, partition_of
+from fencepost.server.queues.message import (
+    LateMessageError,
+    MalformedMessageError,
+    MessageName,
+    WriteMessage,
+    read_message,
+    verify,
+)
 from fencepost.server.quota import ASKING, UNKNOWN
+
+# What becomes of a message, and the answer that is kept for it: the page /v1/writes/{id} shows that.
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """It will have no other effect. `answer` None: it was kept in the transaction of its effect."""
+
+    state: State
+    answer: Recorded | None = None
+    misplaced: bool = False
+    """Whether it stands where it does not belong. So its record is of this place alone: the same message at its own
+    place is no copy of it.
+    """
+    late: bool = False
+    """Whether there may have been a record of it: where its own place is committed it was decided before."""
+
+
+APPLIED: Final = Decided("applied")
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """It was decided before: this is what was kept."""
+
+    answer: Recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """It is a copy of a message at another offset, whose effect is there: this one's was undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReached:
+    """The resource has taken a token as high as that of the message's position. Either the message was decided before,
+    and there is a record of it, or it came too late.
+    """
+
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """It is not decided, and is tried again. `everything`: nothing else can be decided either, until the database and
+    the log have been looked at anew. `by_others`: this process can never decide it, and leaves what it has to others.
+    `too_slow`: what PostgreSQL said when the statement had taken longer than the statement timeout: that may be the
+    message's own fault.
+    """
+
+    reason: str
+    everything: bool = False
+    by_others: bool = False
+    too_slow: Problem | None = None
+
+
+Result = Decided | Before | Copied | MarkReached | Later
+
+
+def kept(answer: Recorded, state: State) -> Recorded:
+    """Give an answer as it is kept."""
+    return Recorded(answer.status, (*answer.headers, (STATE_HEADER, state)), answer.body)
+
+
+def of_problem(state: State, problem: Problem) -> Decided:
+    """Decide by a problem: its answer is the one that a synchronous write would have got."""
+    return Decided(state, kept(to_recorded(problem_response(problem)), state))
+
+
+def reason_of(answer: Recorded) -> str:
+    """Sum a kept problem up in a sentence."""
+    try:
+        body = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        return f"status {answer.status}"
+    if not isinstance(body, dict):
+        return f"status {answer.status}"
+    code, detail = body.get("code"), body.get("detail")
+    return f"{code}: {detail}" if code and detail else f"status {answer.status}"
+
+
+# What a consumer reads and writes in the database about its queue: where the log stands, and what was decided.
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a look at the log came to. `partitions`: how many it has. `quarantined`: why nothing of it may be applied;
+    None: it is the log that was recorded. `stopped`: by resource, the dead letter that its later messages wait for.
+    """
+
+    generation: int
+    partitions: int = 0
+    quarantined: str | None = None
+    stopped: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What was kept for a message. `id`: the id of its write, under which it was decided."""
+
+    id: str
+    answer: Recorded
+
+
+class Ledger(Protocol):
+    """The database's side of a queue. Each method raises StorageError."""
+
+    async def check(self, ask: Callable[[], Awaitable[LogState]], generation: int | None) -> Checked:
+        """Ask the log, compare it with what is recorded of it, and record how far it has got. To be called after
+        messages were taken and before one of them is written. `generation`: what the check before gave; None: nothing
+        was taken yet. Where the answer has another one, what was taken is void. Raises LogError, too.
+        """
+        ...
+
+    async def quarantine(self, reason: str, generation: int | None) -> None:
+        """The log is not the one that was recorded, as its own client has noticed. `generation`: the one in which it
+        did; nothing is done when the source was raised meanwhile. None: it does not know it.
+        """
+        ...
+
+    async def generation(self) -> int:
+        """Read the generation of the queue's source, as it is now."""
+        ...
+
+    async def result(self, name: MessageName) -> Kept | None:
+        """Look up what was kept for a message, or for a copy of it."""
+        ...
+
+    async def committed(self, position: Position, generation: int) -> bool:
+        """Whether the log was said to give this message no more, in this generation: it is decided, and what was kept
+        for it may have been forgotten.
+        """
+        ...
+
+    async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
+        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays.
+        `letter_bytes`: what the dead letter has that it becomes; None: it becomes none.
+        """
+        ...
+
+    async def stop(self, resource: str, write_id: str) -> None:
+        """Have later messages of a resource become dead letters, because of this one."""
+        ...
+
+    async def go_on(self, resource: str, write_id: str) -> None:
+        """Let later messages of a resource be applied again, if it is this one that stopped it."""
+        ...
+
+    async def note(self, partitions: Sequence[PartitionProgress], generation: int) -> None:
+        """Note what was done, for those who look. `generation`: that of the offsets."""
+        ...
+
+    async def note_pause(self, member: str, because: str | None) -> None:
+        """Note that this member decides or takes nothing, and why; None: it goes on."""
+        ...
+
+    async def now(self) -> float:
+        """Read the database's clock, in seconds since the epoch."""
+        ...
+
+    async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
+        """Note what the log has said after `now` gave `at`: first below which offsets all is decided, then what it
+        is. So it becomes known that all is decided that came before a moment, whatever times the messages have.
+        """
+        ...
+
+    async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
+        """Note, by partition, below which offset the log gives no message again. `generation`: the one in which it was
+        asked.
+        """
+        ...
+
+
+# The ledger of a consumer in the database (postgres/queues).
+
+T = TypeVar("T")
+
+
+class DatabaseLedger:
+    """Of one queue."""
+
+    def __init__(self, database: Database, queue: str) -> None:
+        self._database = database
+        self._queue = queue
+        self._registered = False
+
+    async def _write(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do what is done again when it is not known to have landed. It is for writing also where it only reads: what
+        is found is as safe as a commit is.
+        """
+        return await run_write(self._database.for_writing, work, repeatable=True)
+
+    async def check(self, ask: Callable[[], Awaitable[LogState]], generation: int | None) -> Checked:
+        """Ask the log, and compare it with what is recorded."""
+        before: progress.RecordedLog | None = None
+        while True:
+            state = await ask()
+            compare = partial(self._compare, state, generation, before)
+            found, stops = await self._write(compare)
+            self._registered = True
+            if found.verdict != "again":
+                because = (found.because or "its source is quarantined") if found.verdict == "quarantined" else None
+                return Checked(found.generation, state.partitions, because, stops)
+            before = found.recorded
+
+    async def _compare(
+        self, state: LogState, generation: int | None, before: progress.RecordedLog | None, connection: Connection
+    ) -> tuple[progress.LogCheck, dict[str, str]]:
+        if not self._registered:
+            await progress.register(connection, self._queue)
+        epochs = state.leader_epochs or (None,) * state.partitions
+        found = await progress.check(
+            connection, self._queue, state.incarnation, state.ends, epochs, generation=generation, before=before
+        )
+        stops = await stopped.stopped(connection, self._queue) if found.stopped else []
+        return found, {each.resource: each.write_id for each in stops}
+
+    async def quarantine(self, reason: str, generation: int | None) -> None:
+        """Quarantine the queue's source, if its generation is still this one."""
+        await self._write(lambda connection: progress.quarantine(connection, self._queue, reason, generation))
+
+    async def generation(self) -> int:
+        """Read the generation of the queue's source."""
+        state = await self._write(lambda connection: sources.state(connection, self._queue, ""))
+        return state.generation
+
+    async def result(self, name: MessageName) -> Kept | None:
+        """Look up what was kept for a message, or for a copy of it."""
+        found = await self._write(lambda connection: results.result_of_message(connection, name.id, name.content))
+        return None if found is None else Kept(found.id, found.answer)
+
+    async def committed(self, position: Position, generation: int) -> bool:
+        """Look up whether the log gives a message no more."""
+        return await self._write(
+            lambda connection: progress.is_committed(
+                connection, self._queue, generation, position.partition, position.offset
+            )
+        )
+
+    async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
+        owner = dict(answer.headers).get(CALLER_HEADER, "")
+        letter = None if letter_bytes is None else LetterSize(self._queue, owner, letter_bytes)
+
+        async def keep(connection: Connection) -> Kept | None:
+            if await results.record(connection, name.id, name.content, answer, letter):
+                return None
+            found = await results.result_of_message(connection, name.id, name.content)
+            if found is None:  # it stood where it does not belong, and was retried: its record says less than it did
+                found = (await results.results(connection, [name.id])).get(name.id)
+            return None if found is None else Kept(found.id, found.answer)
+
+        return await self._write(keep)
+
+    async def stop(self, resource: str, write_id: str) -> None:
+        await self._write(lambda connection: stopped.stop_resource(connection, self._queue, resource, write_id))
+
+    async def go_on(self, resource: str, write_id: str) -> None:
+        await self._write(lambda connection: stopped.clear_resource(connection, self._queue, resource, write_id))
+
+    async def note(self, partitions: Sequence[PartitionProgress], generation: int) -> None:
+        await self._write(lambda connection: progress.note(connection, self._queue, generation, partitions))
+
+    async def note_pause(self, member: str, because: str | None) -> None:
+        await self._write(lambda connection: progress.note_pause(connection, self._queue, member, because))
+
+    async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
+        await self._write(lambda connection: progress.note_committed(connection, self._queue, generation, offsets))
+
+    async def now(self) -> float:
+        return await self._write(progress.now)
+
+    async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
+        said = (state.incarnation, state.ends)
+        await self._write(lambda connection: progress.note_look(connection, self._queue, generation, at, decided, said))
+
+    async def applied_to(self) -> float | None:
+        """Read before when all that came into the log is decided, in seconds since the epoch; None: not known."""
+        return await self._write(lambda connection: progress.applied_to(connection, self._queue))
+
+    async def forgotten_to(self) -> float | None:
+        """Read when the newest record of a caller's message was made that was forgotten; None: none was."""
+        return await self._write(lambda connection: progress.forgotten_to(connection, self._queue))
 
 
 @dataclass(frozen=True, slots=True)

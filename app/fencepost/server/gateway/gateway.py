@@ -20,9 +20,9 @@ from fencepost.server.gateway.seals import Seals
 from fencepost.server.gateway.shares import CallerShares, Reads
 from fencepost.server.gateway.together import Together
 from fencepost.server.gateway.turns import Turns
-from fencepost.server.locks.builtin.leases import PostgresLocks
+from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import Leases
-from fencepost.server.locks.source_leases.leases import SourceLocks
+from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import CallerRefused, Emit
 from fencepost.server.postgres.batches.group_commit import GroupCommit
 from fencepost.server.postgres.connections.allowed_roles import AllowedRoles

@@ -18,9 +18,7 @@ from fencepost.server.postgres.errors import StorageError
 from fencepost.server.postgres.queues import results
 from fencepost.server.postgres.statements.idempotency import Recorded
 from fencepost.server.queues.log import Log, LogError, Received
-from fencepost.server.queues.message import nonce_of
-from fencepost.server.queues.signing import claimed
-from fencepost.server.queues.write_id import WriteId, hash_of
+from fencepost.server.queues.message import WriteId, claimed, hash_of, nonce_of
 
 Found = Recorded | Problem | None
 """What was answered; None: it is not decided yet."""

@@ -42,9 +42,7 @@ from fencepost.server.gateway.writes.write import OneRow, Write
 from fencepost.server.postgres.connections.transactions import savepoint
 from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
 from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError, Message
-from fencepost.server.queues.message import WriteMessage, message_of
-from fencepost.server.queues.signing import sign
-from fencepost.server.queues.write_id import WriteId, new_nonce
+from fencepost.server.queues.message import WriteId, WriteMessage, message_of, new_nonce, sign
 
 AsMessage = Callable[[], WriteMessage]
 """Says what a write's request says, as a message does; resource, token and nonce are added here."""

@@ -10,17 +10,17 @@ from urllib.parse import urlsplit
 
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.queues.log import Log, LogConfigError
-from fencepost.server.queues.postgres.log import PostgresLog
-from fencepost.server.queues.write_id import QUEUE_NAME
+from fencepost.server.queues.message import QUEUE_NAME
+from fencepost.server.queues.postgres import PostgresLog
 
 DEFAULT: Final = "postgres:default"
 """The queue that is always there."""
 
 # Scheme, the module of this package that has a function `from_url`, and the extra that brings its library.
 KINDS: Final[dict[str, tuple[str, str]]] = {
-    "kafka": ("fencepost.server.queues.kafka.log", "kafka"),
-    "redis": ("fencepost.server.queues.redis.log", "redis"),
-    "rediss": ("fencepost.server.queues.redis.log", "redis"),
+    "kafka": ("fencepost.server.queues.kafka", "kafka"),
+    "redis": ("fencepost.server.queues.redis", "redis"),
+    "rediss": ("fencepost.server.queues.redis", "redis"),
 }
 _KIND: Final = {"rediss": "redis"}
 

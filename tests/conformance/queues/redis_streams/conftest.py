@@ -8,8 +8,7 @@ import pytest
 from tests.conformance.redis_bench import RedisBench, command, running
 
 from fencepost.server.queues.log import Message
-from fencepost.server.queues.redis.consumer import RedisConsumer
-from fencepost.server.queues.redis.log import RedisLog, from_url
+from fencepost.server.queues.redis import RedisConsumer, RedisLog, from_url
 from fencepost.testing.servers.waiting import PATIENCE
 
 Opened = Callable[[str], RedisLog]

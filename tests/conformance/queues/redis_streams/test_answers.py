@@ -14,7 +14,7 @@ from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.cli.doctor.queues import examine_queues, read_configured_queues
 from fencepost.server.queues.log import LogUnavailableError, LogUnknownError, Position
-from fencepost.server.queues.redis.log import RedisLog
+from fencepost.server.queues.redis import RedisLog
 from fencepost.server.settings import Settings
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.waiting import eventually

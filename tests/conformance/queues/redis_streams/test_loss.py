@@ -9,8 +9,7 @@ from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, messa
 from tests.conformance.redis_bench import command, redis_server
 
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError, Position
-from fencepost.server.queues.redis.consumer import RedisConsumer
-from fencepost.server.queues.redis.log import RedisLog
+from fencepost.server.queues.redis import RedisConsumer, RedisLog
 from fencepost.testing.servers.ports import free_port
 from fencepost.testing.servers.server import Server
 

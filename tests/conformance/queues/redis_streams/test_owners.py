@@ -7,7 +7,7 @@ from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, messa
 from tests.conformance.redis_bench import command
 
 from fencepost.server.queues.log import Message
-from fencepost.server.queues.redis.log import RedisLog
+from fencepost.server.queues.redis import RedisLog
 
 OWNER = f"{QUEUE}:0:owner"
 

@@ -20,7 +20,7 @@ from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.writes.write import Write
 from fencepost.server.http.responses.raw import JSON, NO_STORE, RawResponse
 from fencepost.server.postgres.statements.idempotency import Recorded
-from fencepost.server.queues.write_id import WriteId
+from fencepost.server.queues.message import WriteId
 
 PREFIX: Final = "/v1/writes/"
 _ACCEPTED: Final = 202

@@ -34,7 +34,7 @@ from fencepost.server.http.responses.queued import decided_answer, queued_answer
 from fencepost.server.http.responses.raw import json_response
 from fencepost.server.postgres.statements.idempotency import Recorded
 from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.queues.write_id import MalformedWriteIdError, WriteId, parse_write_id
+from fencepost.server.queues.message import MalformedWriteIdError, WriteId, parse_write_id
 
 RECONNECT_MS: Final = 1000
 EVENTS: Final = "text/event-stream"

@@ -29,7 +29,7 @@ SELECT id, recorded_id, status, headers, answer, created_at FROM fencepost.queue
 
 
 async def result_of_message(connection: Connection, write_id: str, content: bytes) -> Result | None:
-    """Find what a message came to, or a copy of it (queues/write_id.py); None: there is no record of it. On a
+    """Find what a message came to, or a copy of it (queues/message.py); None: there is no record of it. On a
     connection for writing: a record that is found is first made as safe as a commit is.
     """
     row = await connection.fetchrow(_RESULTS, [write_id], content)

@@ -14,7 +14,7 @@ from fencepost.server.postgres.connections.connection import Connection
 CALLER: Final = ""
 """Whose keys those of requests are whose caller has no role (decision 0040)."""
 OF_QUEUES: Final = "queue"
-"""Whose keys the ids of writes are that come through a queue (queues/write_id.py)."""
+"""Whose keys the ids of writes are that come through a queue (queues/message.py)."""
 ROWS_PER_STEP: Final = 10_000
 """How many records are forgotten in one transaction."""
 

@@ -1,1 +1,0 @@
-"""The source `postgres-advisory`: PostgreSQL's advisory locks."""

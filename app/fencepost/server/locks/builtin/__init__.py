@@ -1,1 +1,0 @@
-"""The built-in source: locks and tokens in the protected database itself."""

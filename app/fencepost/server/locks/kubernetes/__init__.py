@@ -1,1 +1,0 @@
-"""The source `kubernetes`: Leases of coordination.k8s.io/v1."""

@@ -1,1 +1,0 @@
-"""The sources `redis` and `redlock`."""
