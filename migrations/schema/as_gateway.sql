@@ -9,7 +9,7 @@
 -- Code of a table's owner (a trigger, a policy) that runs in the gateway's session could always call what the gateway
 -- may: it can call these too. See docs/roles.md.
 
--- Raised with SCHEMA fencepost: the operator's error, and not the caller's (queues/postgres.py).
+-- Raised with SCHEMA fencepost: the operator's error, and not the caller's (postgres/errors.py).
 CREATE FUNCTION fencepost.require_gateway(p_function text) RETURNS void LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

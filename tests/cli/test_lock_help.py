@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from fencepost.cli.locking.job import margin_for
+from fencepost.cli.lock import margin_for
 from fencepost.cli.main import main
 
 

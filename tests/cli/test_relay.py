@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.manual_clock import ManualClock
 
-from fencepost.cli.locking.child import Child, members
-from fencepost.cli.locking.relay import Relay
+from fencepost.cli.running import Child, Relay, members
 from fencepost.client import SystemClock
 from fencepost.testing.servers.waiting import PATIENCE, eventually
 

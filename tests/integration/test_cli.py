@@ -12,7 +12,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.lease_racing import MINUTE, open_lease_race
 
 from fencepost.cli.main import main
-from fencepost.cli.options import flag, to_environment, variable
+from fencepost.cli.shared import flag, to_environment, variable
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.schema.revisions import newest
 from fencepost.server.settings import Settings

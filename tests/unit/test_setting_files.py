@@ -8,8 +8,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from tests.support.tokens import RSA, SECRET
 
-from fencepost.cli.api_token import read_api_token
-from fencepost.cli.options import BadSettingError, flag, read_settings, to_environment, variable
+from fencepost.cli.gateway import read_api_token
+from fencepost.cli.shared import BadSettingError, flag, read_settings, to_environment, variable
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.identity_wiring import check_authentication
 from fencepost.server.locks import kubernetes_api

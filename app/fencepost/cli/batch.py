@@ -20,9 +20,8 @@ from typing import IO, Final, NoReturn
 
 import click
 
-from fencepost.cli.api_token import api_token_option, read_api_token
-from fencepost.cli.locking import exit_codes
-from fencepost.cli.locking.options import DEFAULT_URL
+from fencepost.cli import gateway
+from fencepost.cli.gateway import DEFAULT_URL, api_token_option, read_api_token
 from fencepost.client import ApiError, Client, Token, Verdict
 from fencepost.client.http import dumps
 
@@ -86,8 +85,8 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
 
 def _exit_code(error: ApiError | OSError | KeyboardInterrupt) -> int:
     if isinstance(error, ApiError):
-        return exit_codes.of_error(error)
-    return _IO_FAILED if isinstance(error, OSError) else exit_codes.of_signal(error.args[0])
+        return gateway.of_error(error)
+    return _IO_FAILED if isinstance(error, OSError) else gateway.of_signal(error.args[0])
 
 
 def _say(*lines: str) -> None:

@@ -11,8 +11,7 @@ from typing import Any, Final, TypeVar, get_args
 import asyncpg
 import click
 
-from fencepost.cli.database import on_database
-from fencepost.cli.options import settings_options
+from fencepost.cli.shared import on_database, settings_options
 from fencepost.server.fence.caller import Access
 from fencepost.server.postgres.identity import api_keys
 from fencepost.server.postgres.identity.api_keys import KeyChangeError, ListedKey, NewKey

@@ -3,8 +3,7 @@
 import asyncpg
 import click
 
-from fencepost.cli.database import database_url, on_database, run_command
-from fencepost.cli.options import settings_options
+from fencepost.cli.shared import database_url, on_database, run_command, settings_options
 from fencepost.server.ops.protecting import partitions
 from fencepost.server.ops.schema import migrate as migration
 from fencepost.server.ops.schema import revisions

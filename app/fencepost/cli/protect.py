@@ -3,8 +3,7 @@
 import asyncpg
 import click
 
-from fencepost.cli.database import on_database
-from fencepost.cli.options import settings_options
+from fencepost.cli.shared import on_database, settings_options
 from fencepost.server.fence.ceiling import HIGHEST_TOKEN
 from fencepost.server.fence.token import EXTERNAL, MAX_TOKEN, Rule
 from fencepost.server.ops.inspecting.overview import LOCK_TIMEOUT, Finding

@@ -12,7 +12,7 @@ import click
 from pydantic import SecretStr
 
 from fencepost import __version__
-from fencepost.cli.options import settings_options, to_environment
+from fencepost.cli.shared import settings_options, to_environment
 from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
 from fencepost.server.serving.listening import ListenError, base_url, listen
 from fencepost.server.settings import Settings

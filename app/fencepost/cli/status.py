@@ -1,20 +1,17 @@
-"""`fencepost status` and `fencepost doctor`."""
+"""`fencepost status` and `fencepost doctor`: what is there, and what is wrong with it."""
 
 import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 import click
 
-from fencepost.cli.database import database_url, on_database
-from fencepost.cli.doctor.queues import examine_dead_letters, examine_queues, read_configured_queues
-from fencepost.cli.doctor.seals import examine_seals
-from fencepost.cli.doctor.sources import examine_sources, read_configured_sources, read_names_of_queues
-from fencepost.cli.options import settings_options
-from fencepost.cli.queues.looking import look_at_queues, queue_as_json
-from fencepost.cli.tables import print_table
+from fencepost.cli.queue import look_at_queues, queue_as_json
+from fencepost.cli.shared import database_url, on_database, print_table, settings_options
 from fencepost.server.fence.ceiling import HIGHEST_TOKEN
+from fencepost.server.locks.source import Source, SourceError
 from fencepost.server.ops.inspecting import break_glass as inspect_glass
 from fencepost.server.ops.inspecting import ceilings as inspect_ceilings
 from fencepost.server.ops.inspecting import functions as inspect_functions
@@ -28,21 +25,183 @@ from fencepost.server.ops.inspecting import tokens as inspect_tokens
 from fencepost.server.ops.inspecting import triggers as inspect_triggers
 from fencepost.server.ops.inspecting.break_glass import BreakGlassUse
 from fencepost.server.ops.inspecting.overview import Finding, Protected
+from fencepost.server.postgres.connections.connection import Connection
 from fencepost.server.postgres.leases import builtin as leases
 from fencepost.server.postgres.leases import sources
 from fencepost.server.postgres.leases.builtin import LockState
 from fencepost.server.postgres.leases.sources import KnownSource
-from fencepost.server.postgres.queues import progress
+from fencepost.server.postgres.queues import progress, table_log
 from fencepost.server.postgres.queues.progress import KnownQueue
 from fencepost.server.postgres.upkeep import pruning, refusals
 from fencepost.server.postgres.upkeep.prepared import WHERE_TO_LOOK
 from fencepost.server.postgres.upkeep.pruning import Size
 from fencepost.server.postgres.upkeep.refusals import CallersRefusals
+from fencepost.server.queue_wiring import ConfiguredQueue, names_of_queues, read_queues
+from fencepost.server.queues.log import LogError
 from fencepost.server.queues.registry import DEFAULT
+from fencepost.server.seal_wiring import read_seal_keys
 from fencepost.server.settings import Settings
+from fencepost.server.source_wiring import ConfiguredSource, read_sources
+from fencepost.server.startup import StartupError
 
 if TYPE_CHECKING:
     from fencepost.server.queue_status import QueueStatus
+
+
+# What `fencepost doctor` asks the logs of the queues: dead letters, and which settings of servers lose messages.
+
+
+def read_configured_queues(settings: Settings) -> list[ConfiguredQueue]:
+    """Read FENCEPOST_QUEUES. Raises ClickException."""
+    try:
+        return read_queues(settings)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def examine_dead_letters(connection: Connection) -> list[Finding]:
+    """Count the dead letters of the database's own queue."""
+    return _dead(DEFAULT, await table_log.count_dead(connection))
+
+
+async def examine_queues(configured: Sequence[ConfiguredQueue]) -> list[Finding]:
+    """Ask each log for its dead letters and its advice; one that cannot be asked is an error."""
+    findings = []
+    for queue in configured:
+        subject = f"queue {queue.name}"
+        try:
+            await queue.log.open()
+            findings += [Finding("warning", subject, text) for text in await queue.log.advice()]
+            findings += _dead(queue.name, await queue.log.dead.count())
+        except LogError as error:
+            findings.append(Finding("error", subject, f"{error}"))
+        finally:
+            await queue.log.close()
+    return findings
+
+
+def _dead(queue: str, letters: Mapping[int, int]) -> list[Finding]:
+    count = sum(letters.values())
+    text = f"dead letters: {count}, writes that were acknowledged and are not applied. `fencepost dead list {queue}`"
+    return [Finding("warning", f"queue {queue}", text)] if count else []
+
+
+# What `fencepost doctor` finds about seals: tables that want them, and whether the keys here can be read.
+
+_SEALED: Final = "SELECT p.name FROM fencepost.protected p WHERE p.sealed ORDER BY p.name"
+"""It reads what each role may read, and takes no lock on a table of the user's."""
+
+
+async def examine_seals(connection: asyncpg.Connection, settings: Settings) -> list[Finding]:
+    """Look at the keys, and at the tables that take sealed tokens only."""
+    sealed = [row["name"] for row in await connection.fetch(_SEALED)]
+    named = ", ".join(sealed)
+    try:
+        keys = read_seal_keys(settings)
+    except StartupError as error:
+        return [Finding("error", "seals", str(error))]
+    if keys is None:
+        if not sealed:
+            return []
+        return [
+            Finding(
+                "error",
+                "seals",
+                f"{named} takes sealed tokens only, and FENCEPOST_SEAL_KEYS_FILE names no keys here: a gateway without"
+                " them refuses each write to it",
+            )
+        ]
+    of_keys = f"{keys.first} seals, {', '.join(keys.keys)} verify"
+    return [Finding("ok", "seals", f"{of_keys}; sealed: {named or 'no table'}")]
+
+
+# What `fencepost doctor` looks at in the lock services that are configured, and in what is recorded of them.
+
+
+def read_configured_sources(settings: Settings) -> list[ConfiguredSource]:
+    """Read FENCEPOST_SOURCES. Raises ClickException."""
+    try:
+        return read_sources(settings)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def read_names_of_queues(settings: Settings) -> list[str]:
+    """Read the names of the queues of FENCEPOST_QUEUES. Raises ClickException."""
+    try:
+        return names_of_queues(settings)
+    except StartupError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def examine_sources(
+    connection: asyncpg.Connection, configured: Sequence[ConfiguredSource], queues: Collection[str]
+) -> list[Finding]:
+    """Find sources that are in quarantine or missing. Ask each configured service about its settings, and whether its
+    numbers have reached its tokens. `queues`: the names of those that are configured.
+    """
+    here = {each.name: each for each in configured}
+    findings, asked = [], []
+    for known in await sources.list_known(connection):
+        subject = f"source {known.name}"
+        if known.quarantined is not None:
+            mend = f"fencepost source raise {known.name} --reason …"
+            findings.append(Finding("error", subject, f"{known.describe()}. When it can be vouched for: {mend}"))
+        elif known.name in here:
+            asked += (found := await _ask(here.pop(known.name), known))
+            if all(each.level != "error" for each in found):
+                findings.append(Finding("ok", subject, known.describe()))
+        elif known.name == DEFAULT and known.unused:
+            continue
+        elif known.of_a_queue:
+            findings.append(_of_queue(subject, known, queues))
+        elif known.tables:
+            needed = ", ".join(known.tables)
+            findings.append(Finding("warning", subject, f"{needed} needs it, and FENCEPOST_SOURCES here has it not"))
+    for each in here.values():
+        asked += await _ask(each, None)
+    return findings + asked
+
+
+def _of_queue(subject: str, known: sources.KnownSource, queues: Collection[str]) -> Finding:
+    if known.name in queues or not known.tables:
+        return Finding("ok", subject, known.describe())
+    needed = ", ".join(known.tables)
+    return Finding("warning", subject, f"{needed} takes its writes by it, and FENCEPOST_QUEUES here has it not")
+
+
+async def _ask(configured: ConfiguredSource, known: sources.KnownSource | None) -> list[Finding]:
+    """Ask a service; `known` is what its tokens are compared with."""
+    subject = f"source {configured.name}"
+    source, findings = configured.source, list[Finding]()
+    await source.open()
+    try:
+        findings += [Finding("warning", subject, text) for text in await source.advice()]
+        if known is not None and known.number > 0 and source.capabilities.verifies:
+            findings += await _behind(subject, source, known)
+    except SourceError as error:
+        findings.append(Finding("error", subject, f"{error}"))
+    finally:
+        await source.close()
+    return findings
+
+
+async def _behind(subject: str, source: Source, known: sources.KnownSource) -> list[Finding]:
+    if await source.issued(known.number):
+        return []
+    return [
+        Finding(
+            "error",
+            subject,
+            f"it has not come as far as {known.number}, which is known to have been handed out ({known.describe()}):"
+            " its data was lost or restored from a backup. Its next grant quarantines it, unless it counts past"
+            " that number first, and then tokens repeat. When it can be vouched for: fencepost source raise"
+            f" {known.name} --reason …",
+        )
+    ]
+
+
+# `fencepost status` and `fencepost doctor`.
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from fencepost.cli.api_token import api_token_option, environment_for_command, read_api_token
+from fencepost.cli.gateway import api_token_option, environment_for_command, read_api_token
 
 if TYPE_CHECKING:
     from fencepost.testing.torture.tally import Counts

@@ -25,7 +25,7 @@ DECIDING: Final = (
     *("schemas", "tables", "roles", "sources", "queues", *FILES),
 )
 """Settings that decide who may call, what is served, and where data lies. An empty variable counts as not set, and
-who starts a process says so (cli/options.py).
+who starts a process says so (cli/shared.py).
 """
 
 Positive = Annotated[int, Field(gt=0)]

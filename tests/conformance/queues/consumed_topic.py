@@ -12,7 +12,7 @@ from tests.support.consuming import make_tables, settings_of, write
 from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
-from fencepost.cli.queues.names import chosen_queues
+from fencepost.cli.queue import chosen_queues
 from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.fence.token import GENERATION_BITS

@@ -31,7 +31,7 @@ LOADED: Final = (
     "fencepost.cli.migrate",
     "fencepost.cli.protect",
     "fencepost.cli.serve",
-    "fencepost.cli.source",
+    "fencepost.cli.operate",
     "fencepost.server.serving.server",
     "fencepost.server.serving.worker",
     "fencepost.server.source_wiring",

@@ -12,7 +12,7 @@ from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, messa
 from tests.conformance.redis_bench import DURABLE, command, redis_server
 from tests.support.cutting_proxy import cutting_proxy
 
-from fencepost.cli.doctor.queues import examine_queues, read_configured_queues
+from fencepost.cli.status import examine_queues, read_configured_queues
 from fencepost.server.queues.log import LogUnavailableError, LogUnknownError, Position
 from fencepost.server.queues.redis import RedisLog
 from fencepost.server.settings import Settings

@@ -15,9 +15,8 @@ from typing import Any, Final
 import click
 from pydantic import SecretStr
 
-from fencepost.cli.database import database_url
-from fencepost.cli.options import settings_options, to_environment
-from fencepost.cli.queues.names import chosen_queues
+from fencepost.cli.queue import chosen_queues
+from fencepost.cli.shared import database_url, settings_options, to_environment
 from fencepost.server.ops.embedded.parent_death import die_with_parent
 from fencepost.server.settings import Settings
 

@@ -6,9 +6,8 @@ from urllib.parse import quote
 
 import click
 
-from fencepost.cli.api_token import api_token_option, read_api_token
-from fencepost.cli.locking import exit_codes
-from fencepost.cli.locking.options import DEFAULT_URL, lost_exit_code_option
+from fencepost.cli import gateway
+from fencepost.cli.gateway import DEFAULT_URL, api_token_option, lost_exit_code_option, read_api_token
 from fencepost.client import ApiError, Retry, SystemClock, Token, Unauthenticated
 from fencepost.client.http import FILE_VARIABLE, TOKEN_VARIABLE, Call, Exchange
 from fencepost.client.lease import ANSWER_SECONDS, SECRET_HEADER
@@ -42,7 +41,7 @@ def mint(count: int, sealed: bool, api_token_file: str | None, lost_exit_code: i
                 f"fencepost mint: `fencepost lock` hands on {FILE_VARIABLE}, and not {TOKEN_VARIABLE}: use a file",
                 err=True,
             )
-        raise SystemExit(exit_codes.of_error(error, lost=lost_exit_code)) from None
+        raise SystemExit(gateway.of_error(error, lost=lost_exit_code)) from None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     click.echo("\n".join(tokens))

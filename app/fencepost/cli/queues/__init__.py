@@ -1,1 +1,0 @@
-"""The commands about queues: `fencepost queue`, `consume` and `dead`."""
