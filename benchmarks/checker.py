@@ -20,7 +20,7 @@ from typing import Final
 
 from fencepost.testing.checker import check
 from fencepost.testing.history import End, Event, Invoke, read
-from fencepost.testing.history.lines import event_line, header_line
+from fencepost.testing.history.events import event_line, header_line
 
 _AT_ONCE: Final = 24
 """Operations under way."""

@@ -18,8 +18,8 @@ from tests.support.postgres import SERVERS, session_server
 from tests.support.ready_made import ReadyMade, Unmade
 
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.databases import in_database, quick_logins, run_on
-from fencepost.testing.servers.directories import server_directory
+from fencepost.testing.servers.postgres import in_database, quick_logins, run_on
+from fencepost.testing.servers.processes import server_directory
 
 pytest_plugins = ["tests.support.selection", "tests.support.second_look"]
 

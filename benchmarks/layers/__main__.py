@@ -14,12 +14,11 @@ from benchmarks.layers import report
 from benchmarks.layers.layers import COMBINATIONS, Layers
 from benchmarks.layers.run import Services, measure
 from fencepost.server.ops.embedded.server import embedded_bin_dir
-from fencepost.testing.servers.databases import in_database, run_on
-from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import gateway_environment
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.lock_services import redis
-from fencepost.testing.servers.postgres import Postgres
+from fencepost.testing.servers.postgres import Postgres, in_database, run_on
+from fencepost.testing.servers.processes import server_directory
 
 TEMPLATE = "migrated"
 

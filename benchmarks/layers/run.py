@@ -25,11 +25,11 @@ from benchmarks.layers.layers import QUEUE, Layers, Setup
 from benchmarks.layers.oracle import SCHEMA, judged
 from benchmarks.layers.redis_lock import held_by
 from benchmarks.layers.source import deliver, deliver_all
-from fencepost.testing.servers.databases import clone, in_database
 from fencepost.testing.servers.gateway import COMMAND, GatewayServer, gateway_environment
 from fencepost.testing.servers.launcher import Launcher
+from fencepost.testing.servers.postgres import clone, in_database
+from fencepost.testing.servers.processes import eventually
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import eventually
 
 ORDERS: Final = tuple(f"order-{number}" for number in range(12))
 VERSIONS: Final = 20

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from fencepost.testing.fixtures.tables import FencedTable, FencedTables
-from fencepost.testing.servers.ports import free_port, listens
+from fencepost.testing.servers.processes import free_port, listens
 from fencepost.testing.servers.server import Server
 
 ORDERS = "CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL)"

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 FENCEPOST = (sys.executable, "-m", "fencepost")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.running import FENCEPOST, environment
 from tests.support.batches import patch, written
 
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
+from fencepost.testing.servers.processes import PATIENCE, wait_until
 
 LINES: list[object] = [
     {**patch("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},

@@ -10,8 +10,7 @@ from tests.cli.running import Running, StartLock, release, variables_in, waiters
 from tests.client.gateways import gateway_process
 
 from fencepost.cli.main import main
-from fencepost.testing.servers.processes import alive
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import alive, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 

@@ -12,8 +12,7 @@ from tests.cli.running import StartLock, locks, release, variables_in, waiters, 
 from tests.support.processes import all_gone
 
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.processes import alive
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import alive, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 

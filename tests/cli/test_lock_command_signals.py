@@ -15,8 +15,7 @@ import pytest
 from tests.cli.running import FENCEPOST, StartLock, environment, locks, written
 from tests.support.processes import all_gone
 
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, descendants, eventually
 
 pytestmark = [
     pytest.mark.long("holders, leaders and gateways that are paused or killed"),

@@ -12,7 +12,7 @@ from tests.support.manual_clock import ManualClock
 
 from fencepost.cli.running import Child, Relay, members
 from fencepost.client import SystemClock
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 def state(pid: int) -> str:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch, read_greeting
 
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE, descendants
 
 if TYPE_CHECKING:
     import subprocess

@@ -1,7 +1,7 @@
 """Waiting until a lock is free."""
 
 from fencepost import Client
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 async def lock_is_free(client: Client, name: str) -> None:

@@ -15,7 +15,7 @@ from fencepost import Client, FenceToken, OutcomeUnknown, RowNotFound, StaleToke
 from fencepost.client import Retry, Verdict
 from fencepost.client.batches import MOST_LINES, SECONDS
 from fencepost.client.errors import BadRequest, Unauthenticated
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 MANY = 2 * MOST_LINES + 10
 STOPPED = {"stopped": True, "lines": 3, "reason": "The gateway is stopping."}

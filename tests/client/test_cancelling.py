@@ -11,7 +11,7 @@ from tests.support.manual_clock import ManualClock
 
 from fencepost import Client, LeaseLost
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("calls that are cancelled at any moment")
 

@@ -11,7 +11,7 @@ from tests.client.gateways import gateway_process
 from fencepost import Client, Leader, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
 from fencepost.client import BadRequest, elections
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 

@@ -15,7 +15,7 @@ from tests.support.manual_clock import ManualClock
 
 from fencepost import Client, LeaseLost, OutcomeUnknown, Retry, Unavailable
 from fencepost.testing import Link, cut, partitioned
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 

@@ -8,7 +8,7 @@ from tests.support.demo_gateway import DemoGateway
 from fencepost import Client, StaleToken, StillQueued, SyncClient, WriteFailed
 from fencepost.client import ConstraintViolated, RowNotFound
 from fencepost.testing import Link, cut
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 ORDER = "orders/order-123"
 WITHIN = PATIENCE

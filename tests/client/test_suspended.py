@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 SCRIPT = Path(__file__).with_name("time_namespace.py")
 

@@ -10,7 +10,7 @@ import pytest
 from tests.client.counting import Counting
 
 from fencepost import LeaseLost, LockHeld, StaleToken, SyncClient, SyncLease
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 ORDER = "orders/order-123"
 EXITS = """

@@ -10,7 +10,7 @@ from tests.support.interleave import Connection
 
 from fencepost import Client, LeaseLost, Unauthenticated
 from fencepost.server.postgres.identity import api_keys
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 shared, owner = api_key_gateway.shared, api_key_gateway.owner
 ORDER = "orders/order-123"

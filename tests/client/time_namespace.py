@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from fencepost import Client, LeaseLost
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 CLONE_NEWTIME = 0x80
 

@@ -15,10 +15,7 @@ from tests.support.processes import all_gone
 from fencepost.server.locks.advisory import AdvisorySource, from_url
 from fencepost.server.locks.source import Grant, Holder, Source, SourceContext
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.directories import new_directory, remove_directory
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import descendants, eventually, free_port, new_directory, remove_directory
 
 ROLE = "locker"
 PASSWORD = "p%40ss"

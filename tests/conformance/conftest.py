@@ -18,7 +18,7 @@ from tests.kube.apiserver import cluster
 
 from fencepost.server.locks.source import Grant, Holder, Source
 from fencepost.testing.servers.kubernetes import Cluster
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes")
 """Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""

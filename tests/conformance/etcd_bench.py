@@ -14,9 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from fencepost.testing.servers.ports import free_port, listens
+from fencepost.testing.servers.processes import eventually, free_port, listens
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import eventually
 
 # The least TTL is one and a half election timeouts, in whole seconds.
 TIMINGS = ("--heartbeat-interval", "50", "--election-timeout", "250")

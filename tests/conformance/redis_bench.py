@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")

@@ -13,8 +13,8 @@ from tests.support.interleave import Connection
 
 from fencepost.server.locks.advisory import LEAST_TTL_MS, AdvisorySession
 from fencepost.server.locks.source import Grant, Holder, SourceUnavailableError
-from fencepost.testing.faults.link import Link
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.faults.network import Link
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 

@@ -12,8 +12,8 @@ from tests.support.pooler import pooled
 
 from fencepost.server.locks.advisory import AdvisorySource
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError
-from fencepost.testing.servers.standby import replicated
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import replicated
+from fencepost.testing.servers.processes import eventually
 
 on_its_server = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 

@@ -11,7 +11,7 @@ from tests.conformance.etcd_bench import EtcdBench, running
 
 from fencepost.server.locks.etcd import EtcdRefusedError
 from fencepost.server.locks.source import REQUEST_TIMEOUT, Holder, Source, SourceContext, SourceUnavailableError, make
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("tests of etcd")
 

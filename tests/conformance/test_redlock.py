@@ -12,7 +12,7 @@ from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.server.locks.redlock import validity_ms
 from fencepost.server.locks.source import Grant, Holder, Source, SourceError, SourceUnavailableError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests of Redlock")
 

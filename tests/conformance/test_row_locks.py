@@ -12,7 +12,7 @@ from tests.support.live_gateway import serving
 
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.settings import Settings
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 _RECIPE = re.compile(r"^<!-- recipe: ([\w-]+) -->\n```sql\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.conftest import Asking, HolderProcess
 
 from fencepost.server.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 Another = Callable[[], Awaitable[Source]]
 Hold = Callable[[str], Awaitable[HolderProcess]]

@@ -11,9 +11,8 @@ from tests.conformance.zookeeper_bench import admin, client, needs_zookeeper, se
 from fencepost.server.locks.source import Grant, SourceUnavailableError
 from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.server.locks.zookeeper_session import parse
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 

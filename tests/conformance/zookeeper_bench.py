@@ -13,7 +13,7 @@ from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
 
 from fencepost.server.locks.zookeeper import parent_of
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server
 
 JAR = Path("/usr/share/java/zookeeper.jar")

@@ -8,7 +8,7 @@ from tests.support.interleave import Connection
 from tests.support.recipes import recipe
 
 from fencepost.server.postgres.connections.origin import ORIGIN, Origin
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 TABLES = """
 CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');

@@ -13,8 +13,8 @@ from tests.support.interleave import Connect
 
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.versions
 

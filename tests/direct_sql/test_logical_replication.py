@@ -15,9 +15,8 @@ from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.server.postgres.errors import QuarantinedError
-from fencepost.testing.servers.databases import clone, in_database, run_on
-from fencepost.testing.servers.directories import new_directory, remove_directory
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import clone, in_database, run_on
+from fencepost.testing.servers.processes import eventually, new_directory, remove_directory
 
 pytestmark = [pytest.mark.versions, pytest.mark.long("logical replication")]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [

@@ -18,7 +18,7 @@ from tests.support.unhurried import UNHURRIED
 from fencepost.server.ops import demo
 from fencepost.server.settings import Settings
 from fencepost.server.times import Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 StartGateway = Callable[..., Awaitable[str]]
 

@@ -16,8 +16,7 @@ from tests.support.processes import all_gone
 from tests.support.recipes import surroundings
 
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import descendants, eventually
 
 # Where a test wants it, psql waits before its first UPDATE: the pause between reading and writing.
 _PSQL = """#!/bin/sh

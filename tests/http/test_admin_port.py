@@ -13,7 +13,7 @@ from tests.support.serving import Gateway, serving
 from tests.support.tokens import SECRET, token
 
 from fencepost.cli.main import main
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 ADMIN = ("--admin-port", "0")
 EVENTS = (

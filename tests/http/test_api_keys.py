@@ -19,7 +19,7 @@ from tests.support.tokens import bearer
 from fencepost.server.postgres.identity import api_keys
 from fencepost.server.postgres.identity.api_keys import NewKey
 from fencepost.server.settings import Settings
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
 SOON = 10.0

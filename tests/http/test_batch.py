@@ -15,7 +15,7 @@ from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.ready_made import ReadyMade
 from tests.support.violations import assert_none
 
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 GOOD = patch("order-123", 9000, note="good")
 SHOWN = 1_000_000  # bytes that a line may have here

@@ -15,7 +15,7 @@ from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import blocks_another_session, start
 from tests.support.ready_made import ReadyMade
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 SENT = {"Content-Type": "application/x-ndjson"}
 A, B, C = "order-123", "order-124", "order-125"

@@ -13,7 +13,7 @@ from tests.support.batches import Sent, batch, patch
 from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.ready_made import ReadyMade
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 FEW = 4
 FREE, *LOCKED = [f"row-{number}" for number in range(1 + FEW)]

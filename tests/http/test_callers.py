@@ -17,8 +17,8 @@ from tests.support.unhurried import UNHURRIED
 from fencepost.cli.main import main
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.times import UpkeepTimes
-from fencepost.testing.servers.databases import run_on
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.postgres import run_on
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ROLE = "callers_web"
 LEASE_SECRET = {"X-Lease-Secret": "0123456789abcdef0123456789abcdef"}

@@ -15,8 +15,7 @@ from tests.conformance.redis_bench import redis_server
 from tests.http.conftest import StartGateway
 
 from fencepost.testing.servers.gateway import run_command
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually, free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "combining.md").read_text("utf-8")
 (WORKER,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -7,7 +7,7 @@ from tests.http.raw import RawConnection
 
 from fencepost.server.http.requests.bodies import MOST_BODIES
 from fencepost.server.quota import most_of
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 SIZE = 1_000_000
 

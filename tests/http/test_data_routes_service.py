@@ -11,7 +11,7 @@ from tests.support.asking import Api, code
 
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.schema.revisions import newest
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 async def test_a_usable_request_id_is_taken_and_another_replaced(api: Api) -> None:

@@ -13,7 +13,7 @@ from tests.http.raw import Answer, RawConnection
 from tests.support.batches import Sent, patch
 from tests.support.serving import Gateway, serving, workers
 
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("gateways that stop, and databases that hang")
 

@@ -9,7 +9,7 @@ from tests.support.events import streaming
 from tests.support.lease_http import post, release
 from tests.support.serving import serving as serve
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 async def elected(http: httpx.AsyncClient, name: str, owner: str = "a", **asked: object) -> dict[str, Any]:

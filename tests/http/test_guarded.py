@@ -21,7 +21,7 @@ from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.serving.guarded import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import EdgeTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 T = TypeVar("T")
 HEAD_BYTES = Bounds().head_bytes

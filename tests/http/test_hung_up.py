@@ -13,7 +13,7 @@ from tests.support.demo_gateway import DemoGateway
 from tests.support.interleave import blocks_another_session
 from tests.support.lease_http import post, release
 
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ROW = "/v1/data/orders/order-123"
 

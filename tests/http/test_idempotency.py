@@ -16,7 +16,7 @@ from tests.support.interleave import Connection
 from tests.support.ready_made import ReadyMade
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 _tokens = itertools.count(100)
 

@@ -24,7 +24,7 @@ from tests.support.lease_asking import (
 from tests.support.ready_made import ReadyMade
 
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 STATE = {
     "lease_id", "source", "lock", "locks", "owner", "ttl_ms", "granted_at", "expires_at", "remaining_ms", "claims",

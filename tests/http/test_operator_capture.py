@@ -14,7 +14,7 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.versions
 

@@ -31,7 +31,7 @@ from fencepost.server.queues.log import Message
 from fencepost.server.queues.message import MessageName, WriteId, id_at, new_nonce, parse_write_id, sign
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import TIMES
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 TABLES = """
 CREATE TABLE public.parcels (id text PRIMARY KEY, tenant text NOT NULL, n integer NOT NULL DEFAULT 0);

@@ -28,7 +28,7 @@ from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.postgres.queues.results import record
 from fencepost.server.postgres.statements.idempotency import Recorded
 from fencepost.server.queues.log import LogUnavailableError
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 PAID = b'{"order_id":"a","status":"paid"}'
 APPLIED = Recorded(200, (("content-type", "application/json"), ("x-fence-mark", "7"), (STATE_HEADER, "applied")), PAID)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.http.conftest import StartGateway
 
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 LOCK = 4711
 SLOW = f"""

@@ -12,7 +12,7 @@ from tests.http.conftest import StartGateway
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 
 PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"
 STORY = ("dedupe", "give-back", "protect", "paused", "successor", "stale", "made-up", "forgets")

@@ -16,9 +16,8 @@ from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch, serving, serving_as_it_is, workers
 
 from fencepost.server.ops.embedded.server import running_url
-from fencepost.testing.servers.databases import run_on
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.postgres import run_on
+from fencepost.testing.servers.processes import PATIENCE, descendants, eventually
 
 ORDER = "/v1/data/orders/order-123"
 

@@ -15,9 +15,7 @@ from tests.support.serving import Gateway, serving
 
 from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.processes import mentioning
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, mentioning
 
 pytestmark = pytest.mark.long("tests of several worker processes")
 

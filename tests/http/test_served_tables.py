@@ -6,7 +6,7 @@ import pytest
 from tests.http.conftest import StartGateway
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 SQL = """
 CREATE TABLE public.plain (id int PRIMARY KEY, note text);

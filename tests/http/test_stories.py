@@ -14,7 +14,7 @@ from tests.support.recipes import steps as steps_of
 from tests.support.serving import serving
 
 from fencepost.server.ops.embedded.server import embedded_bin_dir
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}:{embedded_bin_dir()}:{os.environ['PATH']}"

@@ -11,7 +11,7 @@ from tests.support.queued import Queued, queueing
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE
 from fencepost.server.ops.protecting.protect import protect, unprotect
 from fencepost.server.queues.message import read_message
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 SQL = """
 CREATE TABLE IF NOT EXISTS public.coded (code varchar(3) PRIMARY KEY, n integer);

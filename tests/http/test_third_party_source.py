@@ -9,7 +9,7 @@ import pytest
 from tests.support.lease_http import post, release
 from tests.support.serving import serving
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 PACKAGE = Path(__file__).parents[1] / "third_party"
 pytestmark = pytest.mark.long("installations of packages")

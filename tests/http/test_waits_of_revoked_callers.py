@@ -19,7 +19,7 @@ from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import TakeResult
 from fencepost.server.postgres.identity import api_keys
 from fencepost.server.times import IdentityTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 STREAM = {"Accept": "text/event-stream"}
 ELECTION = "/v1/elections/events?name=eu"

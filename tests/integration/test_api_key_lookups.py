@@ -21,7 +21,7 @@ from fencepost.server.postgres.connections.listen import Listener
 from fencepost.server.postgres.identity import api_keys
 from fencepost.server.postgres.identity.api_keys import NewKey
 from fencepost.server.times import TIMES, Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 class Counting(ApiKeys):

@@ -16,7 +16,7 @@ from fencepost.cli.shared import flag, to_environment, variable
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.schema.revisions import newest
 from fencepost.server.settings import Settings
-from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.postgres import in_database
 
 Run = Callable[..., Any]
 

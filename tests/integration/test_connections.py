@@ -15,7 +15,7 @@ from fencepost.server.ops.demo import load
 from fencepost.server.postgres.connections.connection import Limits, gateway_connection
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.errors import RefusedError, UnavailableError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 async def test_a_connection_that_breaks_while_it_is_given_back_changes_no_answer(database: str) -> None:

@@ -25,7 +25,7 @@ from fencepost.server.postgres.leases import sources
 from fencepost.server.postgres.queues.table_log import MessageRow, append
 from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from fencepost.server.queues.log import Message, Position
 from fencepost.server.queues.message import WriteId, content_of, nonce_of
 from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 REDELIVERED = "SELECT coalesce(sum(redelivered), 0) FROM fencepost.queue_partitions"
 

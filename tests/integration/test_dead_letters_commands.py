@@ -17,7 +17,7 @@ from fencepost.server.postgres.leases import sources
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.server.queues.postgres import PostgresDeadLetters
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 Run = Callable[..., Any]
 

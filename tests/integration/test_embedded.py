@@ -17,8 +17,7 @@ from tests.support.processes import all_gone
 from fencepost.server.ops.embedded import binaries
 from fencepost.server.ops.embedded.process import Account
 from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
-from fencepost.testing.servers.processes import mentioning
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE, mentioning
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
 NOBODY = 65534

@@ -12,7 +12,7 @@ from tests.support.lease_gateways import Side, open_side
 
 from fencepost.server.postgres.leases.forced import force_release
 from fencepost.server.postgres.leases.lock_request import hash_secret
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 @pytest.fixture

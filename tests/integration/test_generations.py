@@ -26,7 +26,7 @@ from fencepost.server.postgres.errors import QuarantinedError
 from fencepost.server.postgres.leases import sources
 from fencepost.server.postgres.upkeep import generations, raising
 from fencepost.server.startup import StartupError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 RAISE = "fencepost.raise_generation(text, bigint)"
 

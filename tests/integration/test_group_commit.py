@@ -17,7 +17,7 @@ from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError, map_errors
 from fencepost.server.quota import UNKNOWN
 from fencepost.server.times import TIMES, Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 Words = Sequence[str]
 

@@ -15,7 +15,7 @@ from fencepost.server.postgres.connections.connection import Connection, Limits
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.errors import UnavailableError, map_errors
 from fencepost.server.times import TIMES, Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ALL = 4
 MOST = 3

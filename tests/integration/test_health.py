@@ -20,8 +20,7 @@ from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_di
 from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.server.times import HealthTimes, Times
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, descendants, eventually
 
 pytestmark = pytest.mark.long("gateways that stop, and databases that hang")
 

@@ -20,7 +20,7 @@ from fencepost.server.gateway.leases.acquire import Granted
 from fencepost.server.gateway.leases.elections import elections, observe, watch_election
 from fencepost.server.gateway.leases.held import inspect, locks, mint, release, renew
 from fencepost.server.postgres.leases.builtin import Lease, LeaseId
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 SECRET = "0123456789abcdef0123456789abcdef"
 ANN, BOB = Caller("jwt:issuer|ann"), Caller("jwt:issuer|bob")

@@ -15,7 +15,7 @@ from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
 from fencepost.server.ops.demo import LEASES_BEGIN
 from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
 from fencepost.server.times import Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 MINUTE = 60_000
 

@@ -15,7 +15,7 @@ from tests.support.lease_racing import MINUTE
 from fencepost.server.postgres.errors import OutcomeUnknownError
 from fencepost.server.postgres.leases import builtin as leases
 from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
 

@@ -20,7 +20,7 @@ from fencepost.server.postgres.leases import builtin as leases
 from fencepost.server.postgres.leases.lock_request import hash_secret
 from fencepost.server.postgres.statements.asking import in_key_order
 from fencepost.server.times import QueueTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 @pytest.fixture

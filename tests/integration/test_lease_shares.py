@@ -15,7 +15,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases.held import mint, release, renew
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres.leases.builtin import Lease, LeaseId
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 MADE_UP = LeaseId("other", 2**47 + 999)
 SECRET, BOBS = "ann-" * 8, "bob-" * 8

@@ -28,8 +28,7 @@ from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
 from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.gateway import run_command
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually, free_port
 
 KAFKA = "kafka:orders"
 SOON = Times(consuming=ConsumingTimes(blocked_after=0.1, note_every=0.05))

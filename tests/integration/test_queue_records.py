@@ -27,7 +27,7 @@ from fencepost.server.gateway.writes.write import Verb
 from fencepost.server.postgres.connections.connection import GatewayConnection
 from fencepost.server.postgres.statements import idempotency
 from fencepost.server.postgres.statements.idempotency import OF_QUEUES
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 def of_queue(

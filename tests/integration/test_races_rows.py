@@ -21,7 +21,7 @@ from fencepost.server.gateway.writes.write import Write
 from fencepost.server.postgres.connections.connection import Connection
 from fencepost.server.postgres.statements.asking import ElementState, ask_elements
 from fencepost.server.postgres.tables.catalog import ProtectedTable
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 if TYPE_CHECKING:
     import asyncio

@@ -22,7 +22,7 @@ from fencepost.server.postgres.statements import idempotency
 from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 ASKS_SOON = Times(consuming=ConsumingTimes(committed_every=0.05, take_for=0.1))
 DAY = 86_400.0

@@ -17,7 +17,7 @@ from tests.support.unhurried import UNHURRIED
 
 from fencepost.server.startup import StartupError, UnreachableError, within
 from fencepost.server.times import ConnectionTimes, Times
-from fencepost.testing.servers.waiting import wait_until
+from fencepost.testing.servers.processes import wait_until
 
 SOON = dataclasses.replace(UNHURRIED, connections=ConnectionTimes(start_pause=0.01))
 HANDSHAKE, SETTLING = 300, 700

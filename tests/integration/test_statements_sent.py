@@ -16,7 +16,7 @@ from tests.statements.tables import ORDERS, TABLES, Driver, Rows, make
 from tests.support.in_process import in_process
 
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.databases import clone, in_database, run_on
+from fencepost.testing.servers.postgres import clone, in_database, run_on
 
 SENT = Path(__file__).parents[1] / "statements" / "sent"
 DATABASE = "statements_sent"

@@ -20,7 +20,7 @@ from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.postgres.connections.connection import Connection
 from fencepost.server.quota import PEER
 from fencepost.server.times import RequestTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 LEASE = """
 INSERT INTO fencepost.leases

@@ -39,7 +39,7 @@ from fencepost.server.gateway.writes.idempotency import Replayed
 from fencepost.server.gateway.writes.write import IdempotencyKey
 from fencepost.server.postgres.connections import backends
 from fencepost.server.times import ConnectionTimes
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.support.use_cases import gateway_pid, keyed, listed, open_gateway, pa
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.connections import backends
 from fencepost.server.postgres.connections.connection import Backend
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 REKEYING = """
 CREATE SEQUENCE public.made;

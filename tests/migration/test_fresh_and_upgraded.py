@@ -21,7 +21,7 @@ from tests.support.next_version import CHANGE, FILES, next_version
 from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.server.ops.schema.migrate import upgrade, upgrade_sql
 from fencepost.server.ops.schema.revisions import known, newest
-from fencepost.testing.servers.databases import in_database
+from fencepost.testing.servers.postgres import in_database
 
 pytestmark = pytest.mark.versions
 

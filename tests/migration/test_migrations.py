@@ -19,8 +19,8 @@ from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_di
 from fencepost.server.ops.protecting.protect import protect, unprotect
 from fencepost.server.ops.schema import revisions
 from fencepost.server.ops.schema.migrate import downgrade, upgrade, upgrade_sql
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import eventually
 
 # What may never change by a migration of ours: everything outside of the schema fencepost.
 OTHERS = """

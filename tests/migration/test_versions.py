@@ -19,7 +19,7 @@ from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.ops.schema import revisions, versions
 from fencepost.server.ops.schema.migrate import NewerSchemaError, upgrade
 from fencepost.server.startup import StartupError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 Become = Callable[[str], AbstractContextManager[None]]
 

@@ -17,7 +17,7 @@ import httpx
 from tests.support.interleave import Connection
 
 from fencepost import ApiError, Client, OutcomeUnknown, Retry, Unavailable
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 TABLES = {"strictly": "strict", "leased": "epoch"}
 KEYS = ("k0", "k1", "k2", "k3")

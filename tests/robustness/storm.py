@@ -17,7 +17,7 @@ import httpx
 from tests.support.interleave import Connection
 
 from fencepost.server.fence.token import Rule
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 TABLES: dict[str, Rule] = {"strictly": "strict", "leased": "epoch"}
 KEYS = ("k0", "k1", "k2")

@@ -22,8 +22,7 @@ from tests.support.violations import assert_none, promised
 
 from fencepost.cli.main import main
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, descendants, eventually
 
 pytestmark = pytest.mark.long("storms")
 

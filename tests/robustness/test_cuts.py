@@ -20,7 +20,7 @@ from tests.support.violations import assert_none
 
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.settings import Settings
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("storms")
 

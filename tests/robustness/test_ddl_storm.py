@@ -14,7 +14,7 @@ from tests.robustness.ddl_storm.storm import Storm, rage, server
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("storms of DDL and restores")
 

@@ -16,9 +16,8 @@ from tests.support.lease_http import running
 from tests.support.violations import promised
 
 from fencepost.testing import Link, partitioned
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import eventually, free_port
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import eventually
 
 pytestmark = [
     pytest.mark.long("holders, leaders and gateways that are paused or killed"),

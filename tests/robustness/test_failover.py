@@ -18,9 +18,8 @@ from tests.support.violations import promised
 from fencepost.cli.main import main
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.standby import Pair, replicated
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import Pair, in_database, replicated
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("failovers")
 

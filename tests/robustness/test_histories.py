@@ -28,8 +28,8 @@ from tests.robustness.test_failover import (
 from tests.support.in_process import in_process
 from tests.support.violations import promised
 
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("failovers")
 

@@ -21,9 +21,7 @@ from tests.support.violations import promised
 from fencepost.server.ops import demo
 from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.testing.servers.directories import new_directory, remove_directory
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 

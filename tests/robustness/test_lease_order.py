@@ -23,9 +23,8 @@ from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_di
 from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.server.postgres.leases import builtin as leases
 from fencepost.server.postgres.leases.lock_request import hash_secret
-from fencepost.testing.servers.databases import clone, in_database
-from fencepost.testing.servers.directories import new_directory, remove_directory
-from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.postgres import clone, in_database
+from fencepost.testing.servers.processes import descendants, new_directory, remove_directory
 
 pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 

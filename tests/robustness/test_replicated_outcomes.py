@@ -27,9 +27,8 @@ from fencepost.server.postgres.connections.connection import Limits
 from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.connections.transactions import run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.standby import Pair
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import Pair, in_database
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("failovers")
 

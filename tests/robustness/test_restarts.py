@@ -21,10 +21,8 @@ from tests.support.violations import assert_none
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.directories import new_directory, remove_directory
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
 
 pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 

@@ -15,7 +15,7 @@ from fencepost.server.gateway.writes.idempotency import Replayed
 from fencepost.server.gateway.writes.write import IdempotencyKey
 from fencepost.server.postgres.statements import idempotency
 from fencepost.server.postgres.statements.idempotency import Recorded
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 AUDIT = """
 CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text, order_id text);

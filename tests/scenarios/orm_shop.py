@@ -13,7 +13,7 @@ import psycopg
 
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.postgres import clone, in_database
 
 _numbers = itertools.count(1)
 

@@ -11,7 +11,7 @@ from tests.support.manual_clock import ManualClock
 from fencepost.server.locks.leases import Overtaken
 from fencepost.server.locks.source import SourceError
 from fencepost.server.times import SourceTimes, Times
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 async def test_a_claim_that_is_overtaken_takes_newer_tokens_and_so_does_the_answer(make: Callable[..., Any]) -> None:

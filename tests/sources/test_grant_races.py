@@ -15,7 +15,7 @@ from fencepost.server.locks.source import Capabilities, SourceError, SourceQuara
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres.leases.lock_request import LockRequest
 from fencepost.server.times import SourceTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 async def test_a_generation_that_is_raised_under_way_makes_the_grant_void(make: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ from fencepost.server.locks.source import Capabilities
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.leases import sources
 from fencepost.server.postgres.leases.lock_request import LockRequest
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 async def test_a_hold_that_is_lost_while_its_tokens_are_drawn_is_no_grant(make: Callable[..., Any]) -> None:

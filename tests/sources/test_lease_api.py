@@ -11,7 +11,7 @@ from tests.conformance.bench import Bench
 from tests.sources.conftest import Api, one_source, secret
 
 from fencepost.cli.main import main
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 ROW = "orders/k"
 _numbers = itertools.count(1)

@@ -17,8 +17,7 @@ from tests.sources.conftest import Api, orders
 from tests.support.in_process import in_process
 
 from fencepost.cli.main import main
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 
 pytestmark = pytest.mark.long("lock services that are restored")
 

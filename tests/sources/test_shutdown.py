@@ -10,7 +10,7 @@ from tests.conformance.bench import Bench
 from tests.conformance.conftest import start_bench
 from tests.support.serving import serving
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 HOLDS = 20
 SHUTDOWN = 8.0  # seconds; released one after the other, the holds would take three each

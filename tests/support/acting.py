@@ -10,7 +10,7 @@ from tests.support.use_cases import open_gateway
 from fencepost.cli.migrate import GRANTS
 from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 LOGIN = "fp_login"
 ROLES = ("fp_web", "fp_other", "fp_reader", "fp_nothing")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 PROBLEM_MEMBERS = frozenset(
     {"type", "title", "status", "detail"}  # RFC 9457

@@ -25,7 +25,7 @@ from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.settings import Settings
 from fencepost.server.times import HealthTimes, Times
 from fencepost.server.wiring import consumer_gateway
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 TABLE = """
 CREATE TABLE public.orders (

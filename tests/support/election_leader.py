@@ -20,7 +20,7 @@ from tests.support.elections import WITHIN
 
 from fencepost import Client, Retry, Term
 from fencepost.client import ApiError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 PACE = 0.005  # seconds between two writes, so that there is something left for others to do
 ROW = ("orders", "order-123")

@@ -15,7 +15,7 @@ from tests.support.violations import promised
 
 from fencepost.server.ops import demo
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 WITHIN = 2 * PATIENCE  # seconds
 

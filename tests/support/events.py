@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 WITHIN = PATIENCE  # seconds
 

@@ -17,7 +17,7 @@ from fencepost.server.postgres.leases import builtin as leases
 from fencepost.server.postgres.leases.builtin import Acquired
 from fencepost.server.postgres.leases.lock_request import LockRequest
 from fencepost.server.times import TIMES, Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from fencepost.server.locks.leases import TakeResult

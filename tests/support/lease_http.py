@@ -8,7 +8,7 @@ import httpx
 from tests.support.live_gateway import serving
 
 from fencepost.server.settings import Settings
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 @asynccontextmanager

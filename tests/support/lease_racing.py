@@ -18,7 +18,7 @@ from tests.support.racing import owner, racer
 from fencepost.server.postgres.leases import builtin as leases
 from fencepost.server.postgres.leases.builtin import Acquired, Lease
 from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 T = TypeVar("T")
 

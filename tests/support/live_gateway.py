@@ -14,7 +14,7 @@ from fencepost.server.serving.guarded import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import Times
 from fencepost.server.wiring import create_app
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 @contextlib.contextmanager

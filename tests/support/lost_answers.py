@@ -15,7 +15,7 @@ from tests.support.use_cases import gateway_pid, open_gateway
 from fencepost.server.fence.token import Rule
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.times import TIMES, RequestTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ALONE: tuple[Rule, str] = ("strict", "alone")
 """Parameter of a race: its rule, and whether a write has its transaction alone or shares it. What most tests have."""

@@ -11,7 +11,7 @@ from fencepost.server.consuming.consumer import ConsumerLimits, QueueConsumer
 from fencepost.server.consuming.deciding import Decider
 from fencepost.server.queues.log import Received
 from fencepost.server.times import TIMES, ConsumingTimes
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 def applied(_received: Received, _standing: Standing) -> Result:

@@ -11,7 +11,7 @@ from tests.support.commands import command
 from tests.support.interleave import Connection
 
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.databases import clone, in_database
+from fencepost.testing.servers.postgres import clone, in_database
 
 _numbers = itertools.count(1)
 

@@ -9,8 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from fencepost.testing.servers.directories import new_directory, remove_directory
-from fencepost.testing.servers.ports import free_port, listens
+from fencepost.testing.servers.processes import free_port, listens, new_directory, remove_directory
 from fencepost.testing.servers.server import Server
 
 SETTINGS = "extra_float_digits, idle_session_timeout, statement_timeout, client_connection_check_interval"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
-from fencepost.testing.servers.directories import server_directory
+from fencepost.testing.servers.processes import server_directory
 
 SERVERS = ("embedded-18", "debian-15")
 """The servers that tests run on."""

@@ -3,8 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from fencepost.testing.servers.processes import alive
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, alive, eventually
 
 
 async def all_gone(pids: list[int], *, within: float = PATIENCE) -> None:

@@ -6,7 +6,7 @@ Making a table, protecting it and looking at it costs as much as all else of a s
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
-from fencepost.testing.servers.databases import Databases
+from fencepost.testing.servers.postgres import Databases
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "direct-sql.md"

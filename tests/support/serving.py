@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.processes import all_gone
 
-from fencepost.testing.servers.directories import server_directory
-from fencepost.testing.servers.processes import descendants, mentioning
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, descendants, eventually, mentioning, server_directory
 
 STARTS_WITHIN = 2 * PATIENCE  # seconds
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fencepost.testing.checker import Verdict, check
-from fencepost.testing.checker.verdict import MODELS, Model
+from fencepost.testing.checker.store import MODELS, Model
 from fencepost.testing.history import End, Event, Fault, History, Invoke, Op
 
 SECOND = 10**9

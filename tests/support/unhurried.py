@@ -6,7 +6,7 @@ else half a second.
 from typing import Final
 
 from fencepost.server.times import ConsumingTimes, HealthTimes, RequestTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 UNHURRIED: Final = Times(
     requests=RequestTimes(explain_within=PATIENCE),

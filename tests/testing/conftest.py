@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.gateway import GatewayServer, run_command
+from fencepost.testing.servers.postgres import Databases
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.testing.servers.cache import made_once
-from fencepost.testing.servers.server import ServerError
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
+from fencepost.testing.servers.processes import PATIENCE, wait_until
+from fencepost.testing.servers.server import ServerError, made_once
 
 
 @pytest.fixture(autouse=True)

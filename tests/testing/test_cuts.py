@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from fencepost.testing.faults import Link, cut
-from fencepost.testing.faults.conversation import HttpConversation
+from fencepost.testing.faults.connection import HttpConversation
 from fencepost.testing.servers.gateway import GatewayServer
 
 UPDATE = "UPDATE plain SET status = %s WHERE order_id = '7'"

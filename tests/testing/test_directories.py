@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.testing.servers import directories
-from fencepost.testing.servers.directories import new_directory, owned_directory, remove_directory, server_directory
+from fencepost.testing.servers import processes
+from fencepost.testing.servers.processes import new_directory, owned_directory, remove_directory, server_directory
 
-OWNED = "from fencepost.testing.servers.directories import owned_directory; from pathlib import Path"
+OWNED = "from fencepost.testing.servers.processes import owned_directory; from pathlib import Path"
 
 
 @contextmanager
@@ -49,13 +49,13 @@ def test_room_is_made_before_it_is_looked_for(tmp_path: Path, monkeypatch: pytes
     disk.mkdir()
     left = memory / "fencepost-servers-left"
     left.mkdir()
-    monkeypatch.setattr(directories, "_MEMORY", memory)
-    monkeypatch.setattr(directories, "_MEMORY_NEEDED", float("inf"))
+    monkeypatch.setattr(processes, "_MEMORY", memory)
+    monkeypatch.setattr(processes, "_MEMORY_NEEDED", float("inf"))
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
     with server_directory() as directory:
         assert directory.parent == disk
         assert list(memory.iterdir()) == []
-    monkeypatch.setattr(directories, "_MEMORY_NEEDED", 0)
+    monkeypatch.setattr(processes, "_MEMORY_NEEDED", 0)
     directory = new_directory()
     assert directory.parent == memory
     remove_directory(directory)

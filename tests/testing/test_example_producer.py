@@ -19,7 +19,7 @@ from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.message import nonce_of, parse_write_id
 from fencepost.testing.servers.kafka import Kafka, jars
 from fencepost.testing.servers.lock_services import MissingServerError
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 PRODUCERS = Path(__file__).parents[2] / "examples" / "producer"
 PARTITIONS = 5

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from tests.testing.test_plugin import LONG, passed, run_pytest
 
-from fencepost.testing.fixtures.given_gateway import GivenGateway, GivenGatewayError
+from fencepost.testing.fixtures.gateway import GivenGateway, GivenGatewayError
 from fencepost.testing.fixtures.tables import FencedTables, fenced_tables
 from fencepost.testing.servers.gateway import GatewayServer
 

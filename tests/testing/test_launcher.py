@@ -8,10 +8,8 @@ import pytest
 
 from fencepost.testing.servers.gateway import gateway_environment, is_ready
 from fencepost.testing.servers.launcher import Launcher
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.processes import alive
+from fencepost.testing.servers.processes import PATIENCE, alive, free_port, wait_until
 from fencepost.testing.servers.server import ServerError
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(scope="module")

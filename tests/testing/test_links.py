@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.testing.faults import FaultError, Link, SteppableClock, clock_stepped, clocks, cut, delayed, partitioned
+from fencepost.testing.faults import FaultError, Link, SteppableClock, clock_stepped, cut, delayed, holders, partitioned
 from fencepost.testing.faults.fault import Fault
 
 
@@ -143,7 +143,7 @@ def test_one_fault_in_two_threads_ends_in_each_for_itself(link: Link) -> None:
 
 def test_steps_of_a_clock_that_overlap_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "libfaketimeMT.so.1").touch()
-    monkeypatch.setattr(clocks, "_PLACES", (str(tmp_path),))
+    monkeypatch.setattr(holders, "_PLACES", (str(tmp_path),))
     with SteppableClock() as clock:
         file = Path(clock.environment({})["FAKETIME_TIMESTAMP_FILE"])
         first, second = clock_stepped(clock, 10), clock_stepped(clock, 100)

@@ -15,9 +15,9 @@ from tests.support.made_histories import RIGHT, wrong
 
 from fencepost.testing.checker import NothingToCheckError, check
 from fencepost.testing.history import Event, History
-from fencepost.testing.history.porcupine import export
-from fencepost.testing.servers.cache import made_once
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.history.history import export
+from fencepost.testing.servers.processes import PATIENCE
+from fencepost.testing.servers.server import made_once
 
 SOURCES = Path(__file__).parents[1] / "porcupine"
 

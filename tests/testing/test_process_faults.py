@@ -17,8 +17,8 @@ from fencepost.testing.faults import (
     Link,
     SteppableClock,
     clock_stepped,
-    clocks,
     cut,
+    holders,
     killed,
     lease_expired,
     partitioned,
@@ -26,9 +26,8 @@ from fencepost.testing.faults import (
 )
 from fencepost.testing.faults.fault import Fault
 from fencepost.testing.servers.gateway import GatewayServer
-from fencepost.testing.servers.processes import alive
+from fencepost.testing.servers.processes import alive, wait_until
 from fencepost.testing.servers.server import ServerError
-from fencepost.testing.servers.waiting import wait_until
 
 pytestmark = pytest.mark.long("faults of processes")
 
@@ -225,7 +224,7 @@ def test_a_wall_clock_steps_and_steps_back() -> None:
 
 
 def test_without_libfaketime_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(clocks, "_PLACES", (str(tmp_path),))
+    monkeypatch.setattr(holders, "_PLACES", (str(tmp_path),))
     with pytest.raises(FaultUnavailableError, match="apt-get install faketime"):
         SteppableClock()
 

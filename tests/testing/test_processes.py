@@ -10,8 +10,17 @@ from pathlib import Path
 import pytest
 
 from fencepost.testing import paused
-from fencepost.testing.servers.processes import Known, alive, continue_all, descendants, kill_tree, pid_of, stop_tree
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
+from fencepost.testing.servers.processes import (
+    PATIENCE,
+    Known,
+    alive,
+    continue_all,
+    descendants,
+    kill_tree,
+    pid_of,
+    stop_tree,
+    wait_until,
+)
 
 FAMILY = """
 import subprocess, sys, threading

@@ -8,13 +8,12 @@ import pytest
 from tests.support.violations import assert_none, promised
 
 from fencepost.testing.checker import Verdict
-from fencepost.testing.servers.databases import Databases
-from fencepost.testing.servers.directories import server_directory
+from fencepost.testing.servers.postgres import Databases
+from fencepost.testing.servers.processes import server_directory
 from fencepost.testing.torture import BadInputError, Config
+from fencepost.testing.torture.assignment import Fenced
 from fencepost.testing.torture.config import SOURCES
-from fencepost.testing.torture.stages.own import own_stage
-from fencepost.testing.torture.stages.stage import Stage
-from fencepost.testing.torture.tables import Fenced
+from fencepost.testing.torture.stages import Stage, own_stage
 
 PREFIX = "torture_stepped"
 FOUND = "planted bug"

@@ -14,7 +14,7 @@ from tests.torture.conftest import assert_ended_well
 from fencepost.cli.main import main
 from fencepost.testing.history import read
 from fencepost.testing.servers.gateway import GatewayServer
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
+from fencepost.testing.servers.processes import PATIENCE, wait_until
 from fencepost.testing.torture import Config
 
 TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%' AND relkind = 'r'"

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from tests.torture.conftest import assert_ended_well
 
 from fencepost.cli.main import main
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.gateway import GatewayServer
-from fencepost.testing.torture.holders.database import Database
+from fencepost.testing.servers.postgres import Databases
+from fencepost.testing.torture.holders import Database
 
 LEASE = """
 INSERT INTO fencepost.leases

@@ -3,8 +3,8 @@
 import psycopg
 
 from fencepost.server.ops.embedded.server import embedded_bin_dir
-from fencepost.testing.servers.directories import server_directory
-from fencepost.testing.torture.stages.primary import OwnPrimary
+from fencepost.testing.servers.processes import server_directory
+from fencepost.testing.torture.stages import OwnPrimary
 
 
 def test_a_primary_keeps_its_shared_memory_in_the_data_directory_which_is_removed() -> None:

@@ -12,11 +12,9 @@ from tests.torture.conftest import PREFIX, SourceStage, assert_valid
 
 from fencepost.testing.checker import check
 from fencepost.testing.history import End, History, Invoke, Recorder
-from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.testing.torture.assignment import Assignment
-from fencepost.testing.torture.holders.actor import Actor
-from fencepost.testing.torture.holders.locks import acquire, release
-from fencepost.testing.torture.tally import Tally
+from fencepost.testing.servers.processes import PATIENCE
+from fencepost.testing.torture.assignment import Assignment, Tally
+from fencepost.testing.torture.holders import Actor, acquire, release
 
 pytestmark = pytest.mark.long("torture")
 

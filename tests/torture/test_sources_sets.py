@@ -13,14 +13,12 @@ from tests.torture.conftest import PREFIX, SourceStage, assert_valid
 
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, History, Invoke, Recorder
-from fencepost.testing.servers.waiting import PATIENCE
-from fencepost.testing.torture.assignment import Assignment
-from fencepost.testing.torture.holders.actor import Actor
-from fencepost.testing.torture.holders.database import Database
-from fencepost.testing.torture.holders.locks import Lease
-from fencepost.testing.torture.last_reads import read_all
-from fencepost.testing.torture.tally import Tally
-from fencepost.testing.torture.workloads import WORKLOADS, sets
+from fencepost.testing.servers.processes import PATIENCE
+from fencepost.testing.torture import workloads
+from fencepost.testing.torture.assignment import Assignment, Tally
+from fencepost.testing.torture.holders import Actor, Database, Lease
+from fencepost.testing.torture.merging import read_all
+from fencepost.testing.torture.workloads import WORKLOADS
 
 pytestmark = pytest.mark.long("torture")
 
@@ -45,7 +43,7 @@ class Steps:
 async def played(on: SourceStage, workload: str, tally: Path, monkeypatch: pytest.MonkeyPatch) -> History:
     """Let one holder add a member, be paused, lose its lease to the next one, and write; then read the set."""
     steps, recorder, stage, chosen = Steps(), Recorder(), on.stage, WORKLOADS[workload]
-    monkeypatch.setattr(sets, "lapse", steps.lapse)
+    monkeypatch.setattr(workloads, "lapse", steps.lapse)
     made = Assignment(
         *(1, 0, 2, stage.urls, workload, PREFIX, "", ""),
         source=on.stage.source, resources=1, ttl_ms=on.config.ttl_ms, database_url=stage.database_url,

@@ -25,7 +25,7 @@ from fencepost.server.http.batches.window import Window
 from fencepost.server.http.guard import Arrival
 from fencepost.server.http.problems.response import RequestError
 from fencepost.server.times import TIMES
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 LINES = 8
 LONGEST = 20

@@ -21,7 +21,7 @@ from fencepost.client import (
     token_from_file,
 )
 from fencepost.client.http import Credentials, Retry, end_of
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 NOW = 1_800_000_000.0
 

@@ -13,7 +13,7 @@ from tests.support.manual_clock import Hurried
 
 from fencepost.client import Client, OutcomeUnknown, Retry, Unavailable
 from fencepost.client.lease import acquire, make_acquire_request, release_call
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 REFUSED = httpx.ConnectError("refused")
 HELD = problem(423, "FP011", retryable=True, **{"Retry-After": "9"})

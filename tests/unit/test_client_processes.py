@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from fencepost import Client
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 FORKED = """
 import os, sys

@@ -7,7 +7,7 @@ import pytest
 
 from fencepost.server.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
 from fencepost.server.serving.listening import listen
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 class StubWorker:

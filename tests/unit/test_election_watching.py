@@ -13,7 +13,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.leases.builtin import LeaseId
 from fencepost.server.quota import Quota
 from fencepost.server.times import Times, WatchTimes
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 E: Key = ("builtin", "e")
 AWAY = Problem(DATABASE_UNAVAILABLE, "away")

@@ -9,7 +9,7 @@ import pytest
 from tests.support.selection import runs_on
 from tests.support.violations import Violation, judging, violations_in
 
-from fencepost.testing.servers.ports import range_of
+from fencepost.testing.servers.processes import range_of
 
 FIRST, SECOND = BOTH = ("embedded-18", "debian-15")
 ANY, VERSIONS = (), (pytest.mark.versions,)

@@ -22,7 +22,7 @@ from fencepost.server.identity.jwt import JwtVerifier
 from fencepost.server.identity.keys import KeysError
 from fencepost.server.observe.events import Event, KeysFetched, KeysNotFetched
 from fencepost.server.times import TIMES, IdentityTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 class Seen:

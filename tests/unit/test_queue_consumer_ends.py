@@ -10,7 +10,7 @@ from fencepost.server.consuming.consumer import ConsumerLimits
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.queues.log import Received
 from fencepost.server.times import ConsumingTimes
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 async def test_the_end_decides_what_has_begun_and_leaves_the_rest_to_others() -> None:

@@ -11,7 +11,7 @@ from fencepost.server.postgres.queues.progress import KnownPartition, KnownQueue
 from fencepost.server.queue_status import look_at_queue, publish
 from fencepost.server.queues.log import DeadLetter, LogUnavailableError, Position, Received
 from fencepost.server.queues.redis import seconds_of
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 
 def known(*partitions: KnownPartition) -> KnownQueue:

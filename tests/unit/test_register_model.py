@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.made_histories import REGISTER, right, wrong
 from tests.support.register_oracle import has_an_order
 
-from fencepost.testing.checker import NothingToCheckError, Verdict, check, frontier
-from fencepost.testing.checker.calls import Call
+from fencepost.testing.checker import NothingToCheckError, Verdict, check, register
+from fencepost.testing.checker.store import Call
 from fencepost.testing.history import NOT_READ, End, Event, History, Invoke, NotRead, Op, Outcome, Reason, Rule
 
 OPS: tuple[Op, ...] = ("write", "write", "delete", "claim", "read", "read")
@@ -113,14 +113,14 @@ def test_it_agrees_on_histories_of_a_register(rule: Rule, fenced: bool) -> None:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Count the states that are looked at: the next number says how many there were."""
     steps = itertools.count()
-    look = vars(frontier)["_look"]
+    look = vars(register)["_look"]
 
-    def counted(state: frontier.State, observers: dict[int, Call]) -> frontier.State:
+    def counted(state: register.State, observers: dict[int, Call]) -> register.State:
         next(steps)
-        found: frontier.State = look(state, observers)
+        found: register.State = look(state, observers)
         return found
 
-    monkeypatch.setattr(frontier, "_look", counted)
+    monkeypatch.setattr(register, "_look", counted)
     return steps
 
 

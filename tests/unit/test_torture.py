@@ -14,19 +14,13 @@ import pytest
 
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.history import End, Fault, Invoke, Recorder, read
+from fencepost.testing.torture.assignment import BadInputError, Counts, Fenced, Kind, RunFailedError, Tally
 from fencepost.testing.torture.config import Config
-from fencepost.testing.torture.errors import BadInputError, RunFailedError
 from fencepost.testing.torture.faults import choose
-from fencepost.testing.torture.holders.exchange import Answer, Exchange
-from fencepost.testing.torture.holders.outcomes import Reason, Refused, Unknown, mark_read, outcome
-from fencepost.testing.torture.holders.sender import Sender
-from fencepost.testing.torture.last_reads import read_all, written
-from fencepost.testing.torture.merging import Merged, Voided, merge
-from fencepost.testing.torture.play import require_accepted, require_faults, share_of
-from fencepost.testing.torture.running import judge, require_shown
-from fencepost.testing.torture.stages.own import available
-from fencepost.testing.torture.tables import Fenced, Kind
-from fencepost.testing.torture.tally import Counts, Tally
+from fencepost.testing.torture.holders import Answer, Exchange, Reason, Refused, Sender, Unknown, mark_read, outcome
+from fencepost.testing.torture.merging import Merged, Voided, merge, read_all, written
+from fencepost.testing.torture.running import judge, require_accepted, require_faults, require_shown, share_of
+from fencepost.testing.torture.stages import own_available
 from fencepost.testing.torture.workloads import WORKLOADS
 
 
@@ -272,9 +266,9 @@ def test_operations_end_no_run_before_one_of_the_faults_that_were_named_is_over(
 
 
 def test_holders_that_stop_in_time_keep_the_connections_that_leases_of_postgresql_end_with() -> None:
-    chosen = choose("all", available(Config(Path("out"), 1, "client", "postgres-advisory")))
+    chosen = choose("all", own_available(Config(Path("out"), 1, "client", "postgres-advisory")))
     ends = {"kill-gateway", "partition-database", "cut-before-commit", "cut-after-commit", "cut-after-bytes"}
     assert not set(chosen) & (ends | {"restart-fast", "restart-immediate", "failover"})
     assert {"pause-holder", "kill-holder", "pause-gateway", "partition-client", "cut-client"} <= set(chosen)
-    assert ends <= set(choose("all", available(Config(Path("out"), 1, "client", "redis"))))
-    assert ends <= set(choose("all", available(Config(Path("out"), 1, "mutex", "postgres-advisory"))))
+    assert ends <= set(choose("all", own_available(Config(Path("out"), 1, "client", "redis"))))
+    assert ends <= set(choose("all", own_available(Config(Path("out"), 1, "mutex", "postgres-advisory"))))

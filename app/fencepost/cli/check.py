@@ -6,9 +6,9 @@ import click
 
 from fencepost.testing.checker import MODELS, NothingToCheckError, UndecidedError, Verdict
 from fencepost.testing.checker import check as check_history
-from fencepost.testing.checker.verdict import ALL_MODELS, Model
+from fencepost.testing.checker.store import ALL_MODELS, Model
 from fencepost.testing.history import BadHistoryError, read
-from fencepost.testing.history.porcupine import export
+from fencepost.testing.history.history import export
 from fencepost.testing.torture.report import write_report
 
 # `fencepost check`: judges a recorded history.

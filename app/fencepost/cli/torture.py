@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from fencepost.cli.gateway import api_token_option, environment_for_command, read_api_token
 
 if TYPE_CHECKING:
-    from fencepost.testing.torture.tally import Counts
+    from fencepost.testing.torture.assignment import Counts
 
 VALID: Final = 0
 VIOLATION: Final = 1
@@ -133,8 +133,8 @@ def _run(given: Mapping[str, Any]) -> bool:
     """Run with these fields of a Config; whether nothing wrong was found."""
     try:
         # They are much to import, and `fencepost --help` needs none of it.
+        from fencepost.testing.torture.assignment import BadInputError, RunFailedError  # noqa: PLC0415
         from fencepost.testing.torture.config import Config  # noqa: PLC0415
-        from fencepost.testing.torture.errors import BadInputError, RunFailedError  # noqa: PLC0415
         from fencepost.testing.torture.running import first_step, run_in_words  # noqa: PLC0415
     except ModuleNotFoundError as error:
         missing = f"{error.name} is not installed: pip install '.[testing]', in the clone of Fencepost"
@@ -156,7 +156,7 @@ def _run(given: Mapping[str, Any]) -> bool:
 
 
 def _list(context: click.Context) -> None:
-    from fencepost.testing.torture.listing import listing  # noqa: PLC0415 - as above
+    from fencepost.testing.torture.running import listing  # noqa: PLC0415 - as above
 
     click.echo(listing())
     context.exit()

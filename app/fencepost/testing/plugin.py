@@ -12,9 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from fencepost import Client, SyncClient
     from fencepost.client import Token
-    from fencepost.testing.fixtures.gateway import OwnGateway
-    from fencepost.testing.fixtures.given_gateway import GivenGateway
-    from fencepost.testing.fixtures.lock_services import LockServers, LockService
+    from fencepost.testing.fixtures.gateway import GivenGateway, LockServers, LockService, OwnGateway
     from fencepost.testing.fixtures.tables import FencedTables
 
 
@@ -53,7 +51,7 @@ def fencepost_gateway(pytestconfig: pytest.Config) -> Iterator["OwnGateway | Giv
             "--fencepost-database is for a gateway that runs elsewhere: give its --fencepost-url too", pytrace=False
         )
     if url is not None:
-        from fencepost.testing.fixtures.given_gateway import GivenGatewayError, given_gateway  # noqa: PLC0415
+        from fencepost.testing.fixtures.gateway import GivenGatewayError, given_gateway  # noqa: PLC0415
 
         try:
             gateway = given_gateway(url, database)
@@ -79,7 +77,7 @@ def fenced_table(fencepost_gateway: "OwnGateway | GivenGateway") -> Iterator["Fe
     It takes DDL, a SQLAlchemy table or model, or a Django model, and the options of `fencepost protect`. In each
     test the database and the gateway are new.
     """
-    from fencepost.testing.fixtures.given_gateway import GivenGatewayError  # noqa: PLC0415
+    from fencepost.testing.fixtures.gateway import GivenGatewayError  # noqa: PLC0415
     from fencepost.testing.fixtures.tables import fenced_tables  # noqa: PLC0415
 
     try:
@@ -137,7 +135,7 @@ def _address(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def fencepost_lock_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["LockServers"]:
     """Give the lock services' servers that this run has started."""
-    from fencepost.testing.fixtures.lock_services import lock_servers  # noqa: PLC0415
+    from fencepost.testing.fixtures.gateway import lock_servers  # noqa: PLC0415
 
     with lock_servers(tmp_path_factory.mktemp("fencepost-lock-services")) as servers:
         yield servers
@@ -150,8 +148,11 @@ def lock_service(request: pytest.FixtureRequest) -> "LockService":
     `@pytest.mark.parametrize("lock_service", ["builtin", "redis", "etcd", "zookeeper"], indirect=True)`. A test
     skips when the server is not installed, and says what to install.
     """
-    from fencepost.testing.fixtures.gateway import OwnGateway  # noqa: PLC0415
-    from fencepost.testing.fixtures.lock_services import BUILTIN, LockService  # noqa: PLC0415
+    from fencepost.testing.fixtures.gateway import (  # noqa: PLC0415
+        BUILTIN,
+        LockService,
+        OwnGateway,
+    )
     from fencepost.testing.servers.lock_services import MissingServerError  # noqa: PLC0415
 
     name: str = getattr(request, "param", BUILTIN)

@@ -3,7 +3,7 @@
 from tests.conformance.etcd_bench import EtcdBench
 
 from fencepost.server.locks.source import Grant, Source
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 TTL = 60_000
 """No hold ends by itself while a test looks: a test has `etcdctl` revoke its lease."""

@@ -8,7 +8,7 @@ from tests.conformance.etcd_bench import EtcdBench
 
 from fencepost.server.locks.etcd import EtcdApi, parse
 from fencepost.server.locks.source import Holder, Source
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of etcd")
 

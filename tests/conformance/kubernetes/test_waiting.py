@@ -6,7 +6,7 @@ import pytest
 from tests.conformance.kubernetes.operating import LOCK, Leases, Make, granted
 
 from fencepost.server.locks.source import Grant, Holder
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
 

@@ -12,7 +12,7 @@ from fencepost.server.locks.kubernetes import KubernetesLeases
 from fencepost.server.locks.kubernetes_api import VERBS
 from fencepost.server.locks.source import Grant, SourceError, SourceUnavailableError
 from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
 

@@ -16,7 +16,7 @@ from tests.conformance.queues.bench import QueueBench, log_of
 
 from fencepost.server.queues.log import Consumer, Log, Message, Position, Received
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 BENCHES: tuple[str, ...] = ("kafka", "postgres", "redis")
 """Names of the logs that are checked; each has a `<name>_bench.py`."""

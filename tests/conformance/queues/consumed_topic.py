@@ -22,7 +22,7 @@ from fencepost.server.queues.log import DeadLetter, Log, LogUnavailableError, Po
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 WITHIN = 3 * PATIENCE
 

@@ -16,7 +16,7 @@ from fencepost.server.queues.kafka import from_url
 from fencepost.server.queues.log import Log
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.lock_services import MissingServerError
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
+from fencepost.testing.servers.processes import PATIENCE, wait_until
 
 SESSION_S = 10
 _QUERY = f"session.timeout.ms={SESSION_S}000&heartbeat.interval.ms=300&delivery.timeout.ms=5000"

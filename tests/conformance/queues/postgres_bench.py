@@ -19,10 +19,8 @@ from fencepost.server.postgres.connections.engine import Database
 from fencepost.server.postgres.errors import StorageError
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.server.queues.postgres import TTL, PostgresLog
-from fencepost.testing.servers.databases import clone, in_database, quick_logins, run_on
-from fencepost.testing.servers.directories import server_directory
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import clone, in_database, quick_logins, run_on
+from fencepost.testing.servers.processes import eventually, free_port, server_directory
 
 TEMPLATE = "queue_template"
 MADE_AGAIN = """

@@ -9,7 +9,7 @@ from tests.conformance.redis_bench import command, redis_server
 
 from fencepost.server.queues.redis import TTL_MS, RedisLog, from_url
 from fencepost.server.queues.redis_server import read_url
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server
 
 

@@ -13,7 +13,7 @@ from fencepost.server.queues.kafka_cluster import DeadTopic
 from fencepost.server.queues.kafka_settings import read_url
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests with kafka")
 

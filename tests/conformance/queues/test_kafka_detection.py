@@ -18,9 +18,9 @@ from tests.support.consuming import write
 from tests.support.interleave import Connect
 
 from fencepost.server.queues.log import LogUnavailableError, partition_of
-from fencepost.testing.servers.databases import Databases
 from fencepost.testing.servers.kafka import Broker, Kafka
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import Databases
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests with kafka")
 

@@ -17,7 +17,7 @@ from tests.conformance.queues.kafka_bench import KafkaBench, admin, make_topic, 
 from fencepost.server.queues.kafka import KafkaLog, from_url, static_name
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests with kafka")
 

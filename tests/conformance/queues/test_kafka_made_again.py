@@ -15,7 +15,7 @@ from fencepost.server.queues import kafka
 from fencepost.server.queues.kafka_settings import Label, read_url
 from fencepost.server.queues.log import Log, LogUnavailableError
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests with kafka")
 

@@ -12,7 +12,7 @@ from tests.conformance.queues.kafka_secured import MECHANISMS, PASSWORD, Secured
 
 from fencepost.server.queues.kafka import KafkaLog, from_url
 from fencepost.server.queues.log import LogConfigError, LogUnavailableError, LogUnknownError, Position
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests with kafka")
 

@@ -20,7 +20,7 @@ from tests.conformance.queues.conftest import (
 )
 
 from fencepost.server.queues.log import Log, LogConfigError, LogUnavailableError
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 Start = Callable[[str], Awaitable[MemberProcess]]
 

@@ -19,7 +19,7 @@ from fencepost.server.queues.log import (
     partition_of,
 )
 from fencepost.server.queues.message import sign, verify
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 async def test_messages_come_as_they_were_appended(log: Log, join: Join) -> None:

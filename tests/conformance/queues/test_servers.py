@@ -7,7 +7,7 @@ from tests.conformance.queues.bench import QueueBench, log_of
 from tests.conformance.queues.conftest import KEYS, PARTITIONS, Another, Join, filled, message, positions
 
 from fencepost.server.queues.log import Log, LogUnavailableError
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 async def test_after_the_server_was_killed_all_go_on_where_they_were(

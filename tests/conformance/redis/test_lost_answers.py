@@ -11,7 +11,7 @@ from tests.support.cutting_proxy import cutting_proxy
 
 from fencepost.server.locks.redis import AT_ONCE
 from fencepost.server.locks.source import Grant, Holder, Source, SourceUnavailableError
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 async def test_a_grant_whose_answer_got_lost_is_given_back(

@@ -9,8 +9,7 @@ from tests.conformance.redis_bench import DURABLE, RedisBench, command, redis_se
 from tests.support.certificates import self_signed
 
 from fencepost.server.locks.source import Grant, Source, SourceError, SourceUnavailableError
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually, free_port
 
 
 async def test_a_user_who_may_not_is_no_outage_and_no_password_is_shown(bench: RedisBench, source_of: Opened) -> None:

@@ -10,7 +10,7 @@ from tests.conformance.zookeeper_bench import ZooKeeperBench, admin
 
 from fencepost.server.locks.source import Grant, Holder
 from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 Open = Callable[..., Any]
 

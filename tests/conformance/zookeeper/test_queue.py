@@ -10,7 +10,7 @@ from tests.conformance.zookeeper_bench import ZooKeeperBench
 
 from fencepost.server.locks.source import Holder
 from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 

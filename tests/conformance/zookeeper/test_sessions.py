@@ -17,9 +17,8 @@ from fencepost.server.locks import zookeeper_session
 from fencepost.server.locks.source import Grant, SourceUnavailableError
 from fencepost.server.locks.zookeeper import ZooKeeperSource
 from fencepost.server.locks.zookeeper_session import parse
-from fencepost.testing.faults.link import Link
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.faults.network import Link
+from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
 

@@ -10,8 +10,8 @@ from tests.support.asking import Api
 from tests.support.interleave import Connection
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import eventually
 
 LISTENERS = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity

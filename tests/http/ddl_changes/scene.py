@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tests.support.asking import Api
 from tests.support.interleave import Connection
 
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 EVERY_WRITE: list[tuple[str, str, object]] = [
     ("PATCH", "data/t/1", {"v": "x"}),

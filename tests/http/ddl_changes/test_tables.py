@@ -7,7 +7,7 @@ from tests.http.ddl_changes.scene import EVERY_WRITE, Scene
 from tests.support.asking import code
 
 from fencepost.server.ops.protecting.protect import protect, unprotect
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 async def test_tables_that_come_and_go(scene: Scene) -> None:

@@ -20,7 +20,7 @@ from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.seal_wiring import SealKeysFile, read_seal_keys
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from fencepost.server.postgres.queues import table_log
 from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
 from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.message import WriteMessage, message_of
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 ASYNC = "respond-async"
 

@@ -12,7 +12,7 @@ from tests.scenarios.sealed import (
 )
 from tests.support.asking import Api, code
 
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 
 async def test_a_seal_for_one_resource_writes_no_other(shop: SealedShop, api: Api) -> None:

@@ -13,7 +13,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.turns import Turns
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 LOCK = "SELECT FROM orders WHERE order_id = $1 FOR UPDATE"
 LONG = 4 * PATIENCE

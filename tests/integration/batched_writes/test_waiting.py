@@ -19,7 +19,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.turns import Turns
 from fencepost.server.gateway.writes.idempotency import Replayed
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 WAITING = """
 SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"""

@@ -19,7 +19,7 @@ from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.postgres.statements.query import Field, Selected
 from fencepost.server.times import TIMES, Times
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 async def test_a_slow_statement_keeps_no_later_read_waiting(race: Race, sent: Statements) -> None:

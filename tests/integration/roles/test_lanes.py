@@ -21,7 +21,7 @@ from fencepost.server.postgres.batches.batch_queue import BatchQueue
 from fencepost.server.postgres.batches.group_commit import GroupCommit
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.times import BatchTimes, Times
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -23,10 +23,9 @@ import psycopg
 from tests.robustness.attacks.unsent import forget_peak, memory
 
 from fencepost.server.ops.embedded.server import embedded_bin_dir
-from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import GatewayServer, run_command
 from fencepost.testing.servers.postgres import Postgres
-from fencepost.testing.servers.processes import descendants
+from fencepost.testing.servers.processes import descendants, server_directory
 
 SQL: Final = """
 CREATE TABLE docs (id int PRIMARY KEY, doc jsonb, note text, numbers numeric[], n int, floats float8[]);

@@ -16,9 +16,9 @@ import httpx
 import psycopg
 
 from fencepost.server.ops.embedded.server import embedded_bin_dir
-from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import GatewayServer, run_command
 from fencepost.testing.servers.postgres import Postgres
+from fencepost.testing.servers.processes import server_directory
 
 LONG: Final = "n" * 900_000
 IN_A_HEAD: Final = "h" * 60_000

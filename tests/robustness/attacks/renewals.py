@@ -19,9 +19,9 @@ import click
 import httpx
 
 from fencepost.server.ops.embedded.server import embedded_bin_dir
-from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import GatewayServer, run_command
 from fencepost.testing.servers.postgres import Postgres
+from fencepost.testing.servers.processes import server_directory
 
 CONNECTIONS: Final = 1015
 SECONDS: Final = 10

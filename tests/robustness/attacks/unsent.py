@@ -21,7 +21,7 @@ import click
 from tests.support.serving import Gateway, serving
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.testing.servers.directories import server_directory
+from fencepost.testing.servers.processes import server_directory
 
 _MB = 1 << 20
 _TABLES = """

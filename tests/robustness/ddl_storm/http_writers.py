@@ -9,7 +9,7 @@ import httpx
 from tests.robustness.ddl_storm.emitter import Emitter
 from tests.robustness.ddl_storm.world import KEYS, PREFIX, Operation, Outcome, Shape, World, group_of
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 VERBS: Final = ("PATCH", "PATCH", "PUT", "PUT", "POST", "POST", "DELETE", "DELETE", "DELETE", "claim", "claim", "lease")
 RARE: Final = ("PATCH many", "DELETE many", "PATCH rows")

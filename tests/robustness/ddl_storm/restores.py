@@ -12,8 +12,8 @@ from tests.robustness.ddl_storm.world import Shape, World
 from tests.support.interleave import Connection
 
 from fencepost.server.ops.embedded.binaries import Binaries
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

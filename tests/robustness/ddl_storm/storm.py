@@ -26,10 +26,8 @@ from fencepost.server.ops.embedded.binaries import Binaries, reachable_binaries
 from fencepost.server.ops.embedded.process import Account
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.testing.servers.databases import in_database
-from fencepost.testing.servers.directories import new_directory, remove_directory
-from fencepost.testing.servers.processes import descendants
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import PATIENCE, descendants, new_directory, remove_directory
 
 HTTP, DIRECT = 10, 5
 """Writers of each kind."""

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 from tests.robustness.queues.log_servers import KINDS, THREE, OneKafka
 
-from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.launcher import Launcher
+from fencepost.testing.servers.processes import server_directory
 
 
 @pytest.fixture(scope="package")

@@ -17,9 +17,8 @@ from tests.support.certificates import self_signed
 
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.lock_services import redis
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import PATIENCE, free_port
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import PATIENCE
 
 PARTITIONS = 6
 THREE = "kafka-three"

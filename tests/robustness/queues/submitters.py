@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from tests.robustness.queues.oracle import KEYS, Answer, Submission
 
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 PRODUCERS = 8
 ANSWERED_WITHIN = PATIENCE  # seconds

@@ -20,8 +20,8 @@ from tests.support.violations import assert_none
 from fencepost.testing.faults import killed
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.postgres import Postgres
+from fencepost.testing.servers.processes import PATIENCE, eventually, wait_until
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import PATIENCE, eventually, wait_until
 
 pytestmark = pytest.mark.long("storms of queued writes")
 

@@ -12,7 +12,7 @@ from tests.robustness.queues.world import ConsumerServer, World, messages, world
 from tests.support.violations import assert_none
 
 from fencepost.testing.servers.launcher import Launcher
-from fencepost.testing.servers.waiting import PATIENCE, eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("storms of queued writes")
 

@@ -14,7 +14,7 @@ from tests.robustness.queues.world import World, messages, world
 from tests.support.violations import assert_none
 
 from fencepost.testing.servers.launcher import Launcher
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("storms of queued writes")
 

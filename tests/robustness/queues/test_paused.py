@@ -21,8 +21,8 @@ from tests.support.violations import assert_none
 from fencepost.testing.faults import paused
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.launcher import Launcher
+from fencepost.testing.servers.processes import PATIENCE, eventually
 from fencepost.testing.servers.server import Server
-from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("storms of queued writes")
 

@@ -15,13 +15,11 @@ from tests.support.postgres import first_server, server_bin_dir
 
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.testing.servers.databases import in_database, quick_logins, run_on
-from fencepost.testing.servers.directories import server_directory
 from fencepost.testing.servers.gateway import COMMAND, GatewayServer, gateway_environment
 from fencepost.testing.servers.launcher import Launcher
-from fencepost.testing.servers.postgres import Postgres
+from fencepost.testing.servers.postgres import Postgres, in_database, quick_logins, run_on
+from fencepost.testing.servers.processes import PATIENCE, eventually, server_directory
 from fencepost.testing.servers.server import ChildProcess, Server
-from fencepost.testing.servers.waiting import PATIENCE, eventually
 
 SETTLES_WITHIN = 2 * PATIENCE
 """Seconds in which what waits in the queue is applied after a storm."""

@@ -7,8 +7,7 @@ import pytest
 
 from fencepost import StaleToken, SyncClient
 from fencepost.testing import FaultError, killed, lease_expired
-from fencepost.testing.fixtures.gateway import OwnGateway
-from fencepost.testing.fixtures.lock_services import LockService
+from fencepost.testing.fixtures.gateway import LockService, OwnGateway
 from fencepost.testing.fixtures.tables import FencedTables
 
 ORDERS = "CREATE TABLE orders (order_id text PRIMARY KEY, status text)"

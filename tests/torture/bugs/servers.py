@@ -10,7 +10,7 @@ from tests.torture.planted import Planted, swap
 
 from fencepost.server.postgres.connections import session
 from fencepost.server.postgres.connections.origin import Origin
-from fencepost.testing.torture.stages import primary
+from fencepost.testing.torture import stages
 
 
 def _commits_do_not_wait_for_the_disk() -> None:
@@ -28,20 +28,20 @@ def _no_generation_is_raised() -> Iterator[None]:
     async def nothing(_connection: Any) -> None:
         pass
 
-    with mock.patch.object(primary, "_raise", nothing):
+    with mock.patch.object(stages, "_raise", nothing):
         yield
 
 
 @contextmanager
 def _floors_are_raised_too_far() -> Iterator[None]:
     """Let a new generation's first tokens be below the floor of the table whose refusals as stale show no mark."""
-    raise_generation = primary._raise  # noqa: SLF001 - the operator's part of a failover
+    raise_generation = stages._raise  # noqa: SLF001 - the operator's part of a failover
 
     async def too_far(connection: Any) -> None:
         await raise_generation(connection)
         await connection.execute("UPDATE fencepost.floors SET floor = floor + 10000 WHERE name LIKE '%epoch'")
 
-    with mock.patch.object(primary, "_raise", too_far):
+    with mock.patch.object(stages, "_raise", too_far):
         yield
 
 

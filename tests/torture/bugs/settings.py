@@ -8,9 +8,9 @@ from unittest import mock
 
 from tests.torture.planted import Setting
 
-from fencepost.testing.servers.waiting import eventually
-from fencepost.testing.torture.stages import primary
-from fencepost.testing.torture.stages.primary import OwnPrimary
+from fencepost.testing.servers.processes import eventually
+from fencepost.testing.torture import stages
+from fencepost.testing.torture.stages import OwnPrimary
 
 _MORE_TOKENS: Final = 200
 """nextval logs 32 ahead: a standby has to be further behind to give tokens again."""
@@ -28,10 +28,10 @@ def _lagging_standby() -> Iterator[None]:
     async def asynchronous(_connection: Any) -> None:
         pass
 
-    async def drawn(connection: primary.Connection) -> int:
+    async def drawn(connection: stages.Connection) -> int:
         return int(await connection.fetchval("SELECT last_value FROM fencepost.tokens"))
 
-    async def until_many_more_are_drawn(connection: primary.Connection) -> None:
+    async def until_many_more_are_drawn(connection: stages.Connection) -> None:
         before = await drawn(connection)
 
         async def enough() -> bool:
@@ -39,7 +39,7 @@ def _lagging_standby() -> Iterator[None]:
 
         await eventually(enough, what="more grants")
 
-    async def cut_off(standby: primary.Connection) -> None:
+    async def cut_off(standby: stages.Connection) -> None:
         await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
         await standby.execute("SELECT pg_reload_conf()")
 
@@ -50,11 +50,11 @@ def _lagging_standby() -> Iterator[None]:
 
     def lagging(of: OwnPrimary) -> tuple[str, int]:
         assert of._standby is not None  # noqa: SLF001 - the lag is no fault of the product's harness
-        asyncio.run(primary._on(of._standby.url, cut_off))  # noqa: SLF001
-        asyncio.run(primary._on(of.url, until_many_more_are_drawn))  # noqa: SLF001
+        asyncio.run(stages._on(of._standby.url, cut_off))  # noqa: SLF001
+        asyncio.run(stages._on(of.url, until_many_more_are_drawn))  # noqa: SLF001
         return fail_over(of)
 
-    with mock.patch.object(primary, "_synchronous", asynchronous), mock.patch.object(OwnPrimary, "fail_over", lagging):
+    with mock.patch.object(stages, "_synchronous", asynchronous), mock.patch.object(OwnPrimary, "fail_over", lagging):
         yield
 
 

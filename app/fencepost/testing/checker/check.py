@@ -1,25 +1,27 @@
-"""The check of a whole history: reads it once, sorts it on disk, and asks each model."""
+"""Check a history by all models, or have a test fail where one of them finds a violation."""
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Final
 
-from fencepost.testing.checker import mutex, once, register, sets
-from fencepost.testing.checker.errors import NothingToCheckError
-from fencepost.testing.checker.store import Store
-from fencepost.testing.checker.verdict import MODELS, Model, Verdict, Violation
-from fencepost.testing.checker.words import Words
-from fencepost.testing.history import History
+from fencepost.testing.checker import models as mutex
+from fencepost.testing.checker import models as once
+from fencepost.testing.checker import models as sets
+from fencepost.testing.checker import register
+from fencepost.testing.checker.store import MODELS, Model, NothingToCheckError, Store, Verdict, Violation, Words
+from fencepost.testing.history import History, Recorder, read
+
+# The check of a whole history: reads it once, sorts it on disk, and asks each model.
 
 MOST: Final = 100
 """After so many violations of one model it is not searched further."""
 
 _SEARCHES: Final[dict[Model, Callable[[Store, Words], Iterator[Violation]]]] = {
     "register": register.violations,
-    "mutex": mutex.violations,
+    "mutex": mutex.mutex_violations,
     "plain_mutex": mutex.plain_violations,
-    "once": once.violations,
-    "set": sets.violations,
+    "once": once.repeated_effects,
+    "set": sets.set_violations,
 }
 
 
@@ -41,3 +43,38 @@ def check(history: History, models: Collection[Model] = MODELS) -> Verdict:
         found = [violation for model in models for violation in islice(_SEARCHES[model](store, words), MOST)]
     found.sort(key=lambda violation: violation.events[-1].time)
     return Verdict(not found, tuple(found), operations, accepted, refused, unknown, resources)
+
+
+# Assertions for tests, about what a Recorder has until now, or about a history that `read` has opened.
+#
+# A history in which there is nothing to assert about raises NothingToCheckError: the test has recorded something else
+# than it meant to.
+
+
+def assert_fenced(history: History | Recorder) -> None:
+    """Assert that no stale write was accepted, and that each reading saw the latest accepted one."""
+    _assert(history, "register", "set")
+
+
+def assert_exactly_once(history: History | Recorder) -> None:
+    """Assert that operations with one Idempotency-Key had one effect, and were all answered alike."""
+    _assert(history, "once")
+
+
+def assert_mutual_exclusion(history: History | Recorder) -> None:
+    """Assert that the tokens of a lock's grants rise, each above those of all grants before it."""
+    _assert(history, "mutex")
+
+
+def _assert(history: History | Recorder, *models: Model) -> None:
+    verdict = check(_history(history), models)
+    if not verdict.valid:
+        raise AssertionError("\n\n".join(violation.words for violation in verdict.violations))
+
+
+def _history(recorded: History | Recorder) -> History:
+    if isinstance(recorded, Recorder):
+        return recorded.history if recorded.path is None else read(recorded.path)
+    if not isinstance(recorded, History):
+        raise TypeError(f"an assertion takes a Recorder, or a history as read(path) gives it, and not {recorded!r}")
+    return recorded

@@ -1,19 +1,282 @@
-"""The calls of a history, sorted on disk: by resource, by key, by set.
-
-A history has its events in the order of time, and a model wants those of one resource together. SQLite sorts them in a
-temporary database of its own, which has no name, spills to disk when it outgrows its cache, and is gone when it is
-closed. So the memory that a check needs does not grow with the history.
-"""
+"""What the checker reads of a history: calls, kept in order by resource; verdicts, contradictions, errors."""
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, get_args
 
-from fencepost.testing.checker.calls import NEVER, Call
-from fencepost.testing.checker.verdict import Model
 from fencepost.testing.history import NOT_READ, End, Event, Fault, Invoke, NotRead
+
+# What keeps a history from being judged, although it is one.
+
+_NEEDED: Final = {
+    "register": "an accepted write, delete, claim or read, or a refusal of one as stale, as spent, or with a mark",
+    "mutex": "a grant of a lock",
+    "plain_mutex": "a grant of a lock",
+    "once": "an accepted operation with an Idempotency-Key",
+    "set": "an accepted read_set",
+}
+"""What a history must have for each model to have anything to judge."""
+
+
+class NothingToCheckError(Exception):
+    """No operation of the history is one that the models judge: it would keep every promise, whatever was done."""
+
+    def __init__(self, models: Iterable[str], operations: int) -> None:
+        needed = dict.fromkeys(f"{model}: {_NEEDED[model]}" for model in models)
+        super().__init__(
+            f"nothing to check: the history has {operations} operations, and none that could break a promise. One of"
+            f" these is needed: {'; '.join(needed)}"
+        )
+
+
+class UndecidedError(Exception):
+    """There are more ways to order the operations of one resource than can be looked through."""
+
+    def __init__(self, resource: str, states: int) -> None:
+        super().__init__(
+            f"{resource} cannot be judged: too many operations under one token, or with unknown outcome, were under way"
+            f" at the same time, and it can be in more than {states} states. Use fewer clients for this resource, or a"
+            " token for each write"
+        )
+
+
+# A call: an operation of a history with its end, and what the models may take it for.
+
+NEVER: Final = 2**63 - 1
+"""The time by which an unknown operation has certainly happened."""
+
+EFFECTS: Final = frozenset({"write", "delete", "claim"})
+"""What raises a mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation. What has no end yet, or an unknown one, may have an effect at any time from its invoke on."""
+
+    invoke: Invoke
+    end: End | None
+    ended: int
+    """By when it has happened if it has; NEVER when it may still happen."""
+    certain: bool
+    """Whether it has certainly happened. Of a refused call, that there certainly was this refusal."""
+    proof: tuple[Event, ...] = ()
+    """Events of other operations that show when this one happened: answers that repeat its own."""
+    highest: int | None = None
+    """Of an unknown operation that was repeated under another token, with another unknown outcome: the highest of the
+    tokens. At most one of these operations, which have the same key, has an effect; if it is certain, one has."""
+
+    @property
+    def id(self) -> int:
+        """The operation's id."""
+        return self.invoke.id
+
+    @property
+    def token(self) -> int:
+        """The operation's token; 0 for none."""
+        return self.invoke.token or 0
+
+    @property
+    def refused(self) -> bool:
+        """Whether it certainly had no effect."""
+        return self.end is not None and self.end.event == "refused"
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What the history shows of it."""
+        return (self.invoke, *(() if self.end is None else (self.end,)), *self.proof)
+
+
+def in_time(calls: list[Call]) -> tuple[Event, ...]:
+    """Give the events of calls in the order of their times, each once."""
+    events = {event for call in calls for event in call.events}
+    return tuple(sorted(events, key=lambda event: (event.time, isinstance(event, End), getattr(event, "id", 0))))
+
+
+# Operations in words: one sentence says what is wrong, and then come the operations that show it, each in a line.
+
+
+class Words:
+    """Writes times as seconds since the history's first event."""
+
+    def __init__(self, zero: int) -> None:
+        self._zero = zero
+
+    def listed(self, sentence: str, calls: list[Call]) -> str:
+        """Put the operations below a sentence."""
+        ordered = sorted(calls, key=lambda call: (call.invoke.time, call.id))
+        return "\n".join([sentence, *(f"  {self.call(call)}" for call in ordered)])
+
+    def time(self, time: int) -> str:
+        """Write a time: `1.204 s`, with as many digits as there are, up to nanoseconds."""
+        whole, rest = divmod(time - self._zero, 10**9)
+        digits = f"{rest:09}".rstrip("0")
+        return f"{whole}.{digits.ljust(3, '0')} s"
+
+    def call(self, call: Call) -> str:
+        """Describe one operation: who, what, from when to when, and the answer."""
+        end = call.end
+        begun = f"asked at {self.time(call.invoke.time)}"
+        if end is None:
+            return f"{self.deed(call)}: {begun}, no answer, and so it may have happened"
+        if end.event == "unknown":
+            why = f" ({end.why})" if end.why else ""
+            proof = f", and happened by {self.time(call.ended)}, as a repeated answer shows" if call.certain else ""
+            return f"{self.deed(call)}: {begun}, outcome unknown at {self.time(end.time)}{why}{proof}"
+        return f"{self.deed(call)}: {begun}, {self._answer(call, end)} at {self.time(end.time)}"
+
+    def deed(self, call: Call) -> str:
+        """Describe what was asked for: `w3 wrote 'a' to orders/7 under token 33`."""
+        invoke = call.invoke
+        token = "" if invoke.token is None else f" under token {invoke.token}"
+        key = "" if invoke.key is None else f" with the Idempotency-Key {invoke.key!r}"
+        verbs = {
+            "write": f"wrote {invoke.value!r} to {invoke.resource}",
+            "delete": f"deleted {invoke.resource}",
+            "claim": f"claimed {invoke.resource}",
+            "read": f"read {invoke.resource}",
+            "acquire": f"acquired {invoke.resource}",
+            "release": f"released {invoke.resource}",
+            "add": f"added {invoke.value!r} to {invoke.resource}",
+            "read_set": f"read the set {invoke.resource}",
+        }
+        return f"{invoke.process} {verbs[invoke.op]}{token}{key}"
+
+    def _answer(self, call: Call, end: End) -> str:
+        if end.event == "refused":
+            named = "" if end.mark is None else f", the mark being {end.mark},"
+            return f"refused as {end.reason}{named}"
+        again = "answered again with what was stored" if end.replayed else "accepted"
+        if call.invoke.op == "acquire":
+            return "granted" if end.token is None else f"granted with token {end.token}"
+        if call.invoke.op in {"read", "read_set"}:
+            again = "answered"
+        saw = "" if end.value is NOT_READ else " with no row" if end.value is None else f" with {end.value!r}"
+        mark = "" if end.token is None or not saw else f" and the mark {end.token}"
+        return f"{again}{saw}{mark}"
+
+
+# What a check came to.
+
+Model = Literal["register", "mutex", "plain_mutex", "once", "set"]
+"""register: accepted operations of a resource form one order in which tokens rise. mutex: so do grants of a lock.
+plain_mutex: no two holders believe at the same time that they hold a lock; no lease can promise it. once: operations
+with one Idempotency-Key have one effect. set: what was added is there afterwards."""
+
+ALL_MODELS: tuple[Model, ...] = get_args(Model)
+MODELS: tuple[Model, ...] = ("register", "mutex", "once", "set")
+"""What is checked unless other models are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken, and the fewest events that show it."""
+
+    model: Model
+    resource: str
+    words: str
+    events: tuple[Event, ...]
+    """In the order of their times. None of them can be left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found, and how much was looked at."""
+
+    valid: bool
+    violations: tuple[Violation, ...]
+    operations: int
+    accepted: int
+    refused: int
+    unknown: int
+    resources: int
+
+
+# What is wrong with a register, in one sentence.
+
+_PAIR: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Calls of one resource that no order explains, in the order of their begins, and the one that has no place."""
+
+    resource: str
+    calls: list[Call]
+    last: Call
+    fenced: bool
+
+
+def sentence_of(found: Contradiction, words: Words) -> str:
+    """Say what is wrong in one sentence."""
+    last, resource = found.last, found.resource
+    if last.refused and last.end is not None:
+        return _refusal(last, last.end)
+    effects = [call for call in found.calls if call.invoke.op in EFFECTS and not call.refused]
+    if found.fenced and len(found.calls) == len(effects) == _PAIR:
+        return _falling(words, *effects)
+    reads = [call for call in found.calls if call.invoke.op == "read"]
+    if len(reads) == 1 and reads[0].end is not None:
+        return _read(reads[0], reads[0].end, found)
+    order = "in which tokens rise and " if found.fenced else ""
+    return f"The operations of {resource} have no order {order}in which each answer is right at its time."
+
+
+def _refusal(call: Call, end: End) -> str:
+    invoke = call.invoke
+    token = "" if invoke.token is None else f" under token {invoke.token}"
+    refused = f"{invoke.process}'s {invoke.op} of {invoke.resource}{token} was refused as {end.reason}"
+    if end.mark is not None:
+        return (
+            f"{refused}, the mark being {end.mark}, although {invoke.resource} can not have had a mark that allows this"
+            " answer while it was under way."
+        )
+    above = "equal to" if end.reason == "spent" else "above"
+    return f"{refused}, although the mark of {invoke.resource} can not have been {above} it by then."
+
+
+def _falling(words: Words, one: Call, other: Call) -> str:
+    higher, lower = (one, other) if one.token > other.token else (other, one)
+    if higher.token == lower.token:
+        return (
+            f"{lower.invoke.resource} accepted token {lower.token} twice: from {one.invoke.process} and from"
+            f" {other.invoke.process}. Under the rule strict a token is accepted once."
+        )
+    return (
+        f"A stale {lower.invoke.op} was accepted: {words.deed(lower)} at {words.time(lower.invoke.time)}, and that was"
+        f" accepted{_at(words, lower)}, after {higher.invoke.process}'s {higher.invoke.op} under token {higher.token}"
+        f" had been accepted{_at(words, higher)}."
+    )
+
+
+def _at(words: Words, call: Call) -> str:
+    return "" if call.ended == NEVER else f" at {words.time(call.ended)}"
+
+
+def _read(read: Call, end: End, found: Contradiction) -> str:
+    saw = "no row" if not isinstance(end.value, str) else repr(end.value)
+    mark = "" if end.token is None else f" and the mark {end.token}"
+    who = f"{read.invoke.process} read {saw}{mark} in {found.resource}"
+    if not isinstance(end.value, str):
+        return f"{who}, although a row was there, or the mark was another one, as long as this read took."
+    writes = [call for call in found.calls if call.invoke.value == end.value]
+    if not writes:
+        return f"{who}, which no operation wrote."
+    write = writes[0]
+    if write.refused:
+        return f"{who}, which {write.invoke.process} was to write: that was refused, and had an effect all the same."
+    if write.invoke.time > read.ended:
+        return f"{who} before {write.invoke.process} began to write it."
+    return f"{who} at a time when this was not what {found.resource} held."
+
+
+# The calls of a history, sorted on disk: by resource, by key, by set.
+#
+# A history has its events in the order of time, and a model wants those of one resource together. SQLite sorts them in
+# a temporary database of its own, which has no name, spills to disk when it outgrows its cache, and is gone when it is
+# closed. So the memory that a check needs does not grow with the history.
 
 _TABLES: Final = """
 CREATE TABLE calls (

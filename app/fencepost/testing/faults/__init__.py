@@ -4,12 +4,10 @@ They need no pytest. They are not asynchronous, and work in coroutines all the s
 milliseconds and happens in other processes and threads.
 """
 
-from fencepost.testing.faults.clocks import SteppableClock, clock_stepped
-from fencepost.testing.faults.cutter import Cutter, When
-from fencepost.testing.faults.errors import FaultError, FaultUnavailableError
-from fencepost.testing.faults.leases import lease_expired
-from fencepost.testing.faults.link import Link
-from fencepost.testing.faults.network import cut, delayed, partitioned
+from fencepost.testing.faults.connection import Cutter, When
+from fencepost.testing.faults.fault import FaultError, FaultUnavailableError
+from fencepost.testing.faults.holders import SteppableClock, clock_stepped, lease_expired
+from fencepost.testing.faults.network import Link, cut, delayed, partitioned
 from fencepost.testing.faults.processes import killed, paused
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a fault is: a context manager that can be used again, one block after the other or one in the other."""
+"""A fault: it begins, and ends."""
 
 import functools
 import threading
@@ -6,6 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from types import TracebackType
 from typing import Generic, ParamSpec, TypeVar
+
+# What goes wrong with a fault.
+
+
+class FaultError(Exception):
+    """A fault cannot be brought about as asked. The message says why, and what to do instead."""
+
+
+class FaultUnavailableError(FaultError):
+    """This machine cannot bring the fault about. The message says what to install."""
+
+
+# What a fault is: a context manager that can be used again, one block after the other or one in the other.
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,8 +1,9 @@
 """Histories: what was asked, what was answered and which faults there were, each with its time (docs/checker.md)."""
 
-from fencepost.testing.history.errors import BadHistoryError, CutOffError
 from fencepost.testing.history.events import (
     NOT_READ,
+    BadHistoryError,
+    CutOffError,
     End,
     Event,
     Fault,

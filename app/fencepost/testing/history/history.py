@@ -1,13 +1,94 @@
 """A history: its header, and its events from a file (again and again, never more than one line in memory) or a list."""
 
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, assert_never
 
-from fencepost.testing.history.errors import BadHistoryError, CutOffError
-from fencepost.testing.history.events import Event, Invoke
-from fencepost.testing.history.lines import read_event, read_header
-from fencepost.testing.history.order import Order
+import orjson
+
+from fencepost.testing.history.events import (
+    NOT_READ,
+    BadHistoryError,
+    CutOffError,
+    End,
+    Event,
+    Fault,
+    Healed,
+    Invoke,
+    Note,
+    judge_end,
+    judge_invoke,
+    read_event,
+    read_header,
+)
+
+# What the events of a history must be to each other: a clock that does not go backwards, and an invoke before its end.
+#
+# It remembers the operations that are open, and nothing of those that are over. Faults are few: it remembers all.
+
+
+class Order:
+    """Judges the events of one history, in their order. `place` says where the event with a number is, from 1 on."""
+
+    def __init__(self, place: Callable[[int], str]) -> None:
+        self._place = place
+        self._number = 0
+        self._now = 0
+        self._open: dict[int, tuple[Invoke, int]] = {}
+        self._faults: dict[int, int] = {}
+        self._not_healed: set[int] = set()
+
+    def judge(self, event: Event) -> None:
+        """Take the next event. Raises BadHistoryError."""
+        if event.time < self._now:
+            raise BadHistoryError(
+                f"the clock goes backwards, from {self._now} to {event.time}: times must come from one monotonic clock"
+                " (time.monotonic_ns), and lines must be in their order"
+            )
+        self._now = event.time
+        self._number += 1
+        match event:
+            case Invoke():
+                self._begins(event)
+            case End():
+                self._ends(event)
+            case Fault():
+                self._fault_begins(event)
+            case Healed():
+                if event.id not in self._not_healed:
+                    raise BadHistoryError(f"fault {event.id} is healed, and did not begin before")
+                self._not_healed.remove(event.id)
+            case Note():
+                pass
+            case _:
+                assert_never(event)
+
+    def _begins(self, invoke: Invoke) -> None:
+        if invoke.id in self._open:
+            first = self._place(self._open[invoke.id][1])
+            raise BadHistoryError(
+                f"operation {invoke.id} begins a second time before it ended: ids must be unique. It began in {first}"
+            )
+        judge_invoke(invoke)
+        self._open[invoke.id] = invoke, self._number
+
+    def _ends(self, end: End) -> None:
+        invoke, _ = self._open.pop(end.id, (None, 0))
+        if invoke is None:
+            raise BadHistoryError(
+                f"operation {end.id} ends, and did not begin before: a broken clock has put the two in the wrong order,"
+                " or a line is missing"
+            )
+        judge_end(invoke, end)
+
+    def _fault_begins(self, fault: Fault) -> None:
+        if fault.id in self._faults:
+            first = self._place(self._faults[fault.id])
+            raise BadHistoryError(f"fault {fault.id} begins a second time: ids must be unique. It began in {first}")
+        self._faults[fault.id] = self._number
+        self._not_healed.add(fault.id)
 
 
 class History:
@@ -131,3 +212,56 @@ def _cut_off(path: Path, number: int) -> CutOffError:
         " the disk was full. To check the events before it, run with --cut-off-last-line: operations that had not ended"
         " there count as unknown"
     )
+
+
+# Histories in the form of Porcupine, the linearizability checker in Go (github.com/anishathalye/porcupine).
+#
+# One operation a line, with the fields of porcupine.Operation: ClientId, Input, Call, Output, Return. Input and Output
+# are objects with the fields of `Invoke` and `End`. An operation whose outcome is unknown returns at the end of time.
+# tests/porcupine has a program that reads this, and the models.
+
+AT_THE_END: Final = 2**63 - 1
+
+
+def export(history: History, destination: str | Path) -> None:
+    """Write a history for Porcupine. The file is complete, or is not there. Raises BadHistoryError."""
+    target = Path(destination)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        try:
+            for operation in _operations(history):
+                file.write(orjson.dumps(operation) + b"\n")
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            Path(file.name).replace(target)
+        except BaseException:
+            Path(file.name).unlink()
+            raise
+
+
+def _operations(history: History) -> Iterator[dict[str, Any]]:
+    clients: dict[str, int] = {}
+    pending: dict[int, Invoke] = {}
+    for event in history:
+        if isinstance(event, Invoke):
+            pending[event.id] = event
+        elif isinstance(event, End):
+            invoke = pending.pop(event.id)
+            yield _operation(invoke, event, clients.setdefault(invoke.process, len(clients)))
+    for invoke in pending.values():
+        yield _operation(invoke, None, clients.setdefault(invoke.process, len(clients)))
+
+
+def _operation(invoke: Invoke, end: End | None, client: int) -> dict[str, Any]:
+    answered = end is not None and end.event != "unknown"
+    asked = {name: getattr(invoke, name) for name in ("op", "resource", "token", "value", "rule", "key")}
+    output: dict[str, Any] = {"event": "unknown"}
+    if end is not None and answered:
+        output = {name: getattr(end, name) for name in ("event", "token", "values", "replayed", "reason", "mark")}
+        output |= {"read": end.value is not NOT_READ, "value": None if end.value is NOT_READ else end.value}
+    return {
+        "ClientId": client,
+        "Input": asked,
+        "Call": invoke.time,
+        "Output": output,
+        "Return": end.time if end is not None and answered else AT_THE_END,
+    }

@@ -23,9 +23,11 @@ from fencepost.testing.history.events import (
     Op,
     Reason,
     Rule,
+    event_line,
+    header_line,
+    judge_fields,
 )
 from fencepost.testing.history.history import History
-from fencepost.testing.history.lines import event_line, header_line, judge_fields
 
 
 class Operation:

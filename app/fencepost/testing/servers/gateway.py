@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from fencepost.testing.servers.launcher import Launcher
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import ChildProcess, Server, ServerError
 
 COMMAND: Final = (sys.executable, "-P", "-m", "fencepost")

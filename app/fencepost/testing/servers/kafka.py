@@ -19,11 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from fencepost.testing.servers.cache import cache, made_once
 from fencepost.testing.servers.lock_services import MissingServerError
-from fencepost.testing.servers.ports import free_port, listens
-from fencepost.testing.servers.server import Server, ServerError
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
+from fencepost.testing.servers.processes import PATIENCE, free_port, listens, wait_until
+from fencepost.testing.servers.server import Server, ServerError, cache, made_once
 
 VERSION: Final = "4.1.0"
 _MADE_WITHIN: Final = 2 * PATIENCE

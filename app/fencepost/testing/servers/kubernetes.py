@@ -17,10 +17,9 @@ from typing import Any, Final, Self
 
 import httpx
 
-from fencepost.testing.servers.cache import cache
 from fencepost.testing.servers.lock_services import MissingServerError
-from fencepost.testing.servers.ports import free_port, listens
-from fencepost.testing.servers.server import Server
+from fencepost.testing.servers.processes import free_port, listens
+from fencepost.testing.servers.server import Server, cache
 
 VERSION: Final = "v1.35.4"
 ADMIN: Final = "admin-token"

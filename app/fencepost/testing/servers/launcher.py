@@ -21,10 +21,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from fencepost.server.ops.embedded.parent_death import die_with_parent
-from fencepost.testing.servers.directories import owned_directory, remove_directory
-from fencepost.testing.servers.processes import alive
+from fencepost.testing.servers.processes import alive, owned_directory, remove_directory, wait_until
 from fencepost.testing.servers.server import ServerError
-from fencepost.testing.servers.waiting import wait_until
 
 LOADED: Final = (
     "fencepost.cli.main",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from fencepost.testing.servers.gateway import ask
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server, ServerError
 
 JAR: Final = Path("/usr/share/java/zookeeper.jar")

@@ -1,20 +1,69 @@
 """A server process of the harness: ended by its pid, and gone when the process that started it is."""
 
 import asyncio
+import fcntl
 import functools
 import os
+import queue
+import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from fencepost.server.ops.embedded.parent_death import die_with_parent
-from fencepost.testing.servers.processes import Known, continue_all, kill_tree, stop_tree
-from fencepost.testing.servers.starter import in_lasting_thread
-from fencepost.testing.servers.waiting import PATIENCE, wait_until
+from fencepost.testing.servers.processes import PATIENCE, Known, continue_all, kill_tree, stop_tree, wait_until
+
+# The thread that starts servers: it lives as long as this process.
+#
+# The kernel ends a server together with the thread that started it (die_with_parent). A test that kills a server in a
+# thread of its own starts it again there, and that thread ends soon.
+
+T = TypeVar("T")
+
+_lock: Final = threading.Lock()
+_queues: Final[dict[int, "queue.SimpleQueue[Callable[[], None]]"]] = {}
+"""By pid: a fork has no thread but its own."""
+
+
+def in_lasting_thread(work: Callable[[], T]) -> T:
+    """Call a function in a thread that ends only with this process; called in the main thread, it is that one.
+
+    Raises what the function raises.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return work()
+    done: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where it was called
+            done.set_exception(error)
+
+    _requests().put(run)
+    found: T = done.result()
+    return found
+
+
+def _requests() -> "queue.SimpleQueue[Callable[[], None]]":
+    with _lock:
+        if os.getpid() not in _queues:
+            requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(requests,), name="starter of servers", daemon=True).start()
+            _queues[os.getpid()] = requests
+        return _queues[os.getpid()]
+
+
+def _serve(requests: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        requests.get()()
+
 
 _READY_WITHIN = 2 * PATIENCE
 _STOPS_WITHIN = PATIENCE
@@ -151,3 +200,38 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+
+# What is fetched or made once for each machine: $FENCEPOST_CACHE, or else ~/.cache/fencepost.
+
+
+def cache() -> Path:
+    """Where it is kept. The directory need not be there."""
+    return Path(os.environ.get("FENCEPOST_CACHE") or Path.home() / ".cache/fencepost")
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """Give the file or directory of this name. The first process that asks for it makes it: `make` gets a path where
+    nothing is yet. Others wait meanwhile. What `make` left unfinished is never found. Raises ServerError.
+    """
+    place = cache() / name
+    if place.exists():
+        return place
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = place.with_name(f"{name}.lock").open("ab")
+    except OSError as error:
+        raise ServerError(f"nothing can be kept in {cache()}: {error}; FENCEPOST_CACHE names another place") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            unfinished = place.with_name(f"{name}.unfinished")
+            if unfinished.exists():  # whoever made it was killed
+                shutil.rmtree(unfinished)
+            unfinished.mkdir()
+            try:
+                make(unfinished / name)
+                (unfinished / name).rename(place)
+            finally:
+                shutil.rmtree(unfinished)
+    return place

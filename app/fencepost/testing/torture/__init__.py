@@ -1,8 +1,8 @@
 """`fencepost torture`: a workload against a gateway, with faults; a history of it, and a verdict.
 
-    Config → run() → servers (stages/own.py) or a gateway that runs (stages/foreign.py)
+    Config → run() → servers (torture/stages.py) or a gateway that runs (torture/stages.py)
                    → workers (crew.py, worker.py), each playing a workload (workloads/) as many actors (holders/)
-                   → faults, one after the other (schedule.py, injector.py)
+                   → faults, one after the other (faults.py, running.py)
                    → parts of the history, merged (merging.py), checked (fencepost.testing.checker), drawn (report/)
 
 It knows the gateway by HTTP only. To the database it connects for three things: to make and protect its tables, to end
@@ -14,13 +14,13 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from fencepost.testing.torture.assignment import BadInputError, RunFailedError
     from fencepost.testing.torture.config import Config
-    from fencepost.testing.torture.errors import BadInputError, RunFailedError
     from fencepost.testing.torture.running import run
 
 __all__ = ["BadInputError", "Config", "RunFailedError", "run"]
 
-_MODULES: Final = {"BadInputError": "errors", "Config": "config", "RunFailedError": "errors", "run": "running"}
+_MODULES: Final = {"BadInputError": "assignment", "Config": "config", "RunFailedError": "assignment", "run": "running"}
 
 
 def __getattr__(name: str) -> Any:

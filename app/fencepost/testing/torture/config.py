@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from fencepost.testing.torture.assignment import BUILTIN
-from fencepost.testing.torture.errors import BadInputError
+from fencepost.testing.torture.assignment import BUILTIN, BadInputError
 from fencepost.testing.torture.workloads import WORKLOADS, Workload
 
 SOURCES: Final = (BUILTIN, "redis", "redlock", "etcd", "zookeeper", "postgres-advisory", "kubernetes")
@@ -30,7 +29,7 @@ _DATABASE_URL: Final = "$DATABASE_URL"
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A run. It ends after `minutes` or `operations`, whichever comes first (but see `share_of` in play.py).
+    """A run. It ends after `minutes` or `operations`, whichever comes first (but see `share_of` in running.py).
 
     out: the directory that gets history and report, and has none yet. faults: names with commas between, `all`, `none`.
     url: a gateway that runs already; else gateways are started, on the database at `database_url`, or else on a

@@ -11,8 +11,7 @@ from typing import Final
 
 from fencepost.server.ops.embedded.parent_death import die_with_parent
 from fencepost.testing.servers.processes import kill_tree
-from fencepost.testing.torture.assignment import Assignment
-from fencepost.testing.torture.errors import RunFailedError
+from fencepost.testing.torture.assignment import Assignment, RunFailedError
 
 _ENDS_WITHIN: Final = 60.0
 """Seconds. Operations that have begun are ended first, and each may wait for its answer for some."""

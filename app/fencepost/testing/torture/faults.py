@@ -1,9 +1,15 @@
 """The kinds of faults, by name: how long each lasts, and what a run must have for it."""
 
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Final, Literal
 
-from fencepost.testing.torture.errors import BadInputError
+from fencepost.testing.torture.assignment import BadInputError
 
 Need = Literal["holders", "gateways", "postgres", "standby", "database", "builtin", "lock-service", "sessions"]
 """What a fault is done to. holders: our processes, which every run has. gateways: processes that we started, and links
@@ -140,3 +146,74 @@ def _left_out(given: tuple[str, ...]) -> frozenset[str]:
         if not name.startswith("-") or name[1:] not in KINDS:
             raise BadInputError(f"after `all` only kinds to leave out can follow, as in all,-failover; not {name!r}.")
     return frozenset(name[1:] for name in given)
+
+
+# Which faults a run has, when, and to whom: chosen by its seed alone, so that the same seed makes the same choices.
+
+_SHORTEST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A fault that is to come: `after` seconds without one. `target` from 0 to 1 chooses among those that there are."""
+
+    kind: Kind
+    after: float
+    lasts: float
+    target: float
+
+    def among(self, count: int) -> int:
+        """Choose one of `count` targets."""
+        return int(self.target * count)
+
+
+def schedule(seed: int, kinds: Sequence[str]) -> Iterator[Planned]:
+    """Give faults without end, none at all if there are no kinds. Each kind comes once before one comes again."""
+    dice = random.Random(f"faults/{seed}")  # noqa: S311 - must repeat
+    while kinds:
+        for name in dice.sample(sorted(kinds), len(kinds)):
+            kind = KINDS[name]
+            yield Planned(
+                kind,
+                after=dice.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE),
+                lasts=dice.uniform(kind.least, kind.most),
+                target=dice.random(),
+            )
+
+
+# Ctrl-C: the first one asks the run to end, so that no fault is left half undone; the second one does not wait.
+#
+# One that comes within a second of the first counts as the same: `timeout`, and some supervisors, signal a process and
+# then its group, and so signal it twice.
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_THE_SAME: Final = 1.0  # seconds
+
+
+class Interruption:
+    """Whether an end was asked for."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since = 0.0
+        self.asked = False
+
+    def heed(self, _number: int, _frame: FrameType | None) -> None:
+        """Take a signal. Raises KeyboardInterrupt at the second one."""
+        if not self.asked:
+            self.asked, self._since = True, self._clock()
+        elif self._clock() - self._since >= _THE_SAME:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def heeding_interrupts() -> Iterator[Interruption]:
+    """Heed SIGINT and SIGTERM in this block. Main thread only."""
+    interruption = Interruption()
+    before = {number: signal.signal(number, interruption.heed) for number in _SIGNALS}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

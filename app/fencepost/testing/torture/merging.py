@@ -1,9 +1,10 @@
 """Makes one history of the parts that the processes of a run have written: in the order of time, with new ids."""
 
+import asyncio
 import heapq
 import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -11,7 +12,19 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
-from fencepost.testing.history.lines import header_line
+from fencepost.testing.history import Recorder
+from fencepost.testing.history.events import header_line
+from fencepost.testing.torture.assignment import Fenced
+from fencepost.testing.torture.holders import (
+    DATABASE_ERRORS,
+    Answer,
+    Database,
+    Exchange,
+    LostError,
+    NotSentError,
+    mark_read,
+)
+from fencepost.testing.torture.workloads import Workload
 
 _BEGINS: Final = frozenset({"invoke", "fault"})
 _NAMELESS: Final = "note"
@@ -90,3 +103,128 @@ def _events(part: int, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
             if line.endswith(b"\n"):
                 event = orjson.loads(line)
                 yield event["time"], part, event
+
+
+# What is there after a run: each row and each set is read once more, when no worker runs any longer.
+#
+# Those that an operation has named are read, whether the table has them or not: what was lost as a whole is in no
+# list.
+
+_READER: Final = "last"
+_WITHIN: Final = 10.0
+_TRIES: Final = 60
+_PAUSE: Final = 0.5
+_PAGE: Final = 1000
+_OK: Final = 200
+_MISSING: Final = 404
+_INVOKE: Final = b'"event":"invoke"'
+_MAKES: Final = frozenset({"write", "add"})
+
+
+def written(parts: Iterable[Path]) -> set[str]:
+    """Give the resources that were written or added to, of these parts of a history."""
+    found = set()
+    for part in parts:
+        with part.open("rb") as file:
+            for line in file:
+                if _INVOKE in line and line.endswith(b"\n") and (event := orjson.loads(line))["op"] in _MAKES:
+                    found.add(event["resource"])
+    return found
+
+
+async def read_all(
+    urls: Sequence[str],
+    prefix: str,
+    workload: Workload,
+    recorder: Recorder,
+    named: Collection[str],
+    token: Callable[[], str] | None = None,
+    database_url: str | None = None,
+) -> None:
+    """Read all tables of the run by way of one of the gateways, and of these resources those that no table has.
+
+    A table without a fence is read as it was written: at `database_url`, past the gateway, which serves protected
+    tables only. Raises TimeoutError when no gateway answers for long, or the database.
+    """
+    exchanges = [Exchange(url, within=_WITHIN, token=token) for url in urls]
+    database = Database(database_url, prefix) if database_url is not None else None
+    try:
+        for kind in workload.tables:
+            table = Fenced(prefix, kind)
+            beginning = table.resource("")
+            keys = sorted(each.removeprefix(beginning) for each in named if each.startswith(beginning))
+            if kind == "plain":
+                assert database is not None  # noqa: S101 - for the type: Workload.database says so
+                _record_sets(table, recorder, keys, await _stored(database, table))
+            elif kind == workload.sets:
+                _record_sets(table, recorder, keys, await _members(exchanges, table))
+            else:
+                await _read_rows(exchanges, table, recorder, keys)
+    finally:
+        if database is not None:
+            await database.close()
+        for exchange in exchanges:
+            exchange.close()
+
+
+async def _read_rows(exchanges: list[Exchange], table: Fenced, recorder: Recorder, keys: Iterable[str]) -> None:
+    there = [row["id"] for row in await _rows(exchanges, table, "id,value")]
+    for key in dict.fromkeys((*there, *keys)):
+        operation = recorder.invoke(process=_READER, op="read", resource=table.resource(key))
+        answer = await _get(exchanges, f"{table.path(key)}?select=value", frozenset({_OK, _MISSING}))
+        operation.ok(value=answer.body["value"] if answer.status == _OK else None, token=mark_read(answer))
+
+
+async def _members(exchanges: list[Exchange], table: Fenced) -> Iterable[tuple[str, list[str]]]:
+    """Give each set's name with members of it: sets are rows, or (a ledger) their members are."""
+    if table.kind == "ledger":
+        return [(row["account"], [row["value"]]) for row in await _rows(exchanges, table, "id,account,value")]
+    return [(row["id"], row["value"].split(",")) for row in await _rows(exchanges, table, "id,value")]
+
+
+async def _stored(database: Database, table: Fenced) -> Iterable[tuple[str, list[str]]]:
+    """Give the same of a table that the gateway does not serve. PostgreSQL may still be recovering."""
+    for _ in range(_TRIES):
+        try:
+            found = await database.stored(table.name)
+        except DATABASE_ERRORS:
+            await asyncio.sleep(_PAUSE)
+        else:
+            return [(name, value.split(",")) for name, value in found]
+    raise TimeoutError(f"PostgreSQL has not answered within {_TRIES * _PAUSE:g} s after the faults were over")
+
+
+def _record_sets(
+    table: Fenced, recorder: Recorder, keys: Iterable[str], found: Iterable[tuple[str, list[str]]]
+) -> None:
+    sets: dict[str, list[str]] = defaultdict(list, {key: [] for key in keys})
+    for name, members in found:
+        sets[name] += members
+    for name, members in sets.items():
+        recorder.invoke(process=_READER, op="read_set", resource=table.resource(name)).ok(values=tuple(members))
+
+
+async def _rows(exchanges: list[Exchange], table: Fenced, columns: str) -> list[dict[str, Any]]:
+    """Read a whole table, page by page, in the order of its key."""
+    found: list[dict[str, Any]] = []
+    while True:
+        after = f"&id=gt.{found[-1]['id']}" if found else ""
+        answer = await _get(exchanges, f"{table.path(None)}?select={columns}&order=id.asc&limit={_PAGE}{after}")
+        page: list[dict[str, Any]] = answer.body
+        found += page
+        if len(page) < _PAGE:
+            return found
+
+
+async def _get(exchanges: list[Exchange], path: str, expected: Collection[int] = (_OK,)) -> Answer:
+    """Ask until a gateway answers so: one may still be starting, or PostgreSQL recovering."""
+    for attempt in range(_TRIES):
+        try:
+            answer = await exchanges[attempt % len(exchanges)].send("GET", path, {})
+        except (NotSentError, LostError):
+            pass
+        else:
+            if answer.status in expected:
+                return answer
+        await asyncio.sleep(_PAUSE)
+    raise TimeoutError(f"no gateway has answered GET {path} within {_TRIES * _PAUSE:g} s after the faults were over")

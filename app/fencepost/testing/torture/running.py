@@ -1,27 +1,399 @@
 """One run, from its servers to its report."""
 
+import asyncio
+import contextlib
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final, TypeVar
+
+import asyncpg
 
 from fencepost.testing.checker import NothingToCheckError, UndecidedError, Verdict, check
-from fencepost.testing.history import BadHistoryError, read
-from fencepost.testing.servers.directories import server_directory
-from fencepost.testing.torture.config import HISTORY, REPORT, UNJUDGED, Config
-from fencepost.testing.torture.errors import BadInputError, RunFailedError
-from fencepost.testing.torture.interruption import Interruption, heeding_interrupts
-from fencepost.testing.torture.merging import Merged, Voided, merge
-from fencepost.testing.torture.play import Play, Progress, silent
+from fencepost.testing.faults.network import cut, delayed, partitioned
+from fencepost.testing.faults.processes import killed, paused
+from fencepost.testing.history import BadHistoryError, Recorder, read
+from fencepost.testing.servers.processes import server_directory
+from fencepost.testing.torture.assignment import (
+    BUILTIN,
+    Assignment,
+    BadInputError,
+    Counts,
+    Fenced,
+    Lapses,
+    RunFailedError,
+    Tally,
+)
+from fencepost.testing.torture.config import HISTORY, REPORT, SOURCES, UNJUDGED, Config
+from fencepost.testing.torture.crew import Crew, Worker
+from fencepost.testing.torture.faults import KINDS, Interruption, Planned, heeding_interrupts, schedule
+from fencepost.testing.torture.holders import DATABASE_ERRORS, run_token
+from fencepost.testing.torture.merging import Merged, Voided, merge, read_all, written
 from fencepost.testing.torture.report import write_report
-from fencepost.testing.torture.report.facts import COMMAND
-from fencepost.testing.torture.stages.foreign import foreign_stage
-from fencepost.testing.torture.stages.own import own_stage
-from fencepost.testing.torture.tables import Fenced
-from fencepost.testing.torture.workloads import Workload
+from fencepost.testing.torture.report.report import COMMAND, ENDED, MISSED
+from fencepost.testing.torture.stages import Primary, Stage, StageGateway, foreign_stage, own_stage
+from fencepost.testing.torture.workloads import WORKLOADS, Workload
+
+# What there is to choose from.
+
+
+def listing() -> str:
+    """Describe all workloads, faults and sources, one a line."""
+    lines = ["Workloads:"]
+    lines += [f"  {workload.name:20} {workload.what}" for workload in WORKLOADS.values()]
+    lines += ["", "Faults:"]
+    lines += [f"  {kind.name:20} {kind.what}" for kind in KINDS.values()]
+    lines += ["", f"Sources: {', '.join(SOURCES)}"]
+    return "\n".join(lines)
+
+
+# Brings faults about, one after the other, and records when each began and when it was over.
+
+T = TypeVar("T")
+Hold = Callable[[float], object]
+"""Lets the run go on for so many seconds."""
+
+_DELAY: Final = 0.05  # seconds
+_CUT_AT_ONCE: Final = 3
+"""Connections that one fault cuts."""
+_BYTES: Final = 4000
+"""A cut in the middle comes after up to so many bytes."""
+
+# Only leases of this run, whose locks have names that begin with its prefix.
+_EXPIRE: Final = """
+UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'
+ WHERE ended_at IS NULL AND starts_with(names[1], $1) AND starts_with(owner, $2)
+"""
+_STEP: Final = """
+UPDATE fencepost.leases SET granted_at = granted_at + $2 * interval '1 s', expires_at = expires_at + $2 * interval '1 s'
+ WHERE ended_at IS NULL AND starts_with(names[1], $1)
+"""
+_STEPS: Final = (-60.0, -1.0, -0.1, 0.1, 1.0, 60.0)
+"""Seconds."""
+
+
+class _NotDoneError(Exception):
+    """A fault could not be brought about."""
+
+
+class Injector:
+    """Knows what there is to break."""
+
+    def __init__(self, stage: Stage, crew: Crew, recorder: Recorder, prefix: str) -> None:
+        self._stage, self._crew, self._recorder, self._prefix = stage, crew, recorder, prefix
+        self.injected: set[str] = set()
+        """The kinds of faults that have begun."""
+        self.over: set[str] = set()
+        """Those of which one has lasted as long as it was to."""
+        self.voided: list[Voided] = []
+        """What each failover has done to tokens."""
+
+    def inject(self, planned: Planned, hold: Hold) -> None:
+        """Begin a fault, let the run go on for as long as it lasts, and end it.
+
+        One that is done in the database, and cannot reach it just now, does not count as one.
+        """
+        try:
+            target, fault = self._fault(planned)
+        except _NotDoneError:
+            return
+        self.injected.add(planned.kind.name)
+        recorded = self._recorder.fault(planned.kind.name, target)
+        try:
+            with fault:
+                hold(planned.lasts)
+        finally:
+            recorded.healed()
+        self.over.add(planned.kind.name)
+
+    def _fault(self, planned: Planned) -> tuple[str, AbstractContextManager[object]]:
+        match planned.kind.name:
+            case "pause-holder":
+                holder = self._choose(self._crew.holders, planned)
+                return holder.name, self._pause_holder(holder)
+            case "kill-holder":
+                holder = self._choose(self._crew.holders, planned)
+                return holder.name, self._crew.killed(holder)
+            case "expire-leases":
+                holder = self._choose(self._crew.holders, planned)
+                return holder.name, self._in_database(_EXPIRE, f"{holder.name}.")
+            case "step-clock":
+                seconds = _STEPS[planned.among(len(_STEPS))]
+                return f"database by {seconds:+g} s", self._in_database(_STEP, -seconds)
+            case "restart-fast" | "restart-immediate":
+                return "PostgreSQL", self._restart(crash=planned.kind.name == "restart-immediate")
+            case "failover":
+                return "PostgreSQL", self._fail_over()
+            case "pause-lock-service":
+                server = self._choose(self._stage.lock_service, planned)
+                return "lock service", paused(server)
+            case "kill-lock-service":
+                server = self._choose(self._stage.lock_service, planned)
+                return "lock service", killed(server)
+        gateway = self._choose(self._stage.gateways, planned)
+        return gateway.name, self._gateway_fault(planned, gateway)
+
+    @staticmethod
+    def _gateway_fault(planned: Planned, gateway: StageGateway) -> AbstractContextManager[object]:
+        faults: dict[str, Callable[[], AbstractContextManager[object]]] = {
+            "pause-gateway": lambda: paused(gateway.server),
+            "kill-gateway": lambda: killed(gateway.server),
+            "partition-client": lambda: partitioned(gateway.front),
+            "partition-database": lambda: partitioned(gateway.back),
+            "cut-client": lambda: cut(gateway.front, "after-commit", times=_CUT_AT_ONCE),
+            "delay-client": lambda: delayed(gateway.front, _DELAY),
+            "delay-database": lambda: delayed(gateway.back, _DELAY),
+            "cut-before-commit": lambda: cut(gateway.back, "before-commit", times=_CUT_AT_ONCE),
+            "cut-after-commit": lambda: cut(gateway.back, "after-commit", times=_CUT_AT_ONCE),
+            "cut-after-bytes": lambda: cut(
+                gateway.back, "after-bytes", times=_CUT_AT_ONCE, bytes_to_server=planned.among(_BYTES)
+            ),
+        }
+        return faults[planned.kind.name]()
+
+    @staticmethod
+    def _choose(targets: list[T], planned: Planned) -> T:
+        return targets[planned.among(len(targets))]
+
+    @contextmanager
+    def _pause_holder(self, holder: Worker) -> Iterator[None]:
+        """Stop it, and let the leases that it holds be over when it wakes up."""
+        with paused(holder):
+            if "builtin" in self._stage.has:
+                with suppress(_NotDoneError):
+                    self._execute(_EXPIRE, f"{holder.name}.")
+            yield
+
+    def _in_database(self, statement: str, argument: object) -> AbstractContextManager[object]:
+        self._execute(statement, argument)
+        return nullcontext()
+
+    @contextmanager
+    def _restart(self, *, crash: bool) -> Iterator[None]:
+        self._primary().restart(crash=crash)
+        yield
+
+    @contextmanager
+    def _fail_over(self) -> Iterator[None]:
+        began = time.monotonic_ns()
+        host, port = self._primary().fail_over()
+        self.voided.append(Voided(began, self._primary().oldest(self._stage.source)))
+        self._recorder.note(f"tokens below {self.voided[-1].below} are void since the failover")
+        ways = [gateway.back for gateway in self._stage.gateways]
+        for way in (*ways, *filter(None, [self._stage.to_database])):
+            way.lead_to(host, port)
+        yield
+
+    def _primary(self) -> Primary:
+        assert self._stage.primary is not None  # noqa: S101 - for the type: the kind needs it
+        return self._stage.primary
+
+    def _execute(self, statement: str, argument: object) -> None:
+        """Run it. Raises _NotDoneError, with a note in the history, if the database cannot be reached just now."""
+        url = self._stage.database_url
+        assert url is not None  # noqa: S101 - for the type: the kind needs it
+
+        async def execute() -> None:
+            connection = await asyncpg.connect(url, timeout=5)
+            try:
+                await connection.execute(statement, self._prefix, argument, timeout=5)
+            finally:
+                await connection.close()
+
+        try:
+            asyncio.run(execute())
+        except DATABASE_ERRORS as error:
+            self._recorder.note(f"the leases could not be moved: {error}")
+            raise _NotDoneError from error
+
+
+# The workload and the faults of one run, while its servers are there.
+
+Progress = Callable[[str, float, Counts | None], None]
+"""Called often, with what happens, how much of the run is over (0 to 1), and what has been counted so far."""
+
+_POLL: Final = 0.05  # seconds
+_A_WHILE: Final = 1.0  # seconds
+_SECONDS: Final = 60
+_ALMOST: Final = 0.99
+
+
+def silent(_what: str, _share: float, _counts: Counts | None) -> None:
+    """Show no progress."""
+
+
+def require_accepted(counts: Counts) -> None:
+    """Raise RunFailedError when no operation was accepted: a verdict on such a run would be one on nothing."""
+    if not counts.accepted:
+        raise RunFailedError(
+            f"no operation of the holders was accepted ({counts.refused} refused, {counts.unknown} unknown,"
+            f" {counts.unsent} not sent), so the run shows nothing. If it was ended early, let it run longer; else the"
+            " gateway refuses everything"
+        )
+
+
+def require_faults(names: str, injected: Collection[str]) -> None:
+    """Raise RunFailedError when faults were asked for by name, and none has come."""
+    if injected or not _by_name(names):
+        return
+    raise RunFailedError(
+        f"the run was over before one of its faults came ({names}), so it shows nothing of them: give more --minutes"
+    )
+
+
+def _by_name(faults: str) -> bool:
+    return faults.split(",", maxsplit=1)[0].strip() not in {"all", "none"}
+
+
+def share_of(config: Config, seconds: float, operations: int, over: Collection[str]) -> float:
+    """How much of a run is over, from 0 to 1 or more. Where faults were asked for by name, --ops does not end it before
+    one of them is over: a quick machine may have done all operations by then. `over`: the faults that are.
+    """
+    share = seconds / (config.minutes * _SECONDS)
+    if config.operations is None:
+        return share
+    by_operations = operations / config.operations
+    if _by_name(config.faults) and not over:
+        by_operations = min(by_operations, _ALMOST)
+    return max(share, by_operations)
+
+
+class _OverError(Exception):
+    """The run has had its minutes or its operations, or was interrupted: the text says which."""
+
+
+class Play:
+    """One run on its stage. Files go to `workshop`."""
+
+    def __init__(
+        self,
+        config: Config,
+        stage: Stage,
+        workshop: Path,
+        prefix: str,
+        interruption: Interruption,
+        progress: Progress,
+    ) -> None:
+        self._config, self._stage, self._workshop, self._prefix = config, stage, workshop, prefix
+        self._interruption, self._progress = interruption, progress
+        self._tally = Tally.create(workshop / "tally")
+        self._recorder = Recorder(workshop / "main.jsonl")
+        self._crew = Crew(config.worker_command, self._assign, workshop)
+        self._began = 0.0
+        self._injector = Injector(stage, self._crew, self._recorder, prefix)
+        self._ending = ""
+
+    def play(self) -> list[Path]:
+        """Run workload and faults until the end, read everything once more, and return the parts of the history.
+
+        Raises RunFailedError.
+        """
+        with self._recorder, contextlib.closing(self._tally):
+            self._play()
+        return [self._workshop / "main.jsonl", *self._parts()]
+
+    @property
+    def outcome(self) -> dict[str, str]:
+        """For the header of the history, when the run is over: how it ended, and which kinds of faults never came."""
+        missed = [kind for kind in self._stage.faults if kind not in self._injector.injected]
+        return {ENDED: self._ending} | ({MISSED: ", ".join(missed)} if missed else {})
+
+    @property
+    def voided(self) -> list[Voided]:
+        """What the failovers of the run have done to tokens."""
+        return self._injector.voided
+
+    def _parts(self) -> list[Path]:
+        """Give the parts of the workers. One that was killed before it began has written none."""
+        return [part for part in self._crew.parts if part.exists()]
+
+    def _play(self) -> None:
+        config = self._config
+        self._began = time.monotonic()
+        try:
+            self._crew.start(loaders=config.loaders, tasks=config.tasks, holders=config.holders)
+            try:
+                self._inject()
+            except _OverError as over:
+                self._ending = str(over)
+            self._progress("ending", 1.0, self._tally.total())
+            self._crew.end()
+        except BaseException:
+            self._crew.kill()
+            raise
+        require_accepted(self._tally.total())
+        if not self._interruption.asked:
+            require_faults(config.faults, self._injector.injected)
+        self._read_all()
+
+    def _inject(self) -> None:
+        for planned in schedule(self._config.seed, self._stage.faults):
+            self._hold(planned.after)
+            self._injector.inject(planned, self._hold)
+        while True:
+            self._hold(_A_WHILE)
+
+    def _hold(self, seconds: float) -> None:
+        """Let the run go on for so long. Raises _OverError when it is over, RunFailedError when a worker has ended."""
+        until = time.monotonic() + seconds
+        while True:
+            now = time.monotonic()
+            counts = self._tally.total()
+            share = share_of(self._config, now - self._began, counts.operations, self._injector.over)
+            if self._interruption.asked:
+                raise _OverError("when it was interrupted")
+            if share >= 1:
+                raise _OverError("as asked, by --minutes or --ops")
+            self._crew.check()
+            self._progress("running", share, counts)
+            if now >= until:
+                return
+            time.sleep(min(_POLL, until - now))
+
+    def _read_all(self) -> None:
+        self._progress("reading once more", 1.0, self._tally.total())
+        try:
+            named = written(self._parts())
+            token = run_token() if self._config.url is not None else None
+            asyncio.run(
+                read_all(
+                    *(self._stage.urls, self._prefix, self._config.play, self._recorder, named),
+                    token=token,
+                    database_url=self._stage.database_url,
+                )
+            )
+        except TimeoutError as error:
+            raise RunFailedError(f"{error}; the run cannot be judged") from error
+
+    def _assign(self, index: int, tasks: int) -> Assignment:
+        config, workload = self._config, self._config.play
+        return Assignment(
+            seed=config.seed,
+            index=index,
+            tasks=tasks,
+            gateways=self._stage.urls,
+            workload=config.workload,
+            prefix=self._prefix,
+            part=str(self._workshop / f"part{index}.jsonl"),
+            tally=str(self._workshop / "tally"),
+            source=self._stage.source,
+            resources=config.resources,
+            ttl_ms=config.ttl_ms,
+            least_ttl_ms=config.least_ttl_ms,
+            lapses=self._lapses(workload),
+            database_url=self._stage.database_url,
+            authenticated=config.url is not None,
+        )
+
+    def _lapses(self, workload: Workload) -> Lapses:
+        """Say how often holders lose their leases by themselves: sleeping is the only way that costs time."""
+        expires = self._config.source == BUILTIN and self._stage.database_url is not None
+        return Lapses(early=0.2 if workload.early else 0.0, expired=0.2 if expires else 0.0, slept=workload.slept)
 
 
 def run(config: Config, progress: Progress = silent) -> Verdict:

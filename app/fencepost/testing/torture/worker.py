@@ -12,10 +12,8 @@ from pathlib import Path
 import uvloop
 
 from fencepost.testing.history import Recorder
-from fencepost.testing.torture.assignment import Assignment
-from fencepost.testing.torture.holders.actor import Actor
-from fencepost.testing.torture.holders.database import Database
-from fencepost.testing.torture.tally import Tally
+from fencepost.testing.torture.assignment import Assignment, Tally
+from fencepost.testing.torture.holders import Actor, Database
 from fencepost.testing.torture.workloads import WORKLOADS, Workload
 
 

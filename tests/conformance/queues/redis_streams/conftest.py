@@ -9,7 +9,7 @@ from tests.conformance.redis_bench import RedisBench, command, running
 
 from fencepost.server.queues.log import Message
 from fencepost.server.queues.redis import RedisConsumer, RedisLog, from_url
-from fencepost.testing.servers.waiting import PATIENCE
+from fencepost.testing.servers.processes import PATIENCE
 
 Opened = Callable[[str], RedisLog]
 QUEUE = "fencepost:{orders}"

@@ -16,8 +16,7 @@ from fencepost.cli.status import examine_queues, read_configured_queues
 from fencepost.server.queues.log import LogUnavailableError, LogUnknownError, Position
 from fencepost.server.queues.redis import RedisLog
 from fencepost.server.settings import Settings
-from fencepost.testing.servers.ports import free_port
-from fencepost.testing.servers.waiting import eventually
+from fencepost.testing.servers.processes import eventually, free_port
 
 
 @pytest.mark.long("answers and owners of Redis that are waited for")

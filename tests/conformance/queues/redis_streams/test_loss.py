@@ -10,7 +10,7 @@ from tests.conformance.redis_bench import command, redis_server
 
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError, Position
 from fencepost.server.queues.redis import RedisConsumer, RedisLog
-from fencepost.testing.servers.ports import free_port
+from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server
 
 
