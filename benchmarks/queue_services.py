@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks.processes import BenchmarkError, running
 from benchmarks.walk import FIRST_KEY, OVER_ROWS, ROWS
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.queues import table_log
+from fencepost.server.postgres import queues
 from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.message import WriteMessage, message_of
 from fencepost.testing.servers.kafka import VERSION, Kafka
@@ -29,7 +29,7 @@ from fencepost.testing.servers.kafka import VERSION, Kafka
 TOPIC: Final = "writes"
 USUAL_TOPIC: Final = "usual"
 """For the usual consumer, which leaves it as it is: what is in TOPIC is a cell's own."""
-PARTITIONS: Final = table_log.PARTITIONS
+PARTITIONS: Final = queues.PARTITIONS
 """Of the topic: as many as the log in PostgreSQL has."""
 POSTGRES: Final = "postgres:default"
 KAFKA: Final = f"kafka:{TOPIC}"
@@ -131,13 +131,13 @@ async def append(to: Services, queue: str, backlog: Sequence[Message]) -> None:
     connection = await asyncpg.connect(to.dsn)
     try:
         for begin in range(0, len(backlog), _HELD_AT_ONCE):
-            await table_log.append(connection, [_row(each) for each in backlog[begin : begin + _HELD_AT_ONCE]])
+            await queues.append(connection, [_row(each) for each in backlog[begin : begin + _HELD_AT_ONCE]])
     finally:
         await connection.close()
 
 
-def _row(message: Message) -> table_log.MessageRow:
-    return table_log.MessageRow(partition_of(message.key, PARTITIONS), message.key, message.headers, message.value)
+def _row(message: Message) -> queues.MessageRow:
+    return queues.MessageRow(partition_of(message.key, PARTITIONS), message.key, message.headers, message.value)
 
 
 def produce(bootstrap: str, topic: str, backlog: Sequence[Message]) -> None:

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 from benchmarks.lease_clients import TTL_MS, WAIT_MS, UnexpectedAnswerError
 from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.locks.source import Grant, Source, SourceContext, make
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.leases import LockRequest, hash_secret
 
 BUILTIN: Final = "builtin"
 

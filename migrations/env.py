@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from fencepost.server.ops.protecting.partitions import watch_sql
 from fencepost.server.ops.schema.owner import SCHEMA, act_sql, settle_sql
-from fencepost.server.postgres.connections import session
+from fencepost.server.postgres import connection as session
 
 # Migrations of several gateways that start at once wait for each other here.
 MIGRATION_LOCK = 0x66656E6365

@@ -7,8 +7,7 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Final
 
-from fencepost.server.fence.problem_type import ProblemType
-from fencepost.server.fence.problem_types import PROBLEM_TYPES
+from fencepost.server.fence.problem_types import PROBLEM_TYPES, ProblemType
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "problems.md"
 

@@ -37,9 +37,9 @@ from fencepost.server.ops.protecting.protect import (
 from fencepost.server.ops.protecting.table import MISMATCH, TOO_HIGH
 from fencepost.server.ops.schema import versions
 from fencepost.server.ops.schema.owner import SCHEMA
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import MARK_CHECK, MARK_COLUMN
-from fencepost.server.postgres.upkeep.prepared import WHERE_TO_LOOK
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN
+from fencepost.server.postgres.upkeep import WHERE_TO_LOOK
 
 T = TypeVar("T")
 

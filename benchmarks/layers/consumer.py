@@ -13,7 +13,7 @@ import asyncpg
 
 from benchmarks.layers.layers import TAKEN_OVER_MS, Setup
 from benchmarks.layers.sending import UPDATE
-from fencepost.server.postgres.queues import table_log
+from fencepost.server.postgres import queues
 from fencepost.server.queues.log import TAKEN_BYTES
 
 MOST = 100
@@ -22,12 +22,12 @@ IDLE_S = 0.02
 
 async def apply_batch(connection: asyncpg.Connection, member: str) -> int:
     """Take messages, and make an UPDATE of each; returns how many there were."""
-    owned = await table_log.own(connection, member, TAKEN_OVER_MS, ())
-    taken = await table_log.take(connection, member, owned.partitions, (), MOST, TAKEN_BYTES)
+    owned = await queues.own(connection, member, TAKEN_OVER_MS, ())
+    taken = await queues.take(connection, member, owned.partitions, (), MOST, TAKEN_BYTES)
     for message in taken:
         order = message.row.key.decode().removeprefix("orders/")
         await connection.execute(UPDATE, order, json.loads(message.row.value or b"")["version"])
-        await table_log.done(connection, [(message.row.partition, message.offset)])
+        await queues.done(connection, [(message.row.partition, message.offset)])
     return len(taken)
 
 
@@ -39,7 +39,7 @@ async def main(setup: Setup) -> None:
     while not ended.is_set():
         if not await apply_batch(connection, setup.name):
             await asyncio.sleep(IDLE_S)
-    await table_log.leave(connection, setup.name)
+    await queues.leave(connection, setup.name)
     await connection.close()
 
 

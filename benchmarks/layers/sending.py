@@ -7,8 +7,8 @@ import asyncpg
 
 from benchmarks.layers.layers import Event, Setup
 from fencepost import Client, StaleToken
-from fencepost.server.postgres.queues import table_log
-from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.queues import PARTITIONS, MessageRow
 from fencepost.server.queues.log import partition_of
 
 UPDATE = "UPDATE orders SET version = $2 WHERE order_id = $1"
@@ -64,7 +64,7 @@ class Plain:
                 key = f"orders/{event.order}".encode()
                 value = json.dumps({"version": event.version}).encode()
                 row = MessageRow(partition_of(key, PARTITIONS), key, (("method", b"PATCH"),), value)
-                await table_log.append(connection, [row])
+                await queues.append(connection, [row])
             else:
                 await connection.execute(UPDATE, event.order, event.version)
 

@@ -11,7 +11,7 @@
 
 -- The rule: whether a mark, or a floor, lets a token pass (R1, R2). A scope and a row are judged alike. The same comparison stands in
 --   accepts      fence/token.py                    Python's: verdicts, and floors that a claim reads
---   comparison   postgres/statements/row_sql.py       the WHERE of the gateway's statements
+--   comparison   postgres/row_sql.py       the WHERE of the gateway's statements
 --   _update      ops/protecting/functions.py     the plain case of a table's trigger: a token above the mark, under both rules
 --   enter_each   scopes.sql                          the plain case of scopes
 -- tests/integration/test_one_rule.py holds all of them against each other. A mark that equals the token is accepted in the transaction that

@@ -93,7 +93,7 @@ BEGIN
     HINT = 'A BEFORE trigger that returns NULL, or a rule, keeps rows from being written through Fencepost.';
 END $$;
 
--- Raised by a statement whose rows have more bytes than an answer may have (postgres/statements/answers.py). The error undoes the
+-- Raised by a statement whose rows have more bytes than an answer may have (postgres/answers.py). The error undoes the
 -- write: nobody would learn what it did.
 CREATE FUNCTION fencepost.too_large(most bigint) RETURNS text LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$

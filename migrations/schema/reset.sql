@@ -1,4 +1,4 @@
--- `fencepost fence reset` (postgres/upkeep/reset.py): an operator lowers a mark that was made up. Recorded as
+-- `fencepost fence reset` (postgres/upkeep.py): an operator lowers a mark that was made up. Recorded as
 -- break-glass is, with the old and the new mark, so that whatever is written afterwards can be judged. The record is the
 -- permission: no mark of a row falls but to where a record of the same transaction says.
 --
@@ -51,7 +51,7 @@ END $$;
 -- by the caller. p_resource = tab: it is the floor, since no resource is called like its table.
 --
 -- The new mark is what the table's source has issued. Of an external source, or without a table, it is p_new, which is not
--- below the other marks and the floor of tab. The marks in the rows of tab are compared by postgres/upkeep/reset.py, because
+-- below the other marks and the floor of tab. The marks in the rows of tab are compared by postgres/upkeep.py, because
 -- the schema's owner may not be able to read the table.
 CREATE FUNCTION fencepost.reset_mark(tab text, p_resource text, p_old bigint, p_new bigint) RETURNS bigint LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -1,4 +1,4 @@
--- What makes a session of the gateway again what it was when it was opened (postgres/connections/session.py), after code of users' ran in it:
+-- What makes a session of the gateway again what it was when it was opened (postgres/connection.py), after code of users' ran in it:
 -- a trigger, a policy, a function in a default. Whoever may run such code may run this. No SET clause, which would bring back what it
 -- resets; so names are full, against any search_path. RESET ALL leaves the two roles alone, and knows settings of any name.
 -- p_ended: the transaction in which the code ran is over. Its temporary tables may have triggers that are to fire at its end.

@@ -8,7 +8,7 @@ from tests.cli.running import FENCEPOST, StartLock, environment, variables_in, w
 from tests.support import api_key_gateway
 from tests.support.interleave import Connection
 
-from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres import api_keys
 
 shared, owner = api_key_gateway.shared, api_key_gateway.owner
 SHOW = ("sh", "-c", "env > env.new; mv env.new env")

@@ -9,7 +9,7 @@ from tests.support.api_key_gateway import FOR_ALL
 from tests.support.interleave import Connection
 
 from fencepost import Client, LeaseLost, Unauthenticated
-from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres import api_keys
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 shared, owner = api_key_gateway.shared, api_key_gateway.owner

@@ -7,7 +7,7 @@ import asyncpg
 from tests.support.interleave import Connection
 from tests.support.recipes import recipe
 
-from fencepost.server.postgres.connections.origin import ORIGIN, Origin
+from fencepost.server.postgres.database_identity import ORIGIN, Origin
 from fencepost.testing.servers.processes import eventually
 
 TABLES = """

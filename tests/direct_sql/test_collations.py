@@ -7,7 +7,7 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.server.ops.protecting.protect import ProtectError, protect
-from fencepost.server.postgres.statements.asking import ask_elements, in_key_order
+from fencepost.server.postgres.marks import ask_elements, in_key_order
 
 pytestmark = pytest.mark.versions
 

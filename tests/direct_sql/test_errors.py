@@ -13,7 +13,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.upkeep import generations
+from fencepost.server.postgres import upkeep
 
 pytestmark = pytest.mark.versions
 
@@ -177,7 +177,7 @@ async def refused(db: Connection, refusal: Refusal) -> Refusal:
 
 async def test_every_refusal_has_its_message(db: Connection) -> None:
     # Tokens of the generation before: the row's mark is 30, and 40 is void now.
-    await generations.raise_generation(db, "test")
+    await upkeep.raise_generation(db, "test")
     await db.execute(f"ALTER SEQUENCE fencepost.tokens MINVALUE {1 << 48} START {1 << 48} RESTART {1 << 48}")
     await db.execute(f"SELECT setval('fencepost.tokens', {(1 << 48) + 99})")
     for refusal in REFUSALS:

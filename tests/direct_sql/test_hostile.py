@@ -15,7 +15,7 @@ from tests.support.racing import Race, open_race, outcome, owner
 from tests.support.ready_made import Unmade
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.upkeep import generations
+from fencepost.server.postgres import upkeep
 
 UPDATE = "UPDATE public.orders SET n = n WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
@@ -158,7 +158,7 @@ async def test_a_token_of_an_earlier_generation_is_refused_wherever_operators_co
 ) -> None:
     race = await open_race(connect, unmade, source="builtin")
     await race.insert(race.a, "k", 30)
-    await generations.raise_generation(race.observer, "test")
+    await upkeep.raise_generation(race.observer, "test")
     await evil(race.observer)
     await race.c.execute("SET search_path = evil, pg_catalog, public")
     for statement, token in (

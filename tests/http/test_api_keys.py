@@ -16,8 +16,8 @@ from tests.support.ready_made import ReadyMade
 from tests.support.serving import serving
 from tests.support.tokens import bearer
 
-from fencepost.server.postgres.identity import api_keys
-from fencepost.server.postgres.identity.api_keys import NewKey
+from fencepost.server.postgres import api_keys
+from fencepost.server.postgres.api_keys import NewKey
 from fencepost.server.settings import Settings
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -12,7 +12,7 @@ from tests.support.asking import Api
 from tests.support.in_process import in_process
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements import reading
+from fencepost.server.postgres import reading
 from fencepost.testing.servers.processes import PATIENCE
 
 TOKENS = itertools.count(10)

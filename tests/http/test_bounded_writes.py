@@ -12,7 +12,7 @@ import pytest
 from tests.support.in_process import in_process
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.batches import group_commit
+from fencepost.server.postgres import group_commit
 
 MOST = 100_000
 LARGE = 1000

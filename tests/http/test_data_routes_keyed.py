@@ -3,7 +3,7 @@
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.server.fence.ceiling import HIGHEST_TOKEN
+from fencepost.server.fence.token import HIGHEST_TOKEN
 
 
 async def test_the_mark_is_a_string_when_selected_by_name(api: Api, shop: Shop) -> None:

@@ -13,7 +13,7 @@ from tests.support.api_key_gateway import FOR_ALL
 from tests.support.tokens import SECRET, token
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres import api_keys
 
 # What the browser sees does not depend on PostgreSQL's version.
 pytestmark = [*in_a_browser, pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)]

@@ -25,8 +25,8 @@ from fencepost.server.fence.seal import parse_keys
 from fencepost.server.gateway.queued import find, wait
 from fencepost.server.gateway.results import STATE_HEADER, of_caller
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.queues import progress, results
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.log import Message
 from fencepost.server.queues.message import MessageName, WriteId, id_at, new_nonce, parse_write_id, sign
 from fencepost.server.queues.registry import DEFAULT
@@ -96,7 +96,7 @@ async def stage(connect: Connect, database: str, tmp_path: Path) -> AsyncIterato
     keys.write_text(f"k1:{KEY}")
     owner = await connect()
     await owner.execute(TABLES)
-    await progress.register(owner, DEFAULT)
+    await queues.register(owner, DEFAULT)
     for table in ("parcels", "stamps"):
         await protect(owner, table, queue=DEFAULT)
     async with (
@@ -316,9 +316,9 @@ async def test_who_waits_for_anothers_write_sees_what_one_sees_who_waits_for_non
         async with queued.gateway.database.for_writing() as connection:
             # Who reads the log and appends to it knows the nonce, and whom to name.
             forged = id_at(DEFAULT, replace(position, offset=position.offset + 1), write_id.nonce)
-            await results.record(connection, forged, b"forged", of_caller(kept, ann.caller, proven=False))
+            await queues.record(connection, forged, b"forged", of_caller(kept, ann.caller, proven=False))
             assert await find(ann, write_id) is None
-            await results.record(connection, str(write_id), b"genuine", answer)
+            await queues.record(connection, str(write_id), b"genuine", answer)
         assert await waits[1] == answer
         await asyncio.sleep(0)
         assert not waits[0].done()

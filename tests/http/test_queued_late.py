@@ -11,7 +11,7 @@ from tests.support.commands import command
 
 from fencepost.server.consuming.applying import DatabaseLedger, Standing
 from fencepost.server.consuming.deciding import Settled
-from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres import sources
 from fencepost.server.queues.log import Position, Received, partition_of
 from fencepost.server.queues.registry import DEFAULT
 

@@ -25,8 +25,8 @@ from fencepost.server.http.hanging_up import WATCH
 from fencepost.server.http.problems.response import problem_response
 from fencepost.server.http.responses.answers import to_recorded
 from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.postgres.queues.results import record
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import record
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

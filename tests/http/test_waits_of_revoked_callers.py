@@ -17,7 +17,7 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import TakeResult
-from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres import api_keys
 from fencepost.server.times import IdentityTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -15,11 +15,11 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.identity import api_keys as verifying
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.identity.authenticator import Authenticator
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.listen import Listener
-from fencepost.server.postgres.identity import api_keys
-from fencepost.server.postgres.identity.api_keys import NewKey
+from fencepost.server.postgres import api_keys
+from fencepost.server.postgres.api_keys import NewKey
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.listen import Listener
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE
 

@@ -12,8 +12,8 @@ from tests.support.manual_clock import settled
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.server.ops.demo import load
-from fencepost.server.postgres.connections.connection import Limits, gateway_connection
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Limits, gateway_connection
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import RefusedError, UnavailableError
 from fencepost.testing.servers.processes import eventually
 

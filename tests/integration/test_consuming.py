@@ -21,8 +21,8 @@ from tests.support.violations import assert_none
 from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protecting.protect import protect, unprotect
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.queues.table_log import MessageRow, append
+from fencepost.server.postgres import sources
+from fencepost.server.postgres.queues import MessageRow, append
 from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.processes import PATIENCE, eventually

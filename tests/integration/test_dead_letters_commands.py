@@ -13,7 +13,7 @@ from tests.support.queued import queueing
 
 from fencepost.cli.main import main
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres import sources
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.server.queues.postgres import PostgresDeadLetters
 from fencepost.server.queues.registry import DEFAULT

@@ -14,7 +14,7 @@ from tests.support.ready_made import Unmade
 
 from fencepost.cli.main import main
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.upkeep.reset import Reset, ResetError, reset
+from fencepost.server.postgres.upkeep import Reset, ResetError, reset
 
 BOGUS = 2**61
 WHY = "INC-7: a script made the token up"

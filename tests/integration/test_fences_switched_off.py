@@ -19,7 +19,7 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.query import Field, Selected
+from fencepost.server.postgres.query import Field, Selected
 
 PARTED = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0)

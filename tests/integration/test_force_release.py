@@ -10,8 +10,7 @@ from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
 from tests.support.lease_gateways import Side, open_side
 
-from fencepost.server.postgres.leases.forced import force_release
-from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres.leases import force_release, hash_secret
 from fencepost.testing.servers.processes import PATIENCE
 
 

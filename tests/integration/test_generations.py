@@ -20,11 +20,10 @@ from tests.support.violations import judging
 from fencepost.cli.main import main
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres import sources, upkeep
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import QuarantinedError
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.upkeep import generations, raising
 from fencepost.server.startup import StartupError
 from fencepost.testing.servers.processes import eventually
 
@@ -51,7 +50,7 @@ class TriedOnce(SqlMutant):
     """A deadlock would be tried again, and not be seen."""
 
     async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fencepost.server.postgres.upkeep.raising.TRIES", 1)
+        monkeypatch.setattr("fencepost.server.postgres.upkeep.TRIES", 1)
         await super().apply(race, monkeypatch)
 
 
@@ -170,7 +169,7 @@ async def test_another_origin_is_refused_at_the_next_connection_and_reported_onc
             assert (known["generation"], known["system_identifier"], known["timeline"]) == ("0", "1", 1)
         async with db.connection() as reading:
             assert await reading.fetchval("SELECT 1") == 1
-        raised = await generations.raise_generation(connection, "restored on purpose")
+        raised = await upkeep.raise_generation(connection, "restored on purpose")
         for _ in range(3):
             async with db.for_writing() as writing:
                 assert await writing.fetchval("SELECT 1") == 1
@@ -185,7 +184,7 @@ async def test_a_source_whose_tokens_are_drawn_here_rises_with_the_generation(co
     await sources.register(connection, "ours", "advisory", "database", verifies=False)
     await sources.raise_source(connection, "ours", "it is ahead by two", 1 << 48)
     before = await connection.fetchval("SELECT generation FROM fencepost.source_bounds('ours')")
-    raised = await generations.raise_generation(connection, "a drill")
+    raised = await upkeep.raise_generation(connection, "a drill")
     assert await connection.fetchval("SELECT generation FROM fencepost.source_bounds('ours')") == before + raised
 
 
@@ -261,13 +260,13 @@ async def test_doctor_warns_of_commits_that_are_not_waited_for(connect: Connect,
 async def test_tables_that_were_protected_by_an_older_version_are_named(connect: Connect, database: str) -> None:
     race = await open_race(connect, database, source="builtin")
     await mutate(race, "{stem}_upd", "fencepost.oldest()", "0")
-    assert await generations.lagging_tables(race.observer) == ["orders"]
+    assert await upkeep.lagging_tables(race.observer) == ["orders"]
     done = await run("generation", "--database-url", database, "raise", "--reason", "a drill")
     assert "WARNING: orders: protected by an older version" in done.output
     doctor = await run("doctor", "--database-url", database)
     assert "fencepost protect orders" in doctor.output
     await protect(race.observer, "orders")
-    assert await generations.lagging_tables(race.observer) == []
+    assert await upkeep.lagging_tables(race.observer) == []
 
 
 async def test_a_deadlock_in_each_try_is_reported_and_nothing_changes(connect: Connect, database: str) -> None:
@@ -283,10 +282,10 @@ async def test_a_deadlock_in_each_try_is_reported_and_nothing_changes(connect: C
         """
     )
     raised = await run("generation", "--database-url", database, "raise", "--reason", "a drill")
-    assert (raised.exit_code, await race.observer.fetchval("SELECT last_value FROM public.tries")) == (1, raising.TRIES)
+    assert (raised.exit_code, await race.observer.fetchval("SELECT last_value FROM public.tries")) == (1, upkeep.TRIES)
     assert "waited for locks of each other in each of 5 tries (deadlock detected, 40P01)" in raised.output
     assert "nothing was changed: run it again" in raised.output
-    assert len(await generations.history(race.observer)) == 1
+    assert len(await upkeep.history(race.observer)) == 1
 
 
 async def test_readiness_shows_a_generation_that_was_raised_while_connections_were_open(database: str) -> None:
@@ -294,7 +293,7 @@ async def test_readiness_shows_a_generation_that_was_raised_while_connections_we
         assert (await http.get("/readyz")).json()["origin"] == "accepted: generation 0"
         connection = await asyncpg.connect(database)
         try:
-            raised = await generations.raise_generation(connection, "on purpose")
+            raised = await upkeep.raise_generation(connection, "on purpose")
         finally:
             await connection.close()
         assert (await http.get("/readyz")).json()["origin"] == f"accepted: generation {raised}"
@@ -309,7 +308,7 @@ async def test_when_a_newer_generation_is_met_all_connections_are_made_anew(data
         assert (await db.origin_status()).accepted
         async with db.connection() as same:
             assert same.get_server_pid() == pid
-        await generations.raise_generation(await connect(), "on purpose")
+        await upkeep.raise_generation(await connect(), "on purpose")
         assert (await db.origin_status()).accepted
         async with db.connection() as anew:
             assert anew.get_server_pid() != pid

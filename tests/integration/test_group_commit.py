@@ -10,11 +10,10 @@ from tests.support.asked_by import asked_by
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 
-from fencepost.server.postgres.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken
-from fencepost.server.postgres.batches.group_commit import GroupCommit
-from fencepost.server.postgres.connections.connection import Connection, Limits
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Connection, Limits
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError, map_errors
+from fencepost.server.postgres.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, GroupCommit
 from fencepost.server.quota import UNKNOWN
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually

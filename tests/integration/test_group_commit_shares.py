@@ -9,11 +9,10 @@ import pytest
 from tests.support.asked_by import asked_by
 from tests.support.manual_clock import ManualClock
 
-from fencepost.server.postgres.batches.batch_queue import ALONE, Alone, BatchQueue
-from fencepost.server.postgres.batches.group_commit import GroupCommit
-from fencepost.server.postgres.connections.connection import Connection, Limits
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Connection, Limits
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import UnavailableError, map_errors
+from fencepost.server.postgres.group_commit import ALONE, Alone, BatchQueue, GroupCommit
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -13,7 +13,7 @@ from tests.support.interleave import Connect, Connection
 
 from fencepost.cli.main import main
 from fencepost.cli.migrate import GRANTS
-from fencepost.server.postgres.identity import api_keys
+from fencepost.server.postgres import api_keys
 
 Run = Callable[..., Any]
 KEY = re.compile(r"fp_([0-9a-f]{12})_([0-9a-f]{48})\n")

@@ -13,7 +13,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
 from fencepost.server.ops.demo import LEASES_BEGIN
-from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.postgres.leases import LockRequest, hash_secret
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

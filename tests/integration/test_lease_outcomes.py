@@ -12,9 +12,9 @@ from tests.support.interleave import Connect, Connection, blocked
 from tests.support.lease_gateways import HOUR, Side, in_line, open_side
 from tests.support.lease_racing import MINUTE
 
+from fencepost.server.postgres import leases
 from fencepost.server.postgres.errors import OutcomeUnknownError
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.postgres.leases import LockRequest, hash_secret
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"

@@ -12,10 +12,9 @@ from tests.support.lease_racing import EXPIRED, MINUTE
 from tests.support.manual_clock import ManualClock
 
 from fencepost.server.locks.builtin import Queue
+from fencepost.server.postgres import leases
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.builtin import Acquired
-from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres.leases import Acquired, hash_secret
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -16,9 +16,9 @@ from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.leases.acquire import Granted
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.lock_request import hash_secret
-from fencepost.server.postgres.statements.asking import in_key_order
+from fencepost.server.postgres import leases
+from fencepost.server.postgres.leases import hash_secret
+from fencepost.server.postgres.marks import in_key_order
 from fencepost.server.times import QueueTimes, Times
 from fencepost.testing.servers.processes import PATIENCE
 

@@ -10,11 +10,11 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.lease_gateways import open_side
 from tests.support.lease_racing import wanted
 
-from fencepost.server.postgres.leases import builtin, source_leases, sources
-from fencepost.server.postgres.leases.builtin import LeaseId, Withdrawn
-from fencepost.server.postgres.leases.lock_request import hash_secret
-from fencepost.server.postgres.leases.source_leases import GrantRecord
-from fencepost.server.postgres.leases.withdrawn import Withdrawal, withdraw
+from fencepost.server.postgres import leases as builtin
+from fencepost.server.postgres import sources
+from fencepost.server.postgres import sources as source_leases
+from fencepost.server.postgres.leases import LeaseId, Withdrawal, Withdrawn, hash_secret, withdraw
+from fencepost.server.postgres.sources import GrantRecord
 
 TEXT = "mine-and-of-no-other-client"
 SECRET = hash_secret(TEXT)

@@ -7,7 +7,7 @@ from tests.support.mutants import Scenario, SqlMutant, seen
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.server.postgres.upkeep.reset import Reset, ResetError, reset
+from fencepost.server.postgres.upkeep import Reset, ResetError, reset
 
 BEYOND = "fencepost.beyond(text, bigint, bigint, bigint, bigint, bigint)"
 MEET = "fencepost.meet_ceiling(text, text, bigint, bigint, bigint)"

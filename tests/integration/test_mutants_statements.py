@@ -12,17 +12,17 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
 import fencepost.server.gateway.claims.claim
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements import asking, keyed, many, mark
-from fencepost.server.postgres.statements.answers import Shown
-from fencepost.server.postgres.statements.asking import KeyState
-from fencepost.server.postgres.statements.keyed import Change, FencedRow, WriteStatement
-from fencepost.server.postgres.statements.parameters import TOKEN, Key, RowWrite, key_part
-from fencepost.server.postgres.tables.catalog import ProtectedTable
+from fencepost.server.postgres import keyed, many, marks
+from fencepost.server.postgres.answers import Shown
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.keyed import Change, FencedRow, WriteStatement
+from fencepost.server.postgres.marks import KeyState
+from fencepost.server.postgres.row_sql import TOKEN, Key, RowWrite, key_part
+from fencepost.server.postgres.tables import ProtectedTable
 
 
 def equal_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mark, "comparison", lambda _rule: "<=")
+    monkeypatch.setattr(marks, "comparison", lambda _rule: "<=")
 
 
 def one_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[KeyState]:
         return [KeyState(f"{table.fence.name}/{key[0]}", None, None) for key in keys]
 
-    monkeypatch.setattr(asking, "ask", mutant)
+    monkeypatch.setattr(marks, "ask", mutant)
 
 
 def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def zero_rows_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     async def mutant(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[KeyState]:
         return [KeyState(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
 
-    monkeypatch.setattr(asking, "ask", mutant)
+    monkeypatch.setattr(marks, "ask", mutant)
 
 
 def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def mutant(statement: WriteStatement, connection: Connection, batch: Sequence[RowWrite]) -> Any:
         (write,) = batch
-        (standing,) = await asking.ask(connection, tables[0], [write.key])
+        (standing,) = await marks.ask(connection, tables[0], [write.key])
         if standing.live is None or standing.live >= write.token:
             return [None]
         return await run(statement, connection, batch)
@@ -99,7 +99,7 @@ def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def unconditional(table: ProtectedTable, change: Change, wait: keyed.Wait, *, careful: bool = False) -> Any:
         tables.append(table)
         with monkeypatch.context() as here:
-            here.setattr(mark, "comparison", lambda _rule: "<> 0 AND 0 <")
+            here.setattr(marks, "comparison", lambda _rule: "<> 0 AND 0 <")
             return update(table, change, wait, careful=careful)
 
     monkeypatch.setattr(keyed, "update", unconditional)

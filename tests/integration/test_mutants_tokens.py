@@ -14,11 +14,12 @@ from tests.support.mutants import PythonMutant, SqlMutant, seen
 
 from fencepost.server.fence.token import Token
 from fencepost.server.ops.protecting.rows import RowDdl
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements import asking, marks
-from fencepost.server.postgres.statements.asking import ElementState, KeyState
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.tables.catalog import ProtectedTable
+from fencepost.server.postgres import marks
+from fencepost.server.postgres import marks as asking
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.marks import ElementState, KeyState
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import ProtectedTable
 
 ISSUE_BEYOND = "fencepost.issue_beyond(bigint)"
 REQUIRE_ISSUED = "fencepost.require_issued(text, bigint)"

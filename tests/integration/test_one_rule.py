@@ -10,9 +10,9 @@ from tests.support.mutants import mutate
 from tests.support.ready_made import Unmade
 from tests.support.violations import assert_none
 
-from fencepost.server.fence import verdict
+from fencepost.server.fence import token as verdict
 from fencepost.server.fence.token import Rule
-from fencepost.server.postgres.statements import mark
+from fencepost.server.postgres import marks
 
 
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
@@ -94,8 +94,8 @@ async def test_a_place_in_the_database_that_differs_is_seen(connect: Connect, un
     [
         (verdict, "accepts", lambda _rule, mark, token: mark <= token, "default", "strict"),
         (verdict, "accepts", lambda _rule, mark, token: mark < token, "default", "epoch"),
-        (mark, "comparison", lambda _rule: "<=", "default", "strict"),
-        (mark, "comparison", lambda _rule: "<", "default", "epoch"),
+        (marks, "comparison", lambda _rule: "<=", "default", "strict"),
+        (marks, "comparison", lambda _rule: "<", "default", "epoch"),
     ],
 )
 async def test_a_place_in_python_that_differs_is_seen(

@@ -8,8 +8,8 @@ from tests.support.interleave import Connect
 from tests.support.pooler import pooled
 
 from fencepost.server.ops.demo import load
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import SessionError
 from fencepost.server.startup import StartupError
 

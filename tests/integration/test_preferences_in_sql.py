@@ -9,8 +9,8 @@ from tests.support.in_process import in_process
 from fencepost.server.http.requests import preferences
 from fencepost.server.http.requests.preferences import PREFERENCES, Preference
 from fencepost.server.ops import demo
-from fencepost.server.postgres.statements import keyed, many
-from fencepost.server.postgres.statements.keyed import Change
+from fencepost.server.postgres import keyed, many
+from fencepost.server.postgres.keyed import Change
 
 WRITES = next(each.routes for each in PREFERENCES if each.name == "return")
 PLANTED = Preference("planted", WRITES, "`planted`: of this test.", ("yes",), in_sql=True)

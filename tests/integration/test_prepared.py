@@ -9,8 +9,8 @@ from tests.support.interleave import Connect, Connection
 
 from fencepost.server.ops.inspecting.prepared import examine_prepared
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.row_sql import literal
-from fencepost.server.postgres.upkeep.prepared import all_prepared
+from fencepost.server.postgres.row_sql import literal
+from fencepost.server.postgres.upkeep import all_prepared
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.support.interleave import Connect, Connection, start
 from fencepost.server.ops.embedded.server import embedded_bin_dir
 from fencepost.server.ops.inspecting.tables import examine_tables
 from fencepost.server.ops.protecting.protect import ProtectError, plan_protect, plan_unprotect, protect, unprotect
-from fencepost.server.postgres.upkeep.reset import ResetError, reset
+from fencepost.server.postgres.upkeep import ResetError, reset
 from fencepost.testing.servers.processes import PATIENCE
 
 # What protect may change of a table: columns, constraints, triggers (of partitions too), functions, its own registers.

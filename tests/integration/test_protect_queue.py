@@ -9,8 +9,7 @@ from tests.support.racing import outcome
 
 from fencepost.server.ops.protecting.check import ProtectError
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.queues import progress
+from fencepost.server.postgres import queues, sources
 
 QUEUE = "kafka:Orders.eu-1"
 ABOVE = 1 << 48
@@ -26,8 +25,8 @@ async def owner(connect: Connect) -> asyncpg.Connection:
 async def look(connection: asyncpg.Connection, *ends: int) -> None:
     """Let the queue's log have got so far."""
     nothing = (None,) * len(ends)
-    again = await progress.check(connection, QUEUE, "x", ends, nothing)
-    await progress.check(connection, QUEUE, "x", ends, nothing, before=again.recorded)
+    again = await queues.check(connection, QUEUE, "x", ends, nothing)
+    await queues.check(connection, QUEUE, "x", ends, nothing, before=again.recorded)
 
 
 async def insert(connection: asyncpg.Connection, token: int, key: int = 1) -> str:
@@ -108,7 +107,7 @@ async def test_a_queue_in_use_needs_a_new_generation_where_a_position_may_be_bel
     owner: asyncpg.Connection,
 ) -> None:
     """Its highest token is above the mark; that of the next message of partition 0 is not."""
-    await progress.register(owner, QUEUE)
+    await queues.register(owner, QUEUE)
     await look(owner, 20, 1000)
     await marked(owner, 500)
     with pytest.raises(asyncpg.PostgresError, match="which is in use") as refused:
@@ -123,7 +122,7 @@ async def test_a_queue_in_use_needs_a_new_generation_where_a_position_may_be_bel
 async def test_a_queue_of_which_every_partition_is_past_the_marks_takes_the_table_as_it_is(
     owner: asyncpg.Connection,
 ) -> None:
-    await progress.register(owner, QUEUE)
+    await queues.register(owner, QUEUE)
     await look(owner, 500, 1000)
     await marked(owner, 500)
     await protect(owner, "t", queue=QUEUE)

@@ -17,7 +17,7 @@ from tests.support.violations import judging
 
 from fencepost.server.ops.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, plan_protect, protect
 from fencepost.server.ops.protecting.table import HIGHEST_MARK
-from fencepost.server.postgres.upkeep.reset import reset
+from fencepost.server.postgres.upkeep import reset
 from fencepost.testing.servers.processes import PATIENCE
 
 WITHIN_DEADLOCK_TIMEOUT = (

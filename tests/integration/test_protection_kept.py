@@ -8,7 +8,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
 from fencepost.server.ops.protecting.protect import plan_protect, protect
-from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres import sources
 
 GIVEN: dict[str, dict[str, Any]] = {
     "rule": {"rule": "epoch"},

@@ -13,8 +13,8 @@ from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.upkeep import generations, pruning
-from fencepost.server.postgres.upkeep.pruning import Pruner
+from fencepost.server.postgres import upkeep
+from fencepost.server.postgres.upkeep import Pruner
 
 PRUNE = "fencepost.prune_marks(bigint, xid8, double precision, text, integer)"
 HORIZON = "fencepost.prune_horizon()"
@@ -108,11 +108,11 @@ async def test_batches_walk_over_all_marks_of_all_tables(connect: Connect) -> No
         "SELECT fencepost.raise_mark(fencepost.enc(t) || '/' || n, 100 + n, 'strict', true)"
         " FROM unnest(ARRAY['a', 'a/b', 'b', 'c']) t, generate_series(1, 7) n"
     )
-    until = await pruning.horizon(connection)
+    until = await upkeep.horizon(connection)
     position: str | None = ""
     pruned = []
     while position is not None:
-        batch = await pruning.prune_step(connection, until, 0, position, 3)
+        batch = await upkeep.prune_step(connection, until, 0, position, 3)
         pruned.append(batch.pruned)
         position = batch.reached
     assert (sum(pruned), max(pruned)) == (21, 3)
@@ -164,8 +164,8 @@ async def enter(connection: Connection, account: int, token: int) -> int | str |
 async def test_a_pruned_scope_refuses_older_holders(connect: Connect) -> None:
     connection = await scoped(connect)
     assert await enter(connection, 42, 50) is None
-    until = await pruning.horizon(connection)
-    assert (await pruning.prune_step(connection, until, 0, "")).pruned == 1
+    until = await upkeep.horizon(connection)
+    assert (await upkeep.prune_step(connection, until, 0, "")).pruned == 1
     assert await connection.fetchval("SELECT count(*) FROM fencepost.marks") == 0
     assert await enter(connection, 42, 40) == 50
     assert await enter(connection, 43, 50) == 50, "the first touch of another scope, below the floor"
@@ -175,7 +175,7 @@ async def test_a_pruned_scope_refuses_older_holders(connect: Connect) -> None:
 async def test_a_raised_generation_voids_tokens_for_scopes(connect: Connect) -> None:
     connection = await scoped(connect)
     assert await enter(connection, 42, 50) is None
-    first = await generations.raise_generation(connection, "test") << 48
+    first = await upkeep.raise_generation(connection, "test") << 48
     assert [await enter(connection, account, 60) for account in (42, 43)] == [first - 1] * 2
     await connection.execute(WITHOUT_FLOORS)  # and without the floor
     assert [await enter(connection, account, 60) for account in (42, 43)] == ["FP409"] * 2

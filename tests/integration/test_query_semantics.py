@@ -11,10 +11,10 @@ from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordere
 from tests.support.interleave import Connect, Connection
 
 from fencepost.server.http.requests.query import parse_query
-from fencepost.server.postgres.statements.parameters import Bound, compiled
-from fencepost.server.postgres.statements.query_sql import render_filters, render_order, render_select
-from fencepost.server.postgres.tables.catalog import EVERYTHING, Table
-from fencepost.server.postgres.tables.load import load
+from fencepost.server.postgres.catalog_cache import load
+from fencepost.server.postgres.query import render_filters, render_order, render_select
+from fencepost.server.postgres.row_sql import Bound, compiled
+from fencepost.server.postgres.tables import EVERYTHING, Table
 
 
 class Things:

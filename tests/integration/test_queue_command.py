@@ -18,9 +18,8 @@ from fencepost.cli.main import main
 from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.gateway.writes.write import Write
 from fencepost.server.observe.metrics import Metrics
-from fencepost.server.postgres.queues import progress, table_log
-from fencepost.server.postgres.queues.progress import PartitionProgress
-from fencepost.server.postgres.queues.table_log import MessageRow
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.queues import MessageRow, PartitionProgress
 from fencepost.server.queue_status import describe_queues, measure_queues
 from fencepost.server.queue_wiring import read_queues
 from fencepost.server.queues.log import partition_of
@@ -37,12 +36,12 @@ SOON = Times(consuming=ConsumingTimes(blocked_after=0.1, note_every=0.05))
 @pytest.fixture
 async def owner(connect: Connect) -> asyncpg.Connection:
     connection = await connect()
-    await progress.register(connection, KAFKA)
-    again = await progress.check(connection, KAFKA, "x", [9, 4], [None, None])
-    await progress.check(connection, KAFKA, "x", [9, 4], [None, None], before=again.recorded)
+    await queues.register(connection, KAFKA)
+    again = await queues.check(connection, KAFKA, "x", [9, 4], [None, None])
+    await queues.check(connection, KAFKA, "x", [9, 4], [None, None], before=again.recorded)
     noted = [PartitionProgress(0, 7, 1.0, applied=5, refused=1), PartitionProgress(1, 4, None, failed=2, redelivered=3)]
-    await progress.note(connection, KAFKA, 0, noted)
-    await progress.note(connection, KAFKA, 0, [PartitionProgress(0, 6, 1.0, applied=1)])
+    await queues.note(connection, KAFKA, 0, noted)
+    await queues.note(connection, KAFKA, 0, [PartitionProgress(0, 6, 1.0, applied=1)])
     return connection
 
 
@@ -59,14 +58,14 @@ async def test_each_queue_is_listed_with_how_far_it_is(database: str) -> None:
 async def test_a_queue_that_is_quarantined_ends_the_command_with_1_and_says_how_to_mend_it(
     owner: asyncpg.Connection, database: str
 ) -> None:
-    await progress.quarantine(owner, KAFKA, "it forgot messages", 0)
+    await queues.quarantine(owner, KAFKA, "it forgot messages", 0)
     done = await asyncio.to_thread(CliRunner().invoke, main, ["queue", "--database-url", database])
     assert (done.exit_code, "quarantined: it forgot messages" in done.stdout) == (1, True), done.output
     assert "when its log can be vouched for: fencepost source raise kafka:orders --reason …" in done.output
 
 
 async def test_the_log_of_the_database_is_asked(owner: asyncpg.Connection, database: str) -> None:
-    await table_log.append(owner, [MessageRow(3, b"orders/1", (), None), MessageRow(3, b"orders/2", (), None)])
+    await queues.append(owner, [MessageRow(3, b"orders/1", (), None), MessageRow(3, b"orders/2", (), None)])
     shown = {each["name"]: each for each in map(json.loads, run_command(database, "queue", "--json").splitlines())}
     assert shown["postgres:default"]["lags"] == [0, 0, 0, 2, 0, 0, 0, 0]
     assert shown[KAFKA]["partitions"][0]["end"] == 9
@@ -75,7 +74,7 @@ async def test_the_log_of_the_database_is_asked(owner: asyncpg.Connection, datab
 async def test_who_looks_writes_nothing_and_hears_which_logs_were_not_asked(
     owner: asyncpg.Connection, database: str
 ) -> None:
-    await table_log.append(owner, [MessageRow(3, b"orders/1", (), None)])
+    await queues.append(owner, [MessageRow(3, b"orders/1", (), None)])
     before = await owner.fetch("SELECT source FROM fencepost.queues")
     for urls, trouble in (
         (f"redis://127.0.0.1:{free_port()}/items", "redis:items: its log was"),
@@ -154,9 +153,9 @@ async def test_where_no_consumer_runs_the_log_says_how_old_the_oldest_message_is
     owner: asyncpg.Connection, database: str
 ) -> None:
     rows = [MessageRow(3, b"orders/1", (), None), MessageRow(3, b"orders/2", (), None)]
-    await table_log.append(owner, rows)
+    await queues.append(owner, rows)
     await owner.execute("UPDATE fencepost.queued SET appended_at = appended_at - interval '1 h' WHERE position = 0")
-    await progress.note(owner, KAFKA, 0, [PartitionProgress(0, 8, None)])
+    await queues.note(owner, KAFKA, 0, [PartitionProgress(0, 8, None)])
     async with opened(database, owner) as queue:
         shown = await measured(queue)
     assert shown["fencepost_queue_lag", DEFAULT, "3"] == 2
@@ -170,8 +169,8 @@ async def test_where_no_consumer_runs_the_log_says_how_old_the_oldest_message_is
 
 async def test_what_an_earlier_generation_knew_is_forgotten_and_its_counts_stay(owner: asyncpg.Connection) -> None:
     await owner.execute("SELECT fencepost.source_raise($1, 'test', 0)", KAFKA)
-    await progress.note(owner, KAFKA, 0, [PartitionProgress(0, 8, 1.0, applied=1)])
-    [queue] = await progress.known(owner)
+    await queues.note(owner, KAFKA, 0, [PartitionProgress(0, 8, 1.0, applied=1)])
+    [queue] = await queues.known(owner)
     assert (queue.generation, queue.incarnation) == (1, None)
     assert [(each.decided, each.end, each.oldest_s) for each in queue.partitions] == [(None, None, None)] * 2
     assert queue.partitions[0].applied == 7

@@ -24,9 +24,9 @@ from fencepost.server.gateway.use_cases import write
 from fencepost.server.gateway.writes.batched import MOST_IDEMPOTENT
 from fencepost.server.gateway.writes.idempotency import IdempotentRequest, Replayed
 from fencepost.server.gateway.writes.write import Verb
-from fencepost.server.postgres.connections.connection import GatewayConnection
-from fencepost.server.postgres.statements import idempotency
-from fencepost.server.postgres.statements.idempotency import OF_QUEUES
+from fencepost.server.postgres import keyed as idempotency
+from fencepost.server.postgres.connection import GatewayConnection
+from fencepost.server.postgres.keyed import OF_QUEUES
 from fencepost.testing.servers.processes import PATIENCE
 
 

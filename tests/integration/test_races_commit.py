@@ -20,8 +20,8 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
 
 DEFERRED = """
 CREATE TABLE depth (n integer PRIMARY KEY);

@@ -18,10 +18,10 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.writes.write import Write
 from fencepost.server.ops.protecting.protect import protect, unprotect
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements.asking import KeyState, ask
-from fencepost.server.postgres.statements.query import Condition, Field
-from fencepost.server.postgres.tables.catalog import ProtectedTable
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.marks import KeyState, ask
+from fencepost.server.postgres.query import Condition, Field
+from fencepost.server.postgres.tables import ProtectedTable
 
 SPELLINGS = [
     ("numeric", "1.0", "1.00", "1"),
@@ -100,7 +100,7 @@ async def test_a_put_that_meets_its_own_key_late_is_no_duplicate(parts: Race, mo
             await parts.insert(parts.a, key, 40)
         return states
 
-    monkeypatch.setattr("fencepost.server.postgres.statements.asking.ask", there)
+    monkeypatch.setattr("fencepost.server.postgres.marks.ask", there)
     async with open_gateway(parts.dsn) as gateway:
         # The key is spelled in two ways: no batch decides that.
         assert result_of(await put(gateway, keyed(key, 50, table="parts", id="01", status="put"))) == "ok"

@@ -18,9 +18,9 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.writes import rounds
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements.asking import ElementState, ask_elements
-from fencepost.server.postgres.tables.catalog import ProtectedTable
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.marks import ElementState, ask_elements
+from fencepost.server.postgres.tables import ProtectedTable
 from fencepost.testing.servers.processes import eventually
 
 if TYPE_CHECKING:

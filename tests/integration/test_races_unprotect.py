@@ -30,15 +30,14 @@ from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.demo import LEASES_BEGIN
 from fencepost.server.ops.protecting.protect import plan_unprotect, protect, unprotect
-from fencepost.server.postgres.statements import many
-from fencepost.server.postgres.statements.mark import Mark, mark_of
-from fencepost.server.postgres.statements.parameters import TOKEN
-from fencepost.server.postgres.statements.row_sql import MARK
+from fencepost.server.postgres import many
+from fencepost.server.postgres.marks import Mark, mark_of
+from fencepost.server.postgres.row_sql import MARK, TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fencepost.server.postgres.tables.catalog import ProtectedTable
+    from fencepost.server.postgres.tables import ProtectedTable
 
 SCOPED = "customer/{customer}"
 Request = Callable[[Gateway], Awaitable[Any]]
@@ -237,8 +236,8 @@ def the_token_is_stored_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def mutant(table: "ProtectedTable", given: Collection[str] = (), *, deletes: bool = False) -> Mark:
         return mark_of(table, given, deletes=deletes)._replace(stored=((MARK, str(TOKEN)),))
 
-    monkeypatch.setattr("fencepost.server.postgres.statements.keyed.mark_of", mutant)
-    monkeypatch.setattr("fencepost.server.postgres.statements.many.mark_of", mutant)
+    monkeypatch.setattr("fencepost.server.postgres.keyed.mark_of", mutant)
+    monkeypatch.setattr("fencepost.server.postgres.many.mark_of", mutant)
 
 
 @pytest.mark.long("mutants of the product")

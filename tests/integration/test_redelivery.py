@@ -16,9 +16,7 @@ from tests.support.consuming import (
 from tests.support.interleave import Connect, Connection
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.queues import progress, table_log
-from fencepost.server.postgres.statements import idempotency
+from fencepost.server.postgres import keyed, queues, sources
 from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
@@ -41,7 +39,7 @@ async def owner(connect: Connect) -> Connection:
 async def grown_old(owner: Connection) -> int:
     """Have all records be two days old, and forget those older than one; how many of messages are left."""
     await owner.execute(AGE)
-    await idempotency.prune(owner, DAY)
+    await keyed.prune(owner, DAY)
     left: int = await owner.fetchval(KEPT)
     return left
 
@@ -132,13 +130,13 @@ async def test_an_append_that_was_under_way_when_the_log_was_asked_is_not_taken_
             await queue.empty()
         generation = await owner.fetchval("SELECT generation FROM fencepost.source_bounds($1)", DEFAULT)
         message, appending = write("orders/k1", body={"n": 7}), await connect()
-        partition = partition_of(message.key, table_log.PARTITIONS)
+        partition = partition_of(message.key, queues.PARTITIONS)
         async with appending.transaction():
-            row = table_log.MessageRow(partition, message.key, message.headers, message.value)
-            (offset,) = await table_log.append(appending, [row])
-            below = await table_log.decided(owner)
+            row = queues.MessageRow(partition, message.key, message.headers, message.value)
+            (offset,) = await queues.append(appending, [row])
+            below = await queues.decided(owner)
             assert below[partition] == offset + 1, "this is what must do no harm"
-            await progress.note_committed(owner, DEFAULT, generation, below)
+            await queues.note_committed(owner, DEFAULT, generation, below)
         await owner.execute(AGE_MESSAGES)
         async with consumed(queue):
             await queue.empty()

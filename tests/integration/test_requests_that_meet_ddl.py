@@ -15,7 +15,7 @@ from fencepost.server.gateway.use_cases import MOST_DOUBTS, on_table
 from fencepost.server.gateway_wiring import Configured
 from fencepost.server.observe import events
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.tables import Table
 from fencepost.server.settings import Settings
 
 

@@ -23,8 +23,8 @@ from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.use_cases import claim, read_many, read_one
 from fencepost.server.ops.demo import LEASES_BEGIN
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.statements.query import Condition, Field, Query, Selected
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.query import Condition, Field, Query, Selected
 
 HIGH = "4000000000000000000"
 LEFT = {

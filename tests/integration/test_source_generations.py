@@ -11,9 +11,10 @@ from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.leases import source_leases, sources
-from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
-from fencepost.server.postgres.leases.source_leases import GrantRecord
+from fencepost.server.postgres import sources
+from fencepost.server.postgres import sources as source_leases
+from fencepost.server.postgres.leases import LockRequest, hash_secret
+from fencepost.server.postgres.sources import GrantRecord
 
 SOURCE = scenarios.SOURCE
 

@@ -17,7 +17,7 @@ from fencepost.server.observe.events import Event, HolderUnknown, Refused
 from fencepost.server.observe.logs import EventLog
 from fencepost.server.observe.metrics import Metrics
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.quota import PEER
 from fencepost.server.times import RequestTimes, Times
 from fencepost.testing.servers.processes import PATIENCE

@@ -37,7 +37,7 @@ from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.writes.idempotency import Replayed
 from fencepost.server.gateway.writes.write import IdempotencyKey
-from fencepost.server.postgres.connections import backends
+from fencepost.server.postgres import connection
 from fencepost.server.times import ConnectionTimes
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -252,7 +252,7 @@ async def test_control_without_ending_the_old_backend_a_write_that_lands_is_refu
     async def leave_it(*_: object) -> None:
         """Do not end it."""
 
-    monkeypatch.setattr(backends, "end", leave_it)
+    monkeypatch.setattr(connection, "end", leave_it)
     async with cut_off(race) as (gateway, proxy):
         holder = await lock_k(race)
         pid = await gateway_pid(gateway)

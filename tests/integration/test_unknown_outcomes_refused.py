@@ -16,8 +16,8 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.postgres.connections import backends
-from fencepost.server.postgres.connections.connection import Backend
+from fencepost.server.postgres import connection as backends
+from fencepost.server.postgres.connection import Backend
 from fencepost.testing.servers.processes import PATIENCE
 
 REKEYING = """

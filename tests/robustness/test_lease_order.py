@@ -21,8 +21,8 @@ from tests.support.violations import judging, promised
 
 from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres import leases
+from fencepost.server.postgres.leases import hash_secret
 from fencepost.testing.servers.postgres import clone, in_database
 from fencepost.testing.servers.processes import descendants, new_directory, remove_directory
 

@@ -23,9 +23,8 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connection
 from tests.support.violations import promised
 
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.testing.servers.postgres import Pair, in_database
 from fencepost.testing.servers.processes import eventually

@@ -4,14 +4,13 @@ from tests.scenarios.pruning import absent, granted
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, Race, outcome
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.lock_request import hash_secret
-from fencepost.server.postgres.upkeep import generations
+from fencepost.server.postgres import leases, upkeep
+from fencepost.server.postgres.leases import hash_secret
 
 
 async def raised(race: Race) -> int:
     """Raise the generation. Returns its first token."""
-    first = await generations.raise_generation(race.observer, "test") << 48
+    first = await upkeep.raise_generation(race.observer, "test") << 48
     assert await race.observer.fetchval("SELECT fencepost.oldest()") == first
     return first
 
@@ -76,7 +75,7 @@ async def a_generation_waits_for_a_write_under_way(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     writer = await race.begin(race.a)
     assert await race.update(race.a, "k", 40)
-    raising = await race.waits(race.b, generations.raise_generation(race.b, "test"))
+    raising = await race.waits(race.b, upkeep.raise_generation(race.b, "test"))
     await writer.commit()
     assert await raising > 0
     assert await race.live_mark("k") == 40
@@ -88,7 +87,7 @@ async def a_grant_under_way_is_over_once_the_generation_is_raised(race: Race) ->
     await granted(race.a, "mine")
     lease_id = await race.a.fetchval("SELECT lease_id FROM fencepost.leases")
     assert await leases.inspect(race.a, lease_id) is not None
-    raising = await race.waits(race.b, generations.raise_generation(race.b, "test"))
+    raising = await race.waits(race.b, upkeep.raise_generation(race.b, "test"))
     await grant.commit()
     first = await raising << 48
     assert await leases.extend(race.a, lease_id, hash_secret("mine"), tokens=1) is None
@@ -102,7 +101,7 @@ async def a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock(race: Rac
     await granted(race.a, "mine")
     mint = await race.begin(race.a)
     await race.a.execute("SELECT FROM fencepost.leases FOR UPDATE")  # what a mint does before it draws
-    raising = await race.waits(race.b, outcome(generations.raise_generation(race.b, "test")))
+    raising = await race.waits(race.b, outcome(upkeep.raise_generation(race.b, "test")))
     drawn_meanwhile = await outcome(race.a.fetchval("SELECT nextval('fencepost.tokens')"))
     assert drawn_meanwhile == ISSUED + 2, drawn_meanwhile
     await mint.commit()
@@ -121,7 +120,7 @@ async def two_histories_raise_different_numbers(race: Race) -> None:
     numbers = set()
     for _ in range(10):
         undone = await race.begin(race.observer)
-        numbers.add(await generations.raise_generation(race.observer, "test"))
+        numbers.add(await upkeep.raise_generation(race.observer, "test"))
         await undone.rollback()
     assert len(numbers) > 1, numbers
     assert max(numbers) <= 512

@@ -13,8 +13,8 @@ from fencepost.server.fence.token import Rule
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.writes.idempotency import Replayed
 from fencepost.server.gateway.writes.write import IdempotencyKey
-from fencepost.server.postgres.statements import idempotency
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres import keyed as idempotency
+from fencepost.server.postgres.keyed import Recorded
 from fencepost.testing.servers.processes import PATIENCE
 
 AUDIT = """

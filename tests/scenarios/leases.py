@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from tests.support.lease_racing import LeaseRace
 from tests.support.racing import outcome
 
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.builtin import Acquired
+from fencepost.server.postgres import leases
+from fencepost.server.postgres.leases import Acquired
 
 LeaseScenario = Callable[[LeaseRace], Awaitable[None]]
 

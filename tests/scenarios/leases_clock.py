@@ -3,7 +3,7 @@
 from tests.scenarios.leases import LeaseScenario, granted
 from tests.support.lease_racing import MINUTE, LeaseRace
 
-from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres import leases
 
 KEEP_MS = MINUTE // 2
 

@@ -5,7 +5,7 @@ from uuid import uuid4
 from tests.scenarios.leases import LeaseScenario, granted
 from tests.support.lease_racing import ELSEWHERE, MINUTE, LeaseRace, notified
 
-from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres import leases
 
 SILENT = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '31 min' WHERE gateway = $1"
 GIVEN_UP = "UPDATE fencepost.waiters SET give_up_at = clock_timestamp() - interval '1 ms' WHERE visit = $1"

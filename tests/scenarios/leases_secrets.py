@@ -4,7 +4,7 @@ from tests.scenarios.leases import LeaseScenario, granted
 from tests.support.lease_racing import MINUTE, LeaseRace, sweep_all
 from tests.support.racing import outcome
 
-from fencepost.server.postgres.leases.builtin import Acquired
+from fencepost.server.postgres.leases import Acquired
 
 
 async def repeated_secret_is_the_same_lease(race: LeaseRace) -> None:

@@ -7,7 +7,7 @@ from tests.scenarios.leases import LeaseScenario, assert_lost, granted
 from tests.support.interleave import Connection, start
 from tests.support.lease_racing import LeaseRace, sweep_all
 
-from fencepost.server.postgres.leases import builtin as leases
+from fencepost.server.postgres import leases
 
 
 async def at_once(race: LeaseRace, connection: Connection, work: Coroutine[Any, Any, int]) -> int:

@@ -10,12 +10,10 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, protected_table
 from tests.support.ready_made import Unmade
 
-from fencepost.server.fence.token import Rule, Token
-from fencepost.server.fence.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
+from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
 from fencepost.server.gateway.writes.rounds import judge
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.asking import KeyState
-from fencepost.server.postgres.statements.marks import Appeared
+from fencepost.server.postgres.marks import Appeared, KeyState
 
 Verdict = Literal["accepted", "stale", "spent", "too high", "void"]
 """void: of an earlier generation. too high: never issued, or above the ceiling."""

@@ -5,10 +5,9 @@ from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 from tests.support.racing import ISSUED, Race, outcome
 
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.lock_request import hash_secret
-from fencepost.server.postgres.upkeep import generations, pruning
-from fencepost.server.postgres.upkeep.pruning import Horizon, PruneStep
+from fencepost.server.postgres import leases, upkeep
+from fencepost.server.postgres.leases import hash_secret
+from fencepost.server.postgres.upkeep import Horizon, PruneStep
 
 AT_ONCE = 0.0
 """Seconds of retention: every mark is old enough."""
@@ -33,7 +32,7 @@ async def absent(race: Race, key: str, token: int) -> None:
 
 
 async def prune(connection: Connection, until: Horizon, keep: float = AT_ONCE) -> PruneStep:
-    return await pruning.prune_step(connection, until, keep, "")
+    return await upkeep.prune_step(connection, until, keep, "")
 
 
 async def floor(race: Race) -> int:
@@ -51,7 +50,7 @@ async def marked(race: Race, key: str) -> bool:
 async def stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
     """The mark goes while a stale INSERT waits for it: the floor, read afterwards, refuses."""
     await absent(race, "k", 50)
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     pruner = await race.begin(race.a)
     assert (await prune(race.a, until)).pruned == 1
     insert = await race.waits(race.b, outcome(race.insert(race.b, "k", 40)))
@@ -64,7 +63,7 @@ async def stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
 async def stale_writes_after_pruning_are_refused(race: Race) -> None:
     """INSERT, claim and the question of R5; a token above the floor passes, and equal to it by the rule."""
     await absent(race, "k", 50)
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     assert (await prune(race.a, until)).pruned == 1
     assert await outcome(race.insert(race.b, "k", 49)) == "FP409"
     assert await race.claim_absent(race.b, "k", 49) == 50
@@ -76,7 +75,7 @@ async def stale_writes_after_pruning_are_refused(race: Race) -> None:
 async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
     """Pruning does not wait for a mark that another transaction is raising, and leaves it."""
     await absent(race, "k", 50)
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     writer = await race.begin(race.b)
     await race.insert(race.b, "k", 60)
     await race.a.execute("SET lock_timeout = '1s'")
@@ -94,7 +93,7 @@ async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
 async def a_live_lease_stays_above_the_floor(race: Race) -> None:
     mine = await granted(race.a, "mine")
     await a_younger_mark(race, "k")
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     assert (await prune(race.b, until)).pruned == 0
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
@@ -103,7 +102,7 @@ async def an_expired_lease_without_a_successor_stays_above_the_floor(race: Race)
     mine = await granted(race.a, "mine")
     await race.observer.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
     await a_younger_mark(race, "k")
-    assert (await prune(race.b, await pruning.horizon(race.a))).pruned == 0
+    assert (await prune(race.b, await upkeep.horizon(race.a))).pruned == 0
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
@@ -119,7 +118,7 @@ async def a_grant_under_way_stays_above_the_floor(race: Race) -> None:
     grant = await race.begin(race.a)
     mine = await granted(race.a, "mine")
     await a_younger_mark(race, "k")
-    until = await pruning.horizon(race.b)
+    until = await upkeep.horizon(race.b)
     assert until.issued > mine
     await prune(race.b, until)
     await grant.commit()
@@ -137,7 +136,7 @@ async def a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(r
     mine = await granted(race.a, "mine")
     theirs = await granted(race.c, "theirs")
     await older.commit()  # now the newest that has ended is older than the grant
-    until = await pruning.horizon(race.b)
+    until = await upkeep.horizon(race.b)
     await absent(race, "k", theirs)
     await released(race.c, race, "theirs")
     await prune(race.b, until)
@@ -146,7 +145,7 @@ async def a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(r
 
 
 async def tokens_from_after_the_horizon_are_left_alone(race: Race) -> None:
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     grant = await race.begin(race.a)
     mine = await granted(race.a, "mine")
     await a_younger_mark(race, "k")
@@ -161,7 +160,7 @@ async def a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_alread
     grant = await race.begin(race.a)
     await granted(race.a, "mine")
     with pytest.raises(RuntimeError, match="in a transaction that had written"):
-        await pruning.horizon(race.b)
+        await upkeep.horizon(race.b)
     await early.rollback()
     await grant.rollback()
 
@@ -172,7 +171,7 @@ async def a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_alread
 async def only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
     await absent(race, "gone", 50)
     await race.insert(race.a, "lives", 51)
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     assert (await prune(race.a, until, keep=3600)).pruned == 0
     assert await floor(race) == 0
     assert (await prune(race.a, until)).pruned == 1
@@ -183,7 +182,7 @@ async def only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
 async def a_table_of_another_source_is_not_pruned(race: Race) -> None:
     await absent(race, "k", 50)
     await race.observer.execute("UPDATE fencepost.protected SET source = 'external'")
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     assert (await prune(race.a, until)).pruned == 0
     assert await marked(race, "k")
     assert await floor(race) == 0
@@ -191,7 +190,7 @@ async def a_table_of_another_source_is_not_pruned(race: Race) -> None:
 
 async def a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Race) -> None:
     await absent(race, "k", 50)
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     change = await race.begin(race.b)
     await race.b.execute("UPDATE fencepost.protected SET source = 'external'")
     pruner = await race.waits(race.a, prune(race.a, until))
@@ -203,7 +202,7 @@ async def a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Race) ->
 async def two_pruners_do_not_wait_for_each_other(race: Race) -> None:
     for number in range(3):
         await absent(race, f"k{number}", 50 + number)
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     one = await race.begin(race.a)
     assert (await prune(race.a, until)).pruned == 3
     await race.b.execute("SET lock_timeout = '1s'")
@@ -218,9 +217,9 @@ async def two_pruners_do_not_wait_for_each_other(race: Race) -> None:
 
 async def pruning_waits_for_a_generation_that_is_being_raised(race: Race) -> None:
     await absent(race, "k", ISSUED)
-    until = await pruning.horizon(race.a)
+    until = await upkeep.horizon(race.a)
     raising = await race.begin(race.b)
-    first = await generations.raise_generation(race.b, "test") << 48
+    first = await upkeep.raise_generation(race.b, "test") << 48
     pruner = await race.waits(race.a, prune(race.a, until))
     await raising.commit()
     assert (await pruner).pruned == 1

@@ -4,10 +4,8 @@ from collections.abc import Awaitable, Callable
 
 from tests.support.interleave import Connect, Connection, start
 
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.queues import progress, table_log
-from fencepost.server.postgres.queues.progress import LogCheck, RecordedLog
-from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.postgres import queues, sources
+from fencepost.server.postgres.queues import PARTITIONS, LogCheck, MessageRow, RecordedLog
 
 QueueScenario = Callable[[Connect], Awaitable[None]]
 
@@ -21,18 +19,18 @@ def message(key: str) -> MessageRow:
 
 
 async def appended(connection: Connection, *keys: str) -> list[int]:
-    return await table_log.append(connection, [message(key) for key in keys])
+    return await queues.append(connection, [message(key) for key in keys])
 
 
 async def member(connect: Connect, name: str = "a") -> Connection:
     connection = await connect()
-    await table_log.own(connection, name, TTL_MS, ())
+    await queues.own(connection, name, TTL_MS, ())
     return connection
 
 
 async def taken(connection: Connection, name: str = "a", *in_hand: int) -> list[str]:
     """Take, and return the keys."""
-    found = await table_log.take(connection, name, range(PARTITIONS), [(0, offset) for offset in in_hand], 100, 2**20)
+    found = await queues.take(connection, name, range(PARTITIONS), [(0, offset) for offset in in_hand], 100, 2**20)
     return [each.row.key.decode() for each in found]
 
 
@@ -74,7 +72,7 @@ async def committed_late(connect: Connect) -> tuple[Connection, int]:
 
 async def done_leaves_what_was_committed_meanwhile(connect: Connect) -> None:
     consumer, offset = await committed_late(connect)
-    await table_log.done(consumer, [(0, offset)])
+    await queues.done(consumer, [(0, offset)])
     assert await taken(consumer) == ["orders/slow"], "what was not decided is gone"
 
 
@@ -86,32 +84,32 @@ async def a_lower_offset_is_taken_after_a_higher_one(connect: Connect) -> None:
 async def an_owner_that_was_paused_takes_nothing_of_its_successors(connect: Connect) -> None:
     paused, successor = await member(connect), await connect()
     await appended(successor, "orders/1")
-    assert (await table_log.own(successor, "b", TTL_MS, ())).partitions == (), "the owner is alive"
+    assert (await queues.own(successor, "b", TTL_MS, ())).partitions == (), "the owner is alive"
     await paused.execute(EXPIRE, "a")
     await paused.execute("UPDATE fencepost.queue_members SET seen_at = seen_at - interval '1 h' WHERE member = 'a'")
     assert await taken(paused) == [], "it may be another's by now"
-    assert len((await table_log.own(successor, "b", TTL_MS, ())).partitions) == PARTITIONS
+    assert len((await queues.own(successor, "b", TTL_MS, ())).partitions) == PARTITIONS
     assert await taken(successor, "b") == ["orders/1"]
     assert await taken(paused) == []
-    assert (await table_log.own(paused, "a", TTL_MS, ())).partitions == (), "it woke up, and took them back"
+    assert (await queues.own(paused, "a", TTL_MS, ())).partitions == (), "it woke up, and took them back"
 
 
 async def members_share_and_keep_what_they_are_busy_with(connect: Connect) -> None:
     first, second = await member(connect), await connect()
-    assert (await table_log.own(second, "b", TTL_MS, ())).partitions == ()
-    kept = await table_log.own(first, "a", TTL_MS, (7, 6))
+    assert (await queues.own(second, "b", TTL_MS, ())).partitions == ()
+    kept = await queues.own(first, "a", TTL_MS, (7, 6))
     assert (kept.share, kept.partitions) == (4, (0, 1, 6, 7))
-    assert (await table_log.own(second, "b", TTL_MS, ())).partitions == (2, 3, 4, 5)
-    await table_log.leave(first, "a")
-    assert (await table_log.own(second, "b", TTL_MS, ())).partitions == tuple(range(PARTITIONS))
+    assert (await queues.own(second, "b", TTL_MS, ())).partitions == (2, 3, 4, 5)
+    await queues.leave(first, "a")
+    assert (await queues.own(second, "b", TTL_MS, ())).partitions == tuple(range(PARTITIONS))
 
 
 async def members_that_come_at_once_do_not_wait_for_each_other(connect: Connect) -> None:
     first, second, observer = await connect(), await connect(), await connect()
     transaction = first.transaction()
     await transaction.start()
-    had = await table_log.own(first, "a", TTL_MS, ())
-    coming = await start(observer, table_log.own(second, "b", TTL_MS, ()), second.get_server_pid())
+    had = await queues.own(first, "a", TTL_MS, ())
+    coming = await start(observer, queues.own(second, "b", TTL_MS, ()), second.get_server_pid())
     assert coming.done(), "it waits for the other one's transaction"
     await transaction.commit()
     assert not {*had.partitions} & {*(await coming).partitions}
@@ -126,12 +124,12 @@ async def check(
     before: RecordedLog | None = None,
 ) -> LogCheck:
     epochs = epochs or (None,) * len(ends)
-    return await progress.check(connection, ORDERS, incarnation, ends, epochs, generation=generation, before=before)
+    return await queues.check(connection, ORDERS, incarnation, ends, epochs, generation=generation, before=before)
 
 
 async def looked_at(connection: Connection, *ends: int, epochs: tuple[int | None, ...] = ()) -> LogCheck:
     """Register the queue, and let its log be looked at for the first time in its generation."""
-    await progress.register(connection, ORDERS)
+    await queues.register(connection, ORDERS)
     again = await check(connection, *ends, epochs=epochs)
     assert again.verdict == "again", "what the log said may be from before the generation was raised"
     first = await check(connection, *ends, epochs=epochs, before=again.recorded)
@@ -167,7 +165,7 @@ async def a_late_answer_is_no_fault(connect: Connect) -> None:
 async def two_first_looks_are_no_fault(connect: Connect) -> None:
     """Two consumers look at the log for the first time in its generation; who asked later records the answer first."""
     a, b = await connect(), await connect()
-    await progress.register(a, ORDERS)
+    await queues.register(a, ORDERS)
     first = [await check(each, 5) for each in (a, b)]
     assert [each.verdict for each in first] == ["again", "again"]
     generation = first[0].generation
@@ -246,8 +244,8 @@ async def a_check_waits_for_a_raise_under_way(connect: Connect) -> None:
 async def a_raised_generation_of_the_database_is_one_of_its_own_log(connect: Connect) -> None:
     """It forgot what it had handed out, with the database. Kafka did not."""
     a = await connect()
-    await progress.register(a, ORDERS)
-    await progress.register(a, "postgres:default")
+    await queues.register(a, ORDERS)
+    await queues.register(a, "postgres:default")
     raised = await a.fetchval("SELECT fencepost.raise_generation('failed over')")
     now = {each.name: each.generation for each in await sources.list_known(a)}
     assert now["postgres:default"] >= raised
@@ -257,13 +255,13 @@ async def a_raised_generation_of_the_database_is_one_of_its_own_log(connect: Con
 async def a_loss_that_was_found_before_the_raise_quarantines_no_more(connect: Connect) -> None:
     """A consumer that found it says so late, when an operator has raised the source already."""
     a = await connect()
-    await progress.register(a, ORDERS)
-    await progress.quarantine(a, ORDERS, "cut off", 0)
+    await queues.register(a, ORDERS)
+    await queues.quarantine(a, ORDERS, "cut off", 0)
     assert (await sources.state(a, ORDERS, "")).quarantined == "cut off"
     await sources.raise_source(a, ORDERS, "vouched for")
-    await progress.quarantine(a, ORDERS, "cut off", 0)
+    await queues.quarantine(a, ORDERS, "cut off", 0)
     assert (await sources.state(a, ORDERS, "")).quarantined is None
-    await progress.quarantine(a, ORDERS, "cut off again", None)
+    await queues.quarantine(a, ORDERS, "cut off again", None)
     assert (await sources.state(a, ORDERS, "")).quarantined == "cut off again"
 
 

@@ -9,7 +9,7 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.postgres.statements.many import ManyRefused, ManyWritten
+from fencepost.server.postgres.many import ManyRefused, ManyWritten
 
 
 async def claim_returns_what_it_fenced(race: Race) -> None:

@@ -15,7 +15,7 @@ from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.marks import Appeared, claim_absent
+from fencepost.server.postgres.marks import Appeared, claim_absent
 
 HIGHEST = 2**62 - 1
 """What a table of an external source takes if nothing else is set."""

@@ -12,7 +12,7 @@ from fencepost.server.fence.token import MAX_TOKEN, Token
 from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.marks import claim_absent
+from fencepost.server.postgres.marks import claim_absent
 
 UNISSUED = ISSUED + 1
 

@@ -7,10 +7,9 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import ISSUED, Race, open_race, outcome
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.leases.sources import KnownSource
-from fencepost.server.postgres.queues import progress
-from fencepost.server.postgres.queues.progress import is_queue
+from fencepost.server.postgres import queues, sources
+from fencepost.server.postgres.queues import is_queue
+from fencepost.server.postgres.sources import KnownSource
 
 SOURCE = "redis"
 FIRST = 1 << 48
@@ -23,7 +22,7 @@ ISOLATIONS: tuple[Isolation, ...] = ("read_committed", "repeatable_read", "seria
 async def open_source_race(connect: Connect, dsn: str, rule: Rule) -> Race:
     operator = await connect()
     if is_queue(SOURCE):
-        await progress.register(operator, SOURCE)
+        await queues.register(operator, SOURCE)
     else:
         await sources.register(operator, SOURCE, "redis", "source", verifies=True)
     await operator.close()

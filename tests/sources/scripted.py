@@ -14,9 +14,9 @@ from tests.support.interleave import Connection
 from fencepost.server.locks.leases import TakeResult
 from fencepost.server.locks.source import Capabilities, Grant, Holder, SourceUnavailableError
 from fencepost.server.locks.source_leases import SourceLocks
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.postgres import sources
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.leases import LockRequest, hash_secret
 
 NAME = "scripted"
 _secrets = itertools.count(1)

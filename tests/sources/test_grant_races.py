@@ -13,7 +13,7 @@ from tests.support.interleave import Connect
 
 from fencepost.server.locks.source import Capabilities, SourceError, SourceQuarantinedError
 from fencepost.server.locks.source_leases import SourceLocks
-from fencepost.server.postgres.leases.lock_request import LockRequest
+from fencepost.server.postgres.leases import LockRequest
 from fencepost.server.times import SourceTimes, Times
 from fencepost.testing.servers.processes import PATIENCE
 

@@ -8,9 +8,9 @@ import pytest
 from tests.support.manual_clock import settled
 
 from fencepost.server.locks.source import Capabilities
+from fencepost.server.postgres import sources
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.leases.lock_request import LockRequest
+from fencepost.server.postgres.leases import LockRequest
 from fencepost.testing.servers.processes import eventually
 
 

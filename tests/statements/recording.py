@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.postgres.connections.connection import GatewayConnection
+from fencepost.server.postgres.connection import GatewayConnection
 
 _ONE = ("fetch", "fetchrow", "fetchval", "execute")
 _WRITES = re.compile(

@@ -8,7 +8,7 @@ from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.interleave import Connection
 from tests.support.ready_made import ReadyMade
 
-from fencepost.server.postgres.identity.api_keys import NewKey
+from fencepost.server.postgres.api_keys import NewKey
 
 FOR_ALL = NewKey(None, ("read", "write", "lock"), None, None, "")
 

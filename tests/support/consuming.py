@@ -17,7 +17,7 @@ from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.results import STATE_HEADER
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.queues import progress
+from fencepost.server.postgres import queues
 from fencepost.server.queues.log import DeadLetter, Log, Message, Position
 from fencepost.server.queues.message import Method, WriteMessage, message_of, new_nonce
 from fencepost.server.queues.postgres import PostgresConsumer
@@ -57,7 +57,7 @@ async def make_tables(
     """Make the tables, protected: with `source` None they take their writes by the queue."""
     await owner.execute("SET search_path = public")
     await owner.execute(TABLE)
-    await progress.register(owner, queue)
+    await queues.register(owner, queue)
     for table in ("orders", "items", "coded"):
         await protect(owner, table, rule=rule, source=source, queue=queue if source is None else None)
     if effects:

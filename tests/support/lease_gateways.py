@@ -10,12 +10,11 @@ from tests.support.interleave import Connection
 from tests.support.lease_racing import wanted
 
 from fencepost.server.locks.builtin import PostgresLocks, Queue
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.listen import Listener
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.builtin import Acquired
-from fencepost.server.postgres.leases.lock_request import LockRequest
+from fencepost.server.postgres import leases
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.leases import Acquired, LockRequest
+from fencepost.server.postgres.listen import Listener
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -15,9 +15,8 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import owner, racer
 
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases.builtin import Acquired, Lease
-from fencepost.server.postgres.leases.lock_request import LockRequest, hash_secret
+from fencepost.server.postgres import leases
+from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, hash_secret
 from fencepost.testing.servers.processes import eventually
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from fencepost.server.consuming.applying import Checked, Kept, Result, Standing
-from fencepost.server.postgres.queues.progress import PartitionProgress
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import PartitionProgress
 from fencepost.server.queues.log import DeadLetter, LogError, LogState, Message, Position, Received, partition_of
 from fencepost.server.queues.message import MessageName
 

@@ -12,23 +12,21 @@ from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
 from tests.support.ready_made import Unmade
 
-from fencepost.server.fence.token import Rule, Token
-from fencepost.server.fence.verdict import BeyondCeiling, MissingRow, Spent, Stale, Unissued
+from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
 from fencepost.server.gateway.writes.rounds import judge
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.connections.connection import Limits, session_settings
-from fencepost.server.postgres.queues.progress import is_queue
-from fencepost.server.postgres.statements import asking
-from fencepost.server.postgres.statements import keyed as statements
-from fencepost.server.postgres.statements.answers import Shown, shown
-from fencepost.server.postgres.statements.asking import KeyState
-from fencepost.server.postgres.statements.keyed import Change, FencedRow, WriteStatement
-from fencepost.server.postgres.statements.many import ManyOutcome, write_matching
-from fencepost.server.postgres.statements.marks import Appeared, claim_absent
-from fencepost.server.postgres.statements.parameters import RowWrite
-from fencepost.server.postgres.statements.query import Condition, Field
-from fencepost.server.postgres.tables.catalog import EVERYTHING, Fence, ProtectedTable, quote
-from fencepost.server.postgres.tables.load import load
+from fencepost.server.postgres import keyed as statements
+from fencepost.server.postgres import marks
+from fencepost.server.postgres.answers import Shown, shown
+from fencepost.server.postgres.catalog_cache import load
+from fencepost.server.postgres.connection import Limits, session_settings
+from fencepost.server.postgres.keyed import Change, FencedRow, WriteStatement
+from fencepost.server.postgres.many import ManyOutcome, write_matching
+from fencepost.server.postgres.marks import Appeared, KeyState, claim_absent
+from fencepost.server.postgres.query import Condition, Field
+from fencepost.server.postgres.queues import is_queue
+from fencepost.server.postgres.row_sql import RowWrite
+from fencepost.server.postgres.tables import EVERYTHING, Fence, ProtectedTable, quote
 
 T = TypeVar("T")
 Key = str | tuple[str, ...]
@@ -165,12 +163,12 @@ class Race:
     # Looking
 
     async def standing(self, key: Key) -> KeyState:
-        (standing,) = await asking.ask(self.observer, self.table, [parts(key)])
+        (standing,) = await marks.ask(self.observer, self.table, [parts(key)])
         return standing
 
     async def verdict(self, key: Key, token: int, connection: "Connection | None" = None) -> str:
         """R5's question and the gateway's reading of the answer: stale, spent, missing, or again."""
-        (standing,) = await asking.ask(connection or self.observer, self.table, [parts(key)])
+        (standing,) = await marks.ask(connection or self.observer, self.table, [parts(key)])
         match judge(standing, self.fence, Token(token)):
             case Stale():
                 return "stale"

@@ -22,12 +22,12 @@ from fencepost.server.gateway.turns import Turns
 from fencepost.server.gateway.use_cases import write
 from fencepost.server.gateway.writes.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
 from fencepost.server.locks.builtin import PostgresLocks, Queue
-from fencepost.server.postgres.batches.group_commit import GroupCommit
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.statements.idempotency import Recorded
-from fencepost.server.postgres.statements.query import Filter
-from fencepost.server.postgres.tables.cache import CatalogCache
+from fencepost.server.postgres.catalog_cache import CatalogCache
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.group_commit import GroupCommit
+from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.query import Filter
 from fencepost.server.times import Times
 
 SHOWN = Preferences("representation")

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.postgres.tables.catalog import Column, Fence, Table, TableKind
+from fencepost.server.postgres.tables import Column, Fence, Table, TableKind
 
 SCALARS = (
     "bool", "int2", "int4", "int8", "numeric", "float4", "float8", "text", "varchar", "bpchar", "name", "uuid",

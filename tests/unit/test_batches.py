@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.gateway.batches import Batches
 from fencepost.server.gateway.writes.places import Place
 from fencepost.server.http.batches import running, understanding

@@ -21,7 +21,7 @@ from fencepost.cli.protect import protect as command
 from fencepost.server.locks.source import KINDS, SourceContext, kind_of, make
 from fencepost.server.ops.protecting import table, target
 from fencepost.server.ops.protecting.protect import Asked, plan_protect
-from fencepost.server.postgres.tables.load import PROTECTED
+from fencepost.server.postgres.catalog_cache import PROTECTED
 from fencepost.server.settings import Settings
 
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -161,7 +161,7 @@ def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     assert stored == columns - BY_DEFAULT, "the INSERT in ops/protecting/table.py"
     assert changed == stored - {"relation"}, "its ON CONFLICT in ops/protecting/table.py"
     read = set(re.findall(r"\bp\.(\w+)", PROTECTED))
-    assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in postgres/tables/load.py"
+    assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in postgres/catalog_cache.py"
     now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(target)))
     assert now == read, "the query of Registration in ops/protecting/target.py"
 

@@ -6,7 +6,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fencepost.server.postgres.connections.pool import ClosedError, Pool
+from fencepost.server.postgres.pool import ClosedError, Pool
 
 
 class Made:

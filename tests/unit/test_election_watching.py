@@ -10,7 +10,7 @@ from fencepost.server.election.state import Election, Leader
 from fencepost.server.election.watching import Key, Subscription, Watches
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.postgres.leases.builtin import LeaseId
+from fencepost.server.postgres.leases import LeaseId
 from fencepost.server.quota import Quota
 from fencepost.server.times import Times, WatchTimes
 from fencepost.testing.servers.processes import PATIENCE, eventually

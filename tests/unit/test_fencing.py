@@ -6,11 +6,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.lock_pattern import likes, matches
+from fencepost.server.fence.caller import Caller, likes, matches
 from fencepost.server.fence.resource import MalformedResourceError, Resource, decode_key, decode_segment, parse_resource
-from fencepost.server.fence.token import MAX_TOKEN, NO_MARK, MalformedTokenError, Rule, Token, accepts, parse_token
-from fencepost.server.fence.verdict import Spent, Stale, refusal
+from fencepost.server.fence.token import (
+    MAX_TOKEN,
+    NO_MARK,
+    MalformedTokenError,
+    Rule,
+    Spent,
+    Stale,
+    Token,
+    accepts,
+    parse_token,
+    refusal,
+)
 
 TOKENS = st.integers(1, MAX_TOKEN)
 NEARLY = st.text(st.sampled_from("0123456789 +-_,.\u0663\uff14\u00b2e\n\0"), max_size=22).map(

@@ -9,7 +9,7 @@ from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.server.locks.source import SourceUnavailableError
 from fencepost.server.locks.source_leases import HoldWatch
-from fencepost.server.postgres.leases import source_leases
+from fencepost.server.postgres import sources
 from fencepost.server.times import TIMES, Times
 
 
@@ -24,8 +24,8 @@ class Stage:
         self.looks: list[float] = []
         self.troubles: list[str] = []
         self.hanging: set[str] = set()
-        monkeypatch.setattr(source_leases, "due_in", self._over)
-        monkeypatch.setattr(source_leases, "end", self._end)
+        monkeypatch.setattr(sources, "due_in", self._over)
+        monkeypatch.setattr(sources, "end", self._end)
         self.keeper = HoldWatch(
             self,  # type: ignore[arg-type]
             self._ask,

@@ -16,9 +16,7 @@ from tests.support.tokens import EC, RSA, claims, encode, public, sign
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problems import Problem
 from fencepost.server.identity.authenticator import Authenticator
-from fencepost.server.identity.claims import Expected
-from fencepost.server.identity.jwks import ChangingKeys, FromFile, FromUrl, read_place
-from fencepost.server.identity.jwt import JwtVerifier
+from fencepost.server.identity.jwt import ChangingKeys, Expected, FromFile, FromUrl, JwtVerifier, read_place
 from fencepost.server.identity.keys import KeysError
 from fencepost.server.observe.events import Event, KeysFetched, KeysNotFetched
 from fencepost.server.times import TIMES, IdentityTimes, Times

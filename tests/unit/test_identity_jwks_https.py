@@ -10,16 +10,16 @@ from tests.support.certificates import self_signed
 from tests.support.jwks_server import jwks_server
 from tests.support.tokens import RSA, public
 
-from fencepost.server.identity import jwks
-from fencepost.server.identity.jwks import FromUrl
+from fencepost.server.identity import jwt
+from fencepost.server.identity.jwt import FromUrl
 from fencepost.server.identity.keys import KeysError
 
 
 @pytest.fixture
 def trusting() -> Iterator[Callable[[], None]]:
     """Give what has certificates be trusted as the environment says now."""
-    yield jwks._tls.cache_clear  # noqa: SLF001 - a process reads them once
-    jwks._tls.cache_clear()  # noqa: SLF001
+    yield jwt._tls.cache_clear  # noqa: SLF001 - a process reads them once
+    jwt._tls.cache_clear()  # noqa: SLF001
 
 
 async def test_keys_come_only_from_who_has_a_trusted_certificate(

@@ -10,9 +10,8 @@ import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 from tests.support.tokens import EC, ED, OCT, RSA, SECRET, encode, public, token
 
-from fencepost.server.identity.claims import RolePathError, Search, Step, read_role_path
-from fencepost.server.identity.keys import KeysError, read_secret, same
-from fencepost.server.identity.known_texts import looks_like
+from fencepost.server.identity.jwt import RolePathError, Search, Step, read_role_path
+from fencepost.server.identity.keys import KeysError, looks_like, read_secret, same
 
 
 def kinds(text: str) -> list[tuple[str | None, str]]:

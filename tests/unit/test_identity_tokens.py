@@ -11,8 +11,7 @@ from tests.support.tokens import EC, ED, OCT, RSA, SECRET, claims, encode, forge
 
 from fencepost.server.fence.caller import EVERY_ACCESS, Caller
 from fencepost.server.fence.problems import Problem
-from fencepost.server.identity.claims import Expected, read_role_path
-from fencepost.server.identity.jwt import FixedKeys, JwtVerifier
+from fencepost.server.identity.jwt import Expected, FixedKeys, JwtVerifier, read_role_path
 from fencepost.server.identity.keys import KeySet, read_key_set, read_secret
 
 ALL = KeySet((*read_key_set(public(RSA, EC, ED), secrets=False).keys, *read_secret(SECRET).keys))

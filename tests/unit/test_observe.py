@@ -12,7 +12,7 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from fencepost.server.fence.bounded import in_json
+from fencepost.server.fence.resource import in_json
 from fencepost.server.observe import events
 from fencepost.server.observe.caller_refusals import DAY, MOST, OTHERS, CallerRefusals
 from fencepost.server.observe.instruments import QueueFigures

@@ -15,7 +15,7 @@ from fencepost.server.fence.problem_types import PROBLEM_TYPES
 from fencepost.server.http.openapi.document import build_openapi
 from fencepost.server.http.openapi.types import column_schema, value_schema
 from fencepost.server.http.requests.preferences import PREFERENCES, Route, read_preferences
-from fencepost.server.postgres.tables.catalog import Catalog
+from fencepost.server.postgres.tables import Catalog
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import create_app
 

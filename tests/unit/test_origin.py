@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fencepost.server.postgres.connections.origin import Location, Origin, OriginStatus, Watch
+from fencepost.server.postgres.database_identity import Location, Origin, OriginStatus, Watch
 from fencepost.server.postgres.errors import UnavailableError
 
 HERE = Location(7, 1, 5, 16400)

@@ -16,7 +16,7 @@ from fencepost.server.fence.problem_types import PROBLEM_TYPES
 from fencepost.server.http.problems.examples import example_problem
 from fencepost.server.http.problems.pages import problem_page, problem_routes
 from fencepost.server.http.routes.docs import docs_routes
-from fencepost.server.postgres.tables.catalog import Catalog, Fence, Table
+from fencepost.server.postgres.tables import Catalog, Fence, Table
 
 NASTY = "<script>alert('x')</script>&\""
 

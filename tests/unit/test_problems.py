@@ -8,21 +8,17 @@ import pytest
 from tests.support.asking import PROBLEM_MEMBERS
 
 from fencepost import client
-from fencepost.server.fence import (
-    access_problem_types,
-    database_problem_types,
-    edge_problem_types,
-    identity_problem_types,
-    problem_types,
-    queue_problem_types,
-    role_problem_types,
-    seal_problem_types,
-)
-from fencepost.server.fence.problem_type import ProblemType
-from fencepost.server.fence.problem_types import BAD_REQUEST, PROBLEM_TYPES, STALE_TOKEN
+from fencepost.server.fence import problem_types
+from fencepost.server.fence import problem_types as access_problem_types
+from fencepost.server.fence import problem_types as database_problem_types
+from fencepost.server.fence import problem_types as edge_problem_types
+from fencepost.server.fence import problem_types as identity_problem_types
+from fencepost.server.fence import problem_types as queue_problem_types
+from fencepost.server.fence import problem_types as role_problem_types
+from fencepost.server.fence import problem_types as seal_problem_types
+from fencepost.server.fence.problem_types import BAD_REQUEST, PROBLEM_TYPES, STALE_TOKEN, ProblemType
 from fencepost.server.fence.problems import Problem, problem_of
-from fencepost.server.fence.token import MAX_TOKEN, Token
-from fencepost.server.fence.verdict import MissingRow, Spent, Stale
+from fencepost.server.fence.token import MAX_TOKEN, MissingRow, Spent, Stale, Token
 
 TESTS = Path(__file__).parents[1]
 

@@ -7,8 +7,7 @@ from typing import get_args
 import pytest
 
 from fencepost.server.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
-from fencepost.server.postgres.statements.parameters import Bound, compiled
-from fencepost.server.postgres.statements.query import (
+from fencepost.server.postgres.query import (
     CAST,
     Condition,
     Field,
@@ -17,9 +16,11 @@ from fencepost.server.postgres.statements.query import (
     Operator,
     QueryError,
     Selected,
+    render_filters,
+    render_select,
 )
-from fencepost.server.postgres.statements.query_sql import render_filters, render_select
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, Column, Table, quote
+from fencepost.server.postgres.row_sql import Bound, compiled
+from fencepost.server.postgres.tables import MARK_COLUMN, Column, Table, quote
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencepost.server.http.requests.query import parse_query
-from fencepost.server.postgres.statements.query import (
+from fencepost.server.postgres.query import (
     Condition,
     Field,
     Filter,

@@ -22,7 +22,7 @@ from fencepost.server.fence.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.results import DROPPED, IN_HAND, LETTER_HEADER, RETRIED_AS, STATE_HEADER, state_of
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.log import DeadLetter, LogUnavailableError, Message, Position, Received
 from fencepost.server.queues.message import hash_of
 

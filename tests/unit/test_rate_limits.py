@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fencepost.server.fence.caller import CALLER, Caller
-from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.fence.problems import Problem
 from fencepost.server.http.admission import Admission, Unverified
 from fencepost.server.http.rate_limits import HEADERS, RateLimitError, RateLimits, read_rate

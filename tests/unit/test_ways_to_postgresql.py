@@ -14,12 +14,11 @@ SERVER = ROOT / "app/fencepost/server"
 CALLS = {
     "for_writing": set(),
     "for_leases": set(),
-    "batch_connection": {"postgres/batches/group_commit.py"},
-    "require_replicated": {"postgres/connections/transactions.py", "postgres/batches/group_commit.py"},
+    "batch_connection": {"postgres/group_commit.py"},
+    "require_replicated": {"postgres/database.py", "postgres/group_commit.py"},
     "connect": {
-        "postgres/connections/connection.py",  # of the pools
-        "postgres/connections/session.py",  # checks before the start
-        "postgres/connections/listen.py",
+        "postgres/connection.py",  # of the pools, and checks before the start
+        "postgres/listen.py",
         "queues/postgres.py",  # listens, too
         "ops/demo.py",  # before the start
         "ops/inspecting/session.py",  # doctor and status
@@ -44,4 +43,4 @@ def _called() -> dict[str, set[str]]:
 @pytest.mark.parametrize("name", CALLS)
 def test_only_these_call(name: str) -> None:
     found = _called().get(name, set())
-    assert found == CALLS[name], "what writes is handed to run_write (postgres/connections/transactions.py)"
+    assert found == CALLS[name], "what writes is handed to run_write (postgres/database.py)"

@@ -30,18 +30,15 @@ from fencepost.server.gateway.results import (
     state_of,
 )
 from fencepost.server.observe.events import Event, SourceTrouble
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
-from fencepost.server.postgres.queues import progress, results, stopped
-from fencepost.server.postgres.queues.results import Result
-from fencepost.server.postgres.queues.stopped import Stopped
-from fencepost.server.postgres.statements.asking import read_resource
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.statements.scope_marks import marks
-from fencepost.server.postgres.statements.scope_names import scope_of_row
-from fencepost.server.postgres.tables.cache import CatalogCache
-from fencepost.server.postgres.tables.catalog import Catalog, ProtectedTable
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.catalog_cache import CatalogCache
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database, run_write
+from fencepost.server.postgres.marks import read_resource
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.queues import Result, Stopped
+from fencepost.server.postgres.scopes import marks, scope_of_row
+from fencepost.server.postgres.tables import Catalog, ProtectedTable
 from fencepost.server.queues.log import DeadLetter, Log, LogError, Message, Position, partition_of
 from fencepost.server.queues.message import (
     CALLER,
@@ -146,7 +143,7 @@ class Retrying:
     async def _require_record(self, connection: Connection, letter: DeadLetter) -> None:
         """Raise MalformedMessageError where the write of the letter did not fail as the letter says."""
         if self.keys is None or not _has_caller(letter):
-            known = (await results.results(connection, [letter.id])).get(letter.id)
+            known = (await queues.results(connection, [letter.id])).get(letter.id)
             if known is not None and not {CALLER_HEADER, CLAIMED_HEADER}.isdisjoint(dict(known.answer.headers)):
                 raise MalformedMessageError("its write was that of a caller, and the letter has none")
             return
@@ -160,11 +157,11 @@ class Retrying:
         if became not in (None, IN_HAND):
             raise MalformedMessageError(f"it is there again, and was {became} before")
         if CALLER_HEADER not in dict(placed.answer.headers):
-            signed.require_remembered(await progress.forgotten_to(connection, self.queue))
+            signed.require_remembered(await queues.forgotten_to(connection, self.queue))
         if failed is None:
             # It stood where it does not belong, and may be a copy: a record of the write is there for so long.
             signed.require_in_time(_now(), self.kept_for)
-            if await results.result_of_message(connection, letter.id, content) is not None:
+            if await queues.result_of_message(connection, letter.id, content) is not None:
                 raise MalformedMessageError(_COPY)
         elif CALLER_HEADER not in dict(failed.answer.headers):
             signed.require_in_time(failed.at.timestamp(), self.kept_for)
@@ -175,7 +172,7 @@ class Retrying:
         """
         content = content_of(letter.message)
         if _has_caller(letter) and not await run_write(
-            database.for_writing, lambda connection: results.claim(connection, letter.id, content), repeatable=True
+            database.for_writing, lambda connection: queues.claim(connection, letter.id, content), repeatable=True
         ):
             raise NotRetriedError(f"{_name(letter)}: {_COPY}; drop it")
 
@@ -236,7 +233,7 @@ def place_of(letter: DeadLetter) -> Position:
 
 
 async def _failed(connection: Connection, letter: DeadLetter, content: bytes) -> Result | None:
-    found = await results.result_of_message(connection, letter.id, content)
+    found = await queues.result_of_message(connection, letter.id, content)
     return None if found is None or found.id != letter.id or state_of(found.answer) != "failed" else found
 
 
@@ -504,14 +501,14 @@ async def _note(database: Database, queue: str, letter_id: str, resource: str, b
     """Note what becomes of a letter, and let its resource go on, if the letter stopped it."""
 
     async def note(connection: Connection) -> None:
-        await results.close_letter(connection, letter_id, became)
-        await stopped.clear_resource(connection, queue, resource, letter_id)
+        await queues.close_letter(connection, letter_id, became)
+        await queues.clear_resource(connection, queue, resource, letter_id)
 
     await run_write(database.for_writing, note, repeatable=True)
 
 
 async def _results(database: Database, ids: Sequence[str]) -> dict[str, Result]:
-    return await run_write(database.for_writing, lambda connection: results.results(connection, ids), repeatable=True)
+    return await run_write(database.for_writing, lambda connection: queues.results(connection, ids), repeatable=True)
 
 
 async def _ids_of_letters(database: Database, ids: Sequence[str]) -> list[str]:
@@ -540,7 +537,7 @@ async def _find(log: Log, ids: Sequence[str], resource: str | None, known: Seque
 async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[Stopped]:
     """List the resources that are stopped by a letter that is not there any more: its log was emptied, for example."""
     async with database.connection() as connection:
-        stops = await stopped.stopped(connection, queue)
+        stops = await queues.stopped(connection, queue)
     return [each for each in stops if await log.dead.get(each.write_id) is None]
 
 

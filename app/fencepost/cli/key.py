@@ -13,8 +13,8 @@ import click
 
 from fencepost.cli.shared import on_database, settings_options
 from fencepost.server.fence.caller import Access
-from fencepost.server.postgres.identity import api_keys
-from fencepost.server.postgres.identity.api_keys import KeyChangeError, ListedKey, NewKey
+from fencepost.server.postgres import api_keys
+from fencepost.server.postgres.api_keys import KeyChangeError, ListedKey, NewKey
 from fencepost.server.settings import Settings
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ def _on_keys(settings: Settings, work: Callable[[asyncpg.Connection], Awaitable[
 
 
 def _require_patterns(locks: tuple[str, ...]) -> None:
-    from fencepost.server.identity.locks import read_patterns  # noqa: PLC0415
+    from fencepost.server.identity.jwt import read_patterns  # noqa: PLC0415
 
     try:
         read_patterns(list(locks))

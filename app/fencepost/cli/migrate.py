@@ -8,7 +8,7 @@ from fencepost.server.ops.protecting import partitions
 from fencepost.server.ops.schema import migrate as migration
 from fencepost.server.ops.schema import revisions
 from fencepost.server.ops.schema.owner import act_sql
-from fencepost.server.postgres.tables.catalog import quote
+from fencepost.server.postgres.tables import quote
 from fencepost.server.settings import Settings
 
 GRANTS = (

@@ -9,14 +9,12 @@ from fencepost.cli.shared import on_database, settings_options
 from fencepost.cli.status import read_configured_sources
 from fencepost.server.fence.token import BUILTIN, GENERATION_BITS, GENERATIONS, MAX_TOKEN
 from fencepost.server.locks.source import SourceError
-from fencepost.server.postgres.connections.origin import Origin
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.leases.forced import Forced, force_release
-from fencepost.server.postgres.queues.progress import is_queue
-from fencepost.server.postgres.upkeep import generations, raising
-from fencepost.server.postgres.upkeep.generations import Generation
-from fencepost.server.postgres.upkeep.reset import LOCK_TIMEOUT, Reset, ResetError
-from fencepost.server.postgres.upkeep.reset import reset as lower
+from fencepost.server.postgres import sources, upkeep
+from fencepost.server.postgres.database_identity import Origin
+from fencepost.server.postgres.leases import Forced, force_release
+from fencepost.server.postgres.queues import is_queue
+from fencepost.server.postgres.upkeep import LOCK_TIMEOUT, Generation, Reset, ResetError
+from fencepost.server.postgres.upkeep import reset as lower
 from fencepost.server.settings import Settings
 from fencepost.server.source_wiring import ConfiguredSource, read_source
 from fencepost.server.startup import StartupError
@@ -91,7 +89,7 @@ def generation(context: click.Context, settings: Settings) -> None:
         return
 
     async def look(connection: asyncpg.Connection) -> tuple[list[Generation], Origin]:
-        return await generations.history(connection), await generations.origin(connection)
+        return await upkeep.history(connection), await upkeep.origin(connection)
 
     known, origin = on_database(settings, look)
     for each in known:
@@ -133,13 +131,13 @@ def raise_(settings: Settings, reason: str, above: int | None) -> None:
 
     async def act(connection: asyncpg.Connection) -> tuple[int, Origin, list[str]]:
         try:
-            raised = await generations.raise_generation(connection, reason, above)
+            raised = await upkeep.raise_generation(connection, reason, above)
         except asyncpg.PostgresError as error:
-            message = raising.describe_failure(error, "grants or writes under way")
+            message = upkeep.describe_failure(error, "grants or writes under way")
             if message is None:
                 raise
             raise click.ClickException(message) from error
-        return raised, await generations.origin(connection), await generations.lagging_tables(connection)
+        return raised, await upkeep.origin(connection), await upkeep.lagging_tables(connection)
 
     raised, origin, lagging = on_database(settings, act)
     click.echo(
@@ -227,7 +225,7 @@ def raise_generation(settings: Settings, name: str, reason: str, above: int) -> 
         try:
             return await sources.raise_source(connection, name, reason, above)
         except asyncpg.PostgresError as error:
-            message = raising.describe_failure(error, f"writes under tokens of {name}")
+            message = upkeep.describe_failure(error, f"writes under tokens of {name}")
             if message is None:
                 raise
             raise click.ClickException(message) from error

@@ -4,8 +4,7 @@ import asyncpg
 import click
 
 from fencepost.cli.shared import on_database, settings_options
-from fencepost.server.fence.ceiling import HIGHEST_TOKEN
-from fencepost.server.fence.token import EXTERNAL, MAX_TOKEN, Rule
+from fencepost.server.fence.token import EXTERNAL, HIGHEST_TOKEN, MAX_TOKEN, Rule
 from fencepost.server.ops.inspecting.overview import LOCK_TIMEOUT, Finding
 from fencepost.server.ops.inspecting.tables import examine_tables
 from fencepost.server.ops.protecting.protect import ProtectPlan, apply, plan_protect, plan_unprotect

@@ -59,7 +59,7 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the database and the logs, and write nothing; what is the trouble with logs, a line each."""
     from fencepost.server.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
     from fencepost.server.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
-    from fencepost.server.postgres.queues import progress  # noqa: PLC0415
+    from fencepost.server.postgres import queues  # noqa: PLC0415
     from fencepost.server.queue_status import look_at  # noqa: PLC0415
     from fencepost.server.queue_wiring import queues_opened, read_queues  # noqa: PLC0415
     from fencepost.server.queues.registry import DEFAULT  # noqa: PLC0415
@@ -79,7 +79,7 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
         await check_database(dsn)
         async with database_for_commands(resolved) as database:
             async with database.connection() as connection:
-                known = {each.name for each in await progress.known(connection)}
+                known = {each.name for each in await queues.known(connection)}
             trouble.extend(f"{each.name}: {_NEVER_OPENED}" for each in configured if each.name not in known)
             asked = [each for each in configured if each.name in known]
             async with queues_opened(asked, database, dsn, note, register=False) as logs:

@@ -16,8 +16,8 @@ from fencepost.server.ops.embedded.data_directory import running_url
 from fencepost.server.ops.embedded.process import EmbeddedServerError
 from fencepost.server.ops.protecting.check import ProtectError
 from fencepost.server.ops.schema import versions
-from fencepost.server.postgres.connections import session
-from fencepost.server.postgres.connections.connection import UNREADABLE_URL
+from fencepost.server.postgres import connection as session
+from fencepost.server.postgres.connection import UNREADABLE_URL
 from fencepost.server.postgres.errors import StorageError
 from fencepost.server.settings import DECIDING, FILES, Settings
 

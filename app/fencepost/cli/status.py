@@ -10,7 +10,7 @@ import click
 
 from fencepost.cli.queue import look_at_queues, queue_as_json
 from fencepost.cli.shared import database_url, on_database, print_table, settings_options
-from fencepost.server.fence.ceiling import HIGHEST_TOKEN
+from fencepost.server.fence.token import HIGHEST_TOKEN
 from fencepost.server.locks.source import Source, SourceError
 from fencepost.server.ops.inspecting import break_glass as inspect_glass
 from fencepost.server.ops.inspecting import ceilings as inspect_ceilings
@@ -25,17 +25,14 @@ from fencepost.server.ops.inspecting import tokens as inspect_tokens
 from fencepost.server.ops.inspecting import triggers as inspect_triggers
 from fencepost.server.ops.inspecting.break_glass import BreakGlassUse
 from fencepost.server.ops.inspecting.overview import Finding, Protected
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.leases.builtin import LockState
-from fencepost.server.postgres.leases.sources import KnownSource
-from fencepost.server.postgres.queues import progress, table_log
-from fencepost.server.postgres.queues.progress import KnownQueue
-from fencepost.server.postgres.upkeep import pruning, refusals
-from fencepost.server.postgres.upkeep.prepared import WHERE_TO_LOOK
-from fencepost.server.postgres.upkeep.pruning import Size
-from fencepost.server.postgres.upkeep.refusals import CallersRefusals
+from fencepost.server.postgres import leases, sources, upkeep
+from fencepost.server.postgres import queues as progress
+from fencepost.server.postgres import queues as table_log
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.leases import LockState
+from fencepost.server.postgres.queues import KnownQueue
+from fencepost.server.postgres.sources import KnownSource
+from fencepost.server.postgres.upkeep import WHERE_TO_LOOK, CallersRefusals, Size
 from fencepost.server.queue_wiring import ConfiguredQueue, names_of_queues, read_queues
 from fencepost.server.queues.log import LogError
 from fencepost.server.queues.registry import DEFAULT
@@ -247,10 +244,10 @@ async def _look(connection: asyncpg.Connection) -> _Snapshot:
         await inspect.protected_tables(connection),
         await inspect.unprotected_tables(connection),
         await leases.lock_states(connection, None, None, _MOST_LOCKS),
-        await pruning.count_marks(connection),
-        await pruning.raised_floors(connection),
+        await upkeep.count_marks(connection),
+        await upkeep.raised_floors(connection),
         await inspect_glass.newest_uses(connection, _MOST_USES),
-        await refusals.newest(connection, _MOST_USES),
+        await upkeep.newest(connection, _MOST_USES),
         await sources.list_known(connection),
         await progress.known(connection),
     )

@@ -14,12 +14,10 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.observe.caller_refusals import CallerRefusals
 from fencepost.server.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.listen import Listener
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.upkeep.generations import leave_moment
-from fencepost.server.postgres.upkeep.pruning import Pruner, prune_records
-from fencepost.server.postgres.upkeep.refusals import add
+from fencepost.server.postgres.listen import Listener
+from fencepost.server.postgres.upkeep import Pruner, add, leave_moment, prune_records
 from fencepost.server.stopping import Stopping
 from fencepost.server.times import TIMES, Times
 

@@ -30,17 +30,15 @@ from fencepost.server.observe.events import (
     QueueFailed,
 )
 from fencepost.server.ops.schema import versions
-from fencepost.server.postgres.batches.group_commit import GroupCommit
-from fencepost.server.postgres.connections import session
-from fencepost.server.postgres.connections.allowed_roles import AllowedRoles
-from fencepost.server.postgres.connections.connection import UNREADABLE_URL, Limits
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.origin import ORIGIN
+from fencepost.server.postgres import connection as session
+from fencepost.server.postgres.catalog_cache import CatalogCache
+from fencepost.server.postgres.connection import UNREADABLE_URL, Limits
+from fencepost.server.postgres.database import AllowedRoles, Database
+from fencepost.server.postgres.database_identity import ORIGIN
 from fencepost.server.postgres.errors import SessionError, StorageError, UnavailableError
-from fencepost.server.postgres.queues.letters import LetterBound
-from fencepost.server.postgres.tables.cache import CatalogCache
-from fencepost.server.postgres.tables.catalog import Catalog, Served
-from fencepost.server.postgres.tables.privileges import KnownPrivileges
+from fencepost.server.postgres.group_commit import GroupCommit
+from fencepost.server.postgres.queues import LetterBound
+from fencepost.server.postgres.tables import Catalog, KnownPrivileges, Served
 from fencepost.server.queue_wiring import ConfiguredQueue, queues_opened
 from fencepost.server.quota import Quota, most_of
 from fencepost.server.seal_wiring import SealKeysFile

@@ -18,9 +18,9 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.observe.events import PruningFailed, QueueFailed
 from fencepost.server.observe.metrics import Metrics
 from fencepost.server.ops.schema import versions
-from fencepost.server.postgres.connections.origin import OriginStatus
+from fencepost.server.postgres import upkeep
+from fencepost.server.postgres.database_identity import OriginStatus
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.upkeep import pruning
 from fencepost.server.queue_status import describe_queues, measure_queues
 from fencepost.server.source_wiring import describe_sources, list_sources
 from fencepost.server.times import TIMES, Times
@@ -192,7 +192,7 @@ class Health:
     async def _measure_sizes(self) -> bool:
         try:
             async with self._gateway.database.connection() as connection:
-                found = await pruning.estimate_sizes(connection)
+                found = await upkeep.estimate_sizes(connection)
         except StorageError as error:
             self._gateway.emit(PruningFailed(f"marks could not be measured: {error}"))
             return False

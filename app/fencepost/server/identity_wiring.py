@@ -9,12 +9,20 @@ import orjson
 from fencepost.server.fence.caller import ANONYMOUS, Access, Caller
 from fencepost.server.identity.api_keys import ApiKeys
 from fencepost.server.identity.authenticator import Authenticator
-from fencepost.server.identity.claims import LONGEST_ROLE, Expected, read_role_path
-from fencepost.server.identity.jwks import ChangingKeys, FromFile, read_jwks, read_place
-from fencepost.server.identity.jwt import FixedKeys, JwtVerifier
+from fencepost.server.identity.jwt import (
+    LONGEST_ROLE,
+    ChangingKeys,
+    Expected,
+    FixedKeys,
+    FromFile,
+    JwtVerifier,
+    read_jwks,
+    read_place,
+    read_role_path,
+)
 from fencepost.server.identity.keys import KeysError, read_secret
 from fencepost.server.observe.events import Emit
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.database import Database
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 from fencepost.server.times import TIMES, Times

@@ -10,10 +10,10 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.observe.instruments import QueueFigures
 from fencepost.server.observe.logs import spelled_out
 from fencepost.server.observe.metrics import Metrics
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.queues import progress
-from fencepost.server.postgres.queues.progress import KnownPartition, KnownQueue
+from fencepost.server.postgres.queues import KnownPartition, KnownQueue
 from fencepost.server.queues.log import Log, LogError
 
 _FRESH: Final = 5.0
@@ -109,8 +109,8 @@ async def look_at(
     it was not registered. Raises StorageError.
     """
     async with database.spare() as connection:
-        known = await progress.known(connection)
-        now = await progress.now(connection)
+        known = await queues.known(connection)
+        now = await queues.now(connection)
     if also is not None and all(each.name != also for each in known):
         known.append(KnownQueue(also, also.partition(":")[0], 0, None, None, None, 0, ()))
     return list(await asyncio.gather(*(look_at_queue(each, logs.get(each.name), now, within) for each in known)))
@@ -212,7 +212,7 @@ def publish(statuses: Sequence[QueueStatus], consumers: Mapping[str, QueueConsum
         metrics.queue_paused(name, paused=here or each.known.paused is not None)
 
 
-def _figures(status: QueueStatus, partition: int, noted: progress.KnownPartition | None) -> QueueFigures:
+def _figures(status: QueueStatus, partition: int, noted: queues.KnownPartition | None) -> QueueFigures:
     lag = status.lags[partition] if 0 <= partition < len(status.lags) else None
     age = status.ages[partition] if 0 <= partition < len(status.ages) else None
     dead = None if status.dead is None else status.dead.get(partition, 0)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.server.observe.events import Emit, SourceTrouble
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres import queues as progress
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import RefusedError, StorageError
-from fencepost.server.postgres.queues import progress
 from fencepost.server.queues import registry
 from fencepost.server.queues.log import Log, LogConfigError, LogError
 from fencepost.server.settings import Settings

@@ -6,7 +6,7 @@ from typing import Final
 
 from fencepost.server.fence.seal import SealKeys, SealKeysError, parse_keys
 from fencepost.server.gateway.seals import Seals
-from fencepost.server.identity.known_texts import looks_like
+from fencepost.server.identity.keys import looks_like
 from fencepost.server.observe.events import Emit, SealKeysRead, SealKeysUnreadable
 from fencepost.server.setting_files import SettingFileError, read_setting_file
 from fencepost.server.settings import Settings

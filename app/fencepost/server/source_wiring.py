@@ -14,9 +14,9 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.locks.source import Source, SourceConfigError, SourceContext, kind_of, make
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import Emit, QueueFailed, SourceQuarantined, SourceTrouble
+from fencepost.server.postgres import sources
 from fencepost.server.postgres.errors import RefusedError, StorageError
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.leases.sources import KnownSource
+from fencepost.server.postgres.sources import KnownSource
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 from fencepost.server.stopping import Stopping

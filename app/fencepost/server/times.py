@@ -12,7 +12,7 @@ from fencepost.server.clock import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimes:
-    """Group commit (postgres/batches/group_commit.py)."""
+    """Group commit (postgres/group_commit.py)."""
 
     sweep_every: float = 0.25
     """Between two looks for writes that have waited too long."""

@@ -17,7 +17,7 @@ from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.fence.token import GENERATION_BITS
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.postgres.leases import sources
+from fencepost.server.postgres import sources
 from fencepost.server.queues.log import DeadLetter, Log, LogUnavailableError, Position
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import consumer_gateway

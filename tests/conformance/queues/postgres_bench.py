@@ -14,8 +14,8 @@ from tests.support.processes import all_gone
 
 from fencepost.server.ops.embedded.server import PostgresServer
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.server.queues.postgres import TTL, PostgresLog

@@ -6,8 +6,8 @@ from tests.support.asking import Api, code
 
 from fencepost.server.fence.seal import Binding, parse_keys
 from fencepost.server.fence.token import Token
-from fencepost.server.postgres.queues import table_log
-from fencepost.server.postgres.queues.table_log import PARTITIONS, MessageRow
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.queues import PARTITIONS, MessageRow
 from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.message import WriteMessage, message_of
 from fencepost.testing.servers.processes import eventually
@@ -63,8 +63,8 @@ async def append(shop: SealedShop, token: object, resource: str = "orders/a") ->
     row = MessageRow(partition_of(message.key, PARTITIONS), message.key, headers, message.value)
     connection = await asyncpg.connect(shop.dsn)
     try:
-        await table_log.append(connection, [row])
-        await connection.execute(f"NOTIFY {table_log.CHANNEL}")
+        await queues.append(connection, [row])
+        await connection.execute(f"NOTIFY {queues.CHANNEL}")
     finally:
         await connection.close()
 

@@ -10,10 +10,10 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.batches.group_commit import GroupCommit
-from fencepost.server.postgres.statements import keyed as keyed_statements
-from fencepost.server.postgres.tables.catalog import EVERYTHING
-from fencepost.server.postgres.tables.load import load
+from fencepost.server.postgres import keyed as keyed_statements
+from fencepost.server.postgres.catalog_cache import load
+from fencepost.server.postgres.group_commit import GroupCommit
+from fencepost.server.postgres.tables import EVERYTHING
 
 TRIGGER = """
 CREATE TABLE public.totals (id int PRIMARY KEY, n int NOT NULL DEFAULT 0);

@@ -10,8 +10,8 @@ from tests.support.racing import BOTH_RULES, ISSUED, Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put
 
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements.keyed import Batch, FencedRow, WriteStatement
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.keyed import Batch, FencedRow, WriteStatement
 
 
 @BOTH_RULES

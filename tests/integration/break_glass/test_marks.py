@@ -7,7 +7,7 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.upkeep import generations
+from fencepost.server.postgres import upkeep
 
 
 async def test_an_operator_writes_without_a_token_and_no_mark_falls(race: Race) -> None:
@@ -97,7 +97,7 @@ async def test_a_key_change_and_truncate_stay_refused(race: Race) -> None:
 async def test_rows_of_an_earlier_generation_can_be_repaired(connect: Connect, unmade: Unmade) -> None:
     race = await open_race(connect, unmade, source="builtin")
     await race.insert(race.a, "k", 30)
-    await generations.raise_generation(race.observer, "test")
+    await upkeep.raise_generation(race.observer, "test")
     for statement in (UPDATE, DELETE, INSERT, INSERT.replace("'k'", "'new'")):
         assert await run(race.a, statement) == "ok", statement
     token = await race.observer.fetchval("SELECT nextval('fencepost.tokens')")

@@ -5,7 +5,7 @@ from tests.support.interleave import Connection
 from tests.support.racing import Race
 
 from fencepost.server.fence.token import Token
-from fencepost.server.postgres.statements.marks import Appeared, claim_absent
+from fencepost.server.postgres.marks import Appeared, claim_absent
 
 
 async def claim_new(race: Race, connection: Connection, token: int) -> int | Appeared | None:

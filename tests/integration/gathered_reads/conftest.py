@@ -18,10 +18,10 @@ from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.statements.keyed import FencedRow
-from fencepost.server.postgres.statements.keyed_reads import KeyedReads
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import Select
+from fencepost.server.postgres.keyed import FencedRow
+from fencepost.server.postgres.query import Select
+from fencepost.server.postgres.reading import KeyedReads
+from fencepost.server.postgres.row_sql import Key
 
 run = KeyedReads.run
 

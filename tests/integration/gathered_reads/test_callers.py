@@ -14,8 +14,8 @@ from tests.support.use_cases import open_gateway
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gathered_reads import read_lanes
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.keyed_reads import MOST_JSON
-from fencepost.server.postgres.statements.query import Field, Selected
+from fencepost.server.postgres.query import Field, Selected
+from fencepost.server.postgres.reading import MOST_JSON
 
 
 async def test_roles_share_no_statement_and_have_their_own_rights(

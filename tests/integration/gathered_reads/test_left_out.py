@@ -13,8 +13,8 @@ from tests.support.use_cases import open_gateway
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.keyed_reads import MOST_JSON, keyed_reads
-from fencepost.server.postgres.tables.catalog import ProtectedTable
+from fencepost.server.postgres.reading import MOST_JSON, keyed_reads
+from fencepost.server.postgres.tables import ProtectedTable
 
 
 async def test_large_rows_are_read_alone_and_keep_nobody_waiting(

@@ -13,8 +13,8 @@ from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import Field, Select, Selected
+from fencepost.server.postgres.query import Field, Select, Selected
+from fencepost.server.postgres.row_sql import Key
 
 
 async def test_reads_that_come_meanwhile_are_one_statement(gateway: Gateway, sent: Statements) -> None:

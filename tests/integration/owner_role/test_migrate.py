@@ -10,7 +10,7 @@ from tests.support.owned_database import ORDERS, OwnedDatabase
 from fencepost.server.ops.protecting.protect import protect
 from fencepost.server.ops.schema.migrate import upgrade
 from fencepost.server.ops.schema.revisions import newest
-from fencepost.server.postgres.upkeep.generations import raise_generation
+from fencepost.server.postgres.upkeep import raise_generation
 
 
 @pytest.mark.versions

@@ -16,8 +16,8 @@ from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.postgres.connections import allowed_roles
-from fencepost.server.postgres.connections.allowed_roles import NO_LIST, AllowedRoles
+from fencepost.server.postgres import database as allowed_roles
+from fencepost.server.postgres.database import NO_LIST, AllowedRoles
 from fencepost.server.times import TIMES, Times
 
 MADE = f"""

@@ -23,7 +23,7 @@ from fencepost.server.gateway.leases.acquire import Granted
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.use_cases import claim, explain
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.statements import scope_access
+from fencepost.server.postgres import scopes
 
 SCOPED = f"GRANT SELECT, INSERT, UPDATE, DELETE ON items TO {WEB}; GRANT SELECT ON items, notes TO {READER}"
 RULED = f"""
@@ -212,7 +212,7 @@ async def test_without_the_look_at_rows_any_writer_could(
     async def found(*_: object, **__: object) -> bool:
         return True
 
-    monkeypatch.setattr(scope_access, "has_row", found)
+    monkeypatch.setattr(scopes, "has_row", found)
     with pytest.raises(AssertionError):
         await a_scope_is_for_those_whom_policies_let_to_a_row_of_it(accounts, scoped)
 

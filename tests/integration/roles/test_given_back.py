@@ -24,9 +24,9 @@ from fencepost.server.gateway.leases.acquire import Granted
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import claim, explain, read_one
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.connections import roles
-from fencepost.server.postgres.connections.connection import GatewayConnection
-from fencepost.server.postgres.statements.query import Condition, Field
+from fencepost.server.postgres import database
+from fencepost.server.postgres.connection import GatewayConnection
+from fencepost.server.postgres.query import Condition, Field
 from fencepost.server.times import QueueTimes, Times
 
 Moment = Literal["before", "in flight", "after"]
@@ -122,7 +122,7 @@ async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_ans
     stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await race.insert(race.a, "k", 30)
-    real = roles.give_back
+    real = database.give_back
     ended = []
     one_by_one = asyncio.Lock()  # a lane gives its role back a moment later, beside the next request
 
@@ -132,7 +132,7 @@ async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_ans
             await race.observer.execute("SELECT pg_terminate_backend($1, 5000)", connection.backend.pid)
         return await real(connection, within)
 
-    monkeypatch.setattr(roles, "give_back", broken)
+    monkeypatch.setattr(database, "give_back", broken)
     for way in ("batched", "alone", "read"):
         answer = await WAYS[way](stage.of(WEB))
         assert result_of(answer) in ("ok", "created"), answer  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ async def test_a_connection_whose_backend_ended_right_after_an_answer_changes_no
     real = asyncpg.Connection.fetchrow
 
     async def unfinished(connection: GatewayConnection, query: str, *args: Any, **options: Any) -> Any:
-        if query == roles._GIVE_BACK:  # noqa: SLF001 - it is the one statement that meets this
+        if query == database._GIVE_BACK:  # noqa: SLF001 - it is the one statement that meets this
             raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
         return await real(connection, query, *args, **options)
 
@@ -238,7 +238,7 @@ async def test_without_giving_back_the_pool_would_lend_none_of_them(
         return None
 
     await race.insert(race.a, "k", 30)
-    monkeypatch.setattr(roles, "give_back", nothing)
+    monkeypatch.setattr(database, "give_back", nothing)
     await WAYS["read"](stage.of(WEB))
     await stage.assert_own_name()
 
@@ -250,7 +250,7 @@ async def test_without_both_lines_a_role_would_be_lent_to_the_next(
         connection.acting = False
 
     await race.insert(race.a, "k", 30)
-    monkeypatch.setattr(roles, "give_back", pretend)
+    monkeypatch.setattr(database, "give_back", pretend)
     await WAYS["read"](stage.of(WEB))
     with pytest.raises(AssertionError):
         await stage.assert_own_name()

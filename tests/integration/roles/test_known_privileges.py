@@ -5,10 +5,9 @@ from dataclasses import replace
 from tests.support.acting import READER, WEB, Acting
 from tests.support.manual_clock import ManualClock
 
-from fencepost.server.postgres.connections.connection import Limits
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.tables.catalog import ProtectedTable
-from fencepost.server.postgres.tables.privileges import KnownPrivileges
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.tables import KnownPrivileges, ProtectedTable
 from fencepost.server.times import Times
 
 

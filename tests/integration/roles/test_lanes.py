@@ -16,10 +16,9 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.writes.batched import Lanes
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.batches import group_commit
-from fencepost.server.postgres.batches.batch_queue import BatchQueue
-from fencepost.server.postgres.batches.group_commit import GroupCommit
+from fencepost.server.postgres import group_commit
 from fencepost.server.postgres.errors import RefusedError
+from fencepost.server.postgres.group_commit import BatchQueue, GroupCommit
 from fencepost.server.times import BatchTimes, Times
 from fencepost.testing.servers.processes import PATIENCE
 

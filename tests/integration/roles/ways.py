@@ -23,8 +23,8 @@ from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.seals import Seals
 from fencepost.server.gateway.use_cases import claim, explain, read_many, read_one
 from fencepost.server.gateway.writes.write import Verb, Write
-from fencepost.server.postgres.statements.query import Condition, Field, Query, Selected
-from fencepost.server.postgres.tables.privileges import KnownPrivileges
+from fencepost.server.postgres.query import Condition, Field, Query, Selected
+from fencepost.server.postgres.tables import KnownPrivileges
 from fencepost.server.queues.message import WriteMessage
 
 SEALS = Seals(parse_keys(f"k1:{base64.b64encode(b'k' * 32).decode()}"))

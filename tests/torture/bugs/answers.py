@@ -10,8 +10,8 @@ from tests.torture.planted import Line, Planted, swap
 
 from fencepost.server.gateway.writes import batched
 from fencepost.server.gateway.writes.batched import Batched
-from fencepost.server.postgres.batches import group_commit
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import group_commit
+from fencepost.server.postgres.connection import Connection
 
 
 def _answer_before_commit() -> None:

@@ -8,7 +8,7 @@ from tests.torture.planted import Line, Planted, swap
 
 from fencepost.server.gateway.writes import batched, perform
 from fencepost.server.gateway.writes.batched import _Batches
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 
 BEGIN: Final = "fencepost.idem_begin(text, text, bytea)"
 BEGIN_EACH: Final = "fencepost.idem_begin_each(text, text[], bytea[])"

@@ -8,8 +8,8 @@ from unittest import mock
 from tests.torture.bugs.settings import CRASHES, FAILOVERS, GENERATIONS
 from tests.torture.planted import Planted, swap
 
-from fencepost.server.postgres.connections import session
-from fencepost.server.postgres.connections.origin import Origin
+from fencepost.server.postgres import connection as session
+from fencepost.server.postgres.database_identity import Origin
 from fencepost.testing.torture import stages
 
 

@@ -13,12 +13,12 @@ from tests.torture.planted import Line, Planted, TableLine, replaced, swap
 from fencepost.server.gateway import read
 from fencepost.server.gateway.claims import claim
 from fencepost.server.gateway.claims.claim import ClaimOfRow
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements import asking, keyed, many, mark
-from fencepost.server.postgres.statements.asking import KeyState
-from fencepost.server.postgres.statements.keyed import FencedRow, WriteStatement
-from fencepost.server.postgres.statements.parameters import RowWrite, compiled
-from fencepost.server.postgres.tables.catalog import ProtectedTable
+from fencepost.server.postgres import keyed, many, marks
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.keyed import FencedRow, WriteStatement
+from fencepost.server.postgres.marks import KeyState
+from fencepost.server.postgres.row_sql import RowWrite, compiled
+from fencepost.server.postgres.tables import ProtectedTable
 
 _ANY: Final = "<> 0 AND 0 <"
 """Stands where the mark is compared with the token, and is always true."""
@@ -27,11 +27,11 @@ _ANY: Final = "<> 0 AND 0 <"
 @contextlib.contextmanager
 def _comparing(operator: str) -> Any:
     """Let statements that are made meanwhile compare the mark so."""
-    comparison = swap(mark, "comparison", lambda _rule: operator)
+    comparison = swap(marks, "comparison", lambda _rule: operator)
     try:
         yield
     finally:
-        swap(mark, "comparison", comparison)
+        swap(marks, "comparison", comparison)
 
 
 def _unconditional(verb: str, operator: str = _ANY) -> None:
@@ -69,7 +69,7 @@ def _check_then_write() -> None:
         table = tables.get(id(statement.statement))
         if table is None or table.fence.scope is not None:
             return await run(statement, connection, batch)
-        standing = await asking.ask(connection, table, [write.key for write in batch])
+        standing = await marks.ask(connection, table, [write.key for write in batch])
         passing = [
             number
             for number, (write, state) in enumerate(zip(batch, standing, strict=True))
@@ -89,7 +89,7 @@ def _zero_rows_is_stale() -> None:
     async def broken(_connection: Connection, table: ProtectedTable, keys: Sequence[Any]) -> list[KeyState]:
         return [KeyState(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
 
-    swap(asking, "ask", broken)
+    swap(marks, "ask", broken)
 
 
 def _question_is_remembered() -> None:
@@ -104,7 +104,7 @@ def _question_is_remembered() -> None:
                 known[table.oid, key] = now, state
         return [known[table.oid, key][1] for key in keys]
 
-    ask = swap(asking, "ask", broken)
+    ask = swap(marks, "ask", broken)
 
 
 def _the_array_is_judged_by_its_first_row() -> None:

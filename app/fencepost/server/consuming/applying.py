@@ -37,17 +37,14 @@ from fencepost.server.http.requests.data import DataRequest, body_of
 from fencepost.server.http.requests.headers import Headers, RawHeaders
 from fencepost.server.http.responses.answers import answer, kept_answer, to_recorded
 from fencepost.server.http.writes.reading import read_write
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres import queues, sources
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import RefusedError, UnavailableError
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.queues import progress, results, stopped
-from fencepost.server.postgres.queues.progress import PartitionProgress
-from fencepost.server.postgres.queues.results import LetterSize
-from fencepost.server.postgres.statements.idempotency import OF_QUEUES, Recorded
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.keyed import OF_QUEUES, Recorded
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.queues import LetterSize, PartitionProgress
+from fencepost.server.postgres.tables import ProtectedTable, Table
 from fencepost.server.queues.log import LogState, Position, Received, partition_of
 from fencepost.server.queues.message import (
     LateMessageError,
@@ -252,7 +249,7 @@ class DatabaseLedger:
 
     async def check(self, ask: Callable[[], Awaitable[LogState]], generation: int | None) -> Checked:
         """Ask the log, and compare it with what is recorded."""
-        before: progress.RecordedLog | None = None
+        before: queues.RecordedLog | None = None
         while True:
             state = await ask()
             compare = partial(self._compare, state, generation, before)
@@ -264,20 +261,20 @@ class DatabaseLedger:
             before = found.recorded
 
     async def _compare(
-        self, state: LogState, generation: int | None, before: progress.RecordedLog | None, connection: Connection
-    ) -> tuple[progress.LogCheck, dict[str, str]]:
+        self, state: LogState, generation: int | None, before: queues.RecordedLog | None, connection: Connection
+    ) -> tuple[queues.LogCheck, dict[str, str]]:
         if not self._registered:
-            await progress.register(connection, self._queue)
+            await queues.register(connection, self._queue)
         epochs = state.leader_epochs or (None,) * state.partitions
-        found = await progress.check(
+        found = await queues.check(
             connection, self._queue, state.incarnation, state.ends, epochs, generation=generation, before=before
         )
-        stops = await stopped.stopped(connection, self._queue) if found.stopped else []
+        stops = await queues.stopped(connection, self._queue) if found.stopped else []
         return found, {each.resource: each.write_id for each in stops}
 
     async def quarantine(self, reason: str, generation: int | None) -> None:
         """Quarantine the queue's source, if its generation is still this one."""
-        await self._write(lambda connection: progress.quarantine(connection, self._queue, reason, generation))
+        await self._write(lambda connection: queues.quarantine(connection, self._queue, reason, generation))
 
     async def generation(self) -> int:
         """Read the generation of the queue's source."""
@@ -286,13 +283,13 @@ class DatabaseLedger:
 
     async def result(self, name: MessageName) -> Kept | None:
         """Look up what was kept for a message, or for a copy of it."""
-        found = await self._write(lambda connection: results.result_of_message(connection, name.id, name.content))
+        found = await self._write(lambda connection: queues.result_of_message(connection, name.id, name.content))
         return None if found is None else Kept(found.id, found.answer)
 
     async def committed(self, position: Position, generation: int) -> bool:
         """Look up whether the log gives a message no more."""
         return await self._write(
-            lambda connection: progress.is_committed(
+            lambda connection: queues.is_committed(
                 connection, self._queue, generation, position.partition, position.offset
             )
         )
@@ -302,44 +299,44 @@ class DatabaseLedger:
         letter = None if letter_bytes is None else LetterSize(self._queue, owner, letter_bytes)
 
         async def keep(connection: Connection) -> Kept | None:
-            if await results.record(connection, name.id, name.content, answer, letter):
+            if await queues.record(connection, name.id, name.content, answer, letter):
                 return None
-            found = await results.result_of_message(connection, name.id, name.content)
+            found = await queues.result_of_message(connection, name.id, name.content)
             if found is None:  # it stood where it does not belong, and was retried: its record says less than it did
-                found = (await results.results(connection, [name.id])).get(name.id)
+                found = (await queues.results(connection, [name.id])).get(name.id)
             return None if found is None else Kept(found.id, found.answer)
 
         return await self._write(keep)
 
     async def stop(self, resource: str, write_id: str) -> None:
-        await self._write(lambda connection: stopped.stop_resource(connection, self._queue, resource, write_id))
+        await self._write(lambda connection: queues.stop_resource(connection, self._queue, resource, write_id))
 
     async def go_on(self, resource: str, write_id: str) -> None:
-        await self._write(lambda connection: stopped.clear_resource(connection, self._queue, resource, write_id))
+        await self._write(lambda connection: queues.clear_resource(connection, self._queue, resource, write_id))
 
     async def note(self, partitions: Sequence[PartitionProgress], generation: int) -> None:
-        await self._write(lambda connection: progress.note(connection, self._queue, generation, partitions))
+        await self._write(lambda connection: queues.note(connection, self._queue, generation, partitions))
 
     async def note_pause(self, member: str, because: str | None) -> None:
-        await self._write(lambda connection: progress.note_pause(connection, self._queue, member, because))
+        await self._write(lambda connection: queues.note_pause(connection, self._queue, member, because))
 
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
-        await self._write(lambda connection: progress.note_committed(connection, self._queue, generation, offsets))
+        await self._write(lambda connection: queues.note_committed(connection, self._queue, generation, offsets))
 
     async def now(self) -> float:
-        return await self._write(progress.now)
+        return await self._write(queues.now)
 
     async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
         said = (state.incarnation, state.ends)
-        await self._write(lambda connection: progress.note_look(connection, self._queue, generation, at, decided, said))
+        await self._write(lambda connection: queues.note_look(connection, self._queue, generation, at, decided, said))
 
     async def applied_to(self) -> float | None:
         """Read before when all that came into the log is decided, in seconds since the epoch; None: not known."""
-        return await self._write(lambda connection: progress.applied_to(connection, self._queue))
+        return await self._write(lambda connection: queues.applied_to(connection, self._queue))
 
     async def forgotten_to(self) -> float | None:
         """Read when the newest record of a caller's message was made that was forgotten; None: none was."""
-        return await self._write(lambda connection: progress.forgotten_to(connection, self._queue))
+        return await self._write(lambda connection: queues.forgotten_to(connection, self._queue))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost.server.postgres.leases.builtin import LeaseId, LockState
+from fencepost.server.postgres.leases import LeaseId, LockState
 
 PREFIX: Final = "election/"
 """What the locks of elections begin with, so that they meet no others."""

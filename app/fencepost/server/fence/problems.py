@@ -5,20 +5,31 @@ One body serves two conventions, RFC 9457's `type title status detail` and Postg
 
 from dataclasses import dataclass, field
 
-from fencepost.server.fence.bounded import bounded, bounded_within
 from fencepost.server.fence.caller import Access, Caller
-from fencepost.server.fence.identity_problem_types import INSUFFICIENT_SCOPE
-from fencepost.server.fence.problem_type import ProblemType
 from fencepost.server.fence.problem_types import (
     BAD_REQUEST,
+    INSUFFICIENT_SCOPE,
     ROW_NOT_FOUND,
     SPENT_TOKEN,
     STALE_TOKEN,
     UNISSUED_TOKEN,
     WRONG_TOKEN_SOURCE,
+    ProblemType,
 )
-from fencepost.server.fence.token import BUILTIN, GENERATION_BITS, Rule, Token, shown_mark
-from fencepost.server.fence.verdict import BeyondCeiling, MissingRow, Refusal, Spent, Stale, Unissued
+from fencepost.server.fence.resource import bounded, bounded_within
+from fencepost.server.fence.token import (
+    BUILTIN,
+    GENERATION_BITS,
+    BeyondCeiling,
+    MissingRow,
+    Refusal,
+    Rule,
+    Spent,
+    Stale,
+    Token,
+    Unissued,
+    shown_mark,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from fencepost.server.gateway.roles import acting
 from fencepost.server.gateway.together import NOTHING, Together
 from fencepost.server.gateway.use_cases import MOST_DOUBTS
 from fencepost.server.observe.events import Accepted, Event, Refused
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.transactions import in_transaction
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import in_transaction
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.tables import Table
 
 T = TypeVar("T")
 

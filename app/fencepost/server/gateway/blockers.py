@@ -9,9 +9,9 @@ from typing import Final
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.postgres import upkeep
 from fencepost.server.postgres.errors import StorageError, map_errors
-from fencepost.server.postgres.tables.catalog import Table
-from fencepost.server.postgres.upkeep import prepared
+from fencepost.server.postgres.tables import Table
 
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 
@@ -22,17 +22,15 @@ async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) 
     """
     if refused.name != _LOCK_NOT_AVAILABLE:
         return refused
-    hint = f"A transaction has held the row, or a lock on the table, all the while: see {prepared.WHERE_TO_LOOK}."
+    hint = f"A transaction has held the row, or a lock on the table, all the while: see {upkeep.WHERE_TO_LOOK}."
     name = table.fence.name if table is not None and table.fence is not None else None
     try:
         async with asyncio.timeout(gateway.times.requests.explain_within), gateway.own_connection() as connection:
             with map_errors(writing=False):
-                found = await prepared.lock_holders(connection, name)
+                found = await upkeep.lock_holders(connection, name)
     except (StorageError, TimeoutError):  # too busy: no more can be found out
         found = []
     if not found:
         return replace(refused, hint=hint)
     gids = [each.gid for each in found]
-    return replace(
-        refused, hint=prepared.describe_holders(found), extra={**refused.extra, "prepared_transactions": gids}
-    )
+    return replace(refused, hint=upkeep.describe_holders(found), extra={**refused.extra, "prepared_transactions": gids})

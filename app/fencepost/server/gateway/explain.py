@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from fencepost.server.fence.caller import EVERYBODY
 from fencepost.server.fence.problem_types import ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.resource import Resource
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Resource, Scope
 from fencepost.server.fence.token import Rule, Token, accepts, shown_mark
 from fencepost.server.gateway.claims.resources import refuse_scope, scope_named
 from fencepost.server.gateway.gateway import Gateway
@@ -15,15 +14,14 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.preconditions import require_key, require_protected
 from fencepost.server.gateway.superseded import holder_of, is_visible
 from fencepost.server.gateway.writes.culprit import with_column
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.roles import as_gateway
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import as_gateway
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.leases.issued import Issued
-from fencepost.server.postgres.statements.asking import ResourceState, read_resource
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.scope_marks import marks, tables_of
-from fencepost.server.postgres.statements.scope_names import scope_of_row, scopes_typed
-from fencepost.server.postgres.tables.catalog import Fence, ProtectedTable, Table
+from fencepost.server.postgres.leases import Issued
+from fencepost.server.postgres.marks import ResourceState, read_resource
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.scopes import marks, scope_of_row, scopes_typed, tables_of
+from fencepost.server.postgres.tables import Fence, ProtectedTable, Table
 
 
 @dataclass(slots=True)

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Final, TypeVar
 
 from fencepost.server.election.watching import Watches
-from fencepost.server.fence.access_problem_types import OF_CALLERS
 from fencepost.server.fence.caller import ANYBODY, EVERYBODY, Caller
+from fencepost.server.fence.problem_types import OF_CALLERS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.seal_problem_types import SEAL_REFUSED
 from fencepost.server.fence.token import BUILTIN
 from fencepost.server.gateway.batches import Batches, Share
 from fencepost.server.gateway.gathered_reads import GatheredReads
@@ -24,15 +23,12 @@ from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import Leases
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import CallerRefused, Emit
-from fencepost.server.postgres.batches.group_commit import GroupCommit
-from fencepost.server.postgres.connections.allowed_roles import AllowedRoles
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
-from fencepost.server.postgres.queues.letters import LetterBound
-from fencepost.server.postgres.tables.cache import CatalogCache
-from fencepost.server.postgres.tables.catalog import Table
-from fencepost.server.postgres.tables.privileges import KnownPrivileges
+from fencepost.server.postgres.catalog_cache import CatalogCache
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import AllowedRoles, Database, run_write
+from fencepost.server.postgres.group_commit import GroupCommit
+from fencepost.server.postgres.queues import LetterBound
+from fencepost.server.postgres.tables import KnownPrivileges, Table
 from fencepost.server.queues.log import Log
 from fencepost.server.quota import ASKING, Quota
 from fencepost.server.times import TIMES, Times
@@ -106,7 +102,7 @@ class Gateway:
         return self._of_share(self.database.connection(counted=self.share is None))
 
     async def run_write(self, work: Callable[[Connection], Awaitable[T]], *, runs_code: bool) -> T:
-        """Do a write to users' tables as the caller (transactions.py). `runs_code`: see Database.connection."""
+        """Do a write to users' tables as the caller (database.py). `runs_code`: see Database.connection."""
         lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None, runs_code=runs_code)
         if self.share is not None:
             return await run_write(lambda: self._of_share(lend()), work)

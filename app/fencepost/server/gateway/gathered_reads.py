@@ -16,17 +16,15 @@ from typing import Any, Final
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.shares import Reads
-from fencepost.server.postgres.batches.batch_queue import ALONE, Alone, BatchQueue, RoleQueues
-from fencepost.server.postgres.batches.group_commit import GroupCommit
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.statements.keyed import FencedRow
-from fencepost.server.postgres.statements.keyed_reads import keyed_reads, shown
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import Select
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
-from fencepost.server.postgres.tables.key_texts import is_canonical
+from fencepost.server.postgres.group_commit import ALONE, Alone, BatchQueue, GroupCommit, RoleQueues
+from fencepost.server.postgres.keyed import FencedRow
+from fencepost.server.postgres.query import Select
+from fencepost.server.postgres.reading import keyed_reads, shown
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import ProtectedTable, Table, is_canonical
 from fencepost.server.quota import UNKNOWN
 from fencepost.server.times import TIMES, Times
 

@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.server.fence.problem_types import (
-    TOKEN_REQUIRED,
-    UNPROTECTED_TABLE,
-)
+from fencepost.server.fence.problem_types import TOKEN_REQUIRED, UNPROTECTED_TABLE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.seal import Binding, Presented, SealedToken
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.seals import Seals, no_keys, refused
-from fencepost.server.postgres.statements.answers import Shown, nothing
-from fencepost.server.postgres.statements.answers import shown as read_shown
-from fencepost.server.postgres.statements.query import OtherKeyError, QueryError, Select, UnknownColumnError
-from fencepost.server.postgres.statements.row_sql import encode_name
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, Catalog, Fence, ProtectedTable, Table
+from fencepost.server.postgres.answers import Shown, nothing
+from fencepost.server.postgres.answers import shown as read_shown
+from fencepost.server.postgres.query import OtherKeyError, QueryError, Select, UnknownColumnError
+from fencepost.server.postgres.row_sql import encode_name
+from fencepost.server.postgres.tables import MARK_COLUMN, Catalog, Fence, ProtectedTable, Table
 
 
 def require_served(catalog: Catalog, table: Table) -> Problem | None:

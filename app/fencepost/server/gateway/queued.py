@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from fencepost.server.fence.problem_types import WRITE_NOT_FOUND
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.queue_problem_types import WRITE_NOT_FOUND
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.results import Asked, is_for, unavailable, whose
 from fencepost.server.gateway.submit import queue_unavailable
-from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.database import run_write
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.queues import results
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.log import Log, LogError, Received
 from fencepost.server.queues.message import WriteId, claimed, hash_of, nonce_of
 
@@ -61,7 +61,7 @@ async def _look(gateway: Gateway, asked: Sequence[Asked]) -> dict[Asked, Recorde
     write_ids = list({each.write_id for each in asked})
     # For writing: a result that is found is first made as safe as a commit is.
     found = await run_write(
-        gateway.database.for_writing, lambda connection: results.results(connection, write_ids), repeatable=True
+        gateway.database.for_writing, lambda connection: queues.results(connection, write_ids), repeatable=True
     )
     of_each = {each: found[each.write_id] for each in asked if each.write_id in found}
     return {

@@ -10,13 +10,13 @@ from fencepost.server.gateway.gathered_reads import ReadLanes, read_lanes
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.preconditions import require_key, require_served
 from fencepost.server.gateway.writes.culprit import with_column
-from fencepost.server.postgres.batches.batch_queue import Alone
+from fencepost.server.postgres import reading
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements import reading
-from fencepost.server.postgres.statements.keyed import FencedRow
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import Query, Select
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.group_commit import Alone
+from fencepost.server.postgres.keyed import FencedRow
+from fencepost.server.postgres.query import Query, Select
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import Table
 from fencepost.server.quota import UNKNOWN
 
 

@@ -6,33 +6,30 @@ from dataclasses import replace
 from typing import Final
 
 from fencepost.server.fence.caller import ANONYMOUS, Caller
-from fencepost.server.fence.database_problem_types import (
+from fencepost.server.fence.problem_types import (
+    BAD_REQUEST,
     CONSTRAINT_VIOLATION,
     DATABASE_BUSY,
     DATABASE_REFUSED,
-    INVALID_VALUE,
-    PERMISSION_DENIED,
-)
-from fencepost.server.fence.problem_type import ProblemType
-from fencepost.server.fence.problem_types import (
-    BAD_REQUEST,
     DATABASE_UNAVAILABLE,
     INTERNAL_ERROR,
+    INVALID_VALUE,
+    PERMISSION_DENIED,
     SOURCE_FAILED,
     SOURCE_QUARANTINED,
     SOURCE_UNAVAILABLE,
     SPENT_TOKEN,
     STALE_TOKEN,
     UNPROTECTED_TABLE,
+    ProblemType,
 )
 from fencepost.server.fence.problems import Problem, bad_request, problem_of
-from fencepost.server.fence.token import BUILTIN, EXTERNAL, Rule, Token, shown_mark
-from fencepost.server.fence.verdict import BeyondCeiling, Unissued
+from fencepost.server.fence.token import BUILTIN, EXTERNAL, BeyondCeiling, Rule, Token, Unissued, shown_mark
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.locks.source import SourceError, SourceNameError, SourceQuarantinedError, SourceUnavailableError
 from fencepost.server.postgres.errors import QuarantinedError, RefusedError, UnavailableError
-from fencepost.server.postgres.statements.row_sql import encode_name
-from fencepost.server.postgres.tables.catalog import MARK_CHECK, Table
+from fencepost.server.postgres.row_sql import encode_name
+from fencepost.server.postgres.tables import MARK_CHECK, Table
 
 RETRY_AFTER: Final = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""

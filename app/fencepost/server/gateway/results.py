@@ -15,7 +15,7 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.quota import UNKNOWN, Quota
 from fencepost.server.times import TIMES, Times
 

@@ -3,8 +3,8 @@
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from fencepost.server.fence.problem_types import ROLE_NOT_ALLOWED
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.role_problem_types import ROLE_NOT_ALLOWED
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.postgres.errors import RoleError
 

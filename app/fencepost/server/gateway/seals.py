@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from fencepost.server.fence.problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
-from fencepost.server.fence.seal_problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.server.fence.token import Token
 
 RETRY_AFTER: Final = 10

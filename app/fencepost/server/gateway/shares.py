@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.quota import UNKNOWN, Shares, most_of, waiting_quota
 

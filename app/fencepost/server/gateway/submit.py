@@ -9,15 +9,15 @@ down. What it last said of a role's privileges, and of letters, counts then.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fencepost.server.fence.database_problem_types import PERMISSION_DENIED
-from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.queue_problem_types import (
+from fencepost.server.fence.problem_types import (
+    PERMISSION_DENIED,
     QUEUE_FAILED,
     QUEUE_UNAVAILABLE,
+    QUEUED_AS_ROLE,
     SUBMISSION_UNKNOWN,
     TOO_MANY_LETTERS,
 )
-from fencepost.server.fence.role_problem_types import QUEUED_AS_ROLE
+from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.preconditions import (
@@ -39,8 +39,8 @@ from fencepost.server.gateway.writes.keys import doubtful_columns, require_same_
 from fencepost.server.gateway.writes.marks import marks_of
 from fencepost.server.gateway.writes.naming import name_of_body, name_of_key
 from fencepost.server.gateway.writes.write import OneRow, Write
-from fencepost.server.postgres.connections.transactions import savepoint
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.database import savepoint
+from fencepost.server.postgres.tables import ProtectedTable, Table
 from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError, Message
 from fencepost.server.queues.message import WriteId, WriteMessage, message_of, new_nonce, sign
 

@@ -15,11 +15,11 @@ from fencepost.server.fence.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.observe.events import HolderUnknown
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import StorageError, map_errors
-from fencepost.server.postgres.leases.issued import Issued, issued_to
-from fencepost.server.postgres.statements.row_sql import encode_name
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.leases import Issued, issued_to
+from fencepost.server.postgres.row_sql import encode_name
+from fencepost.server.postgres.tables import Table
 
 _UNKNOWN: Final = (
     "Whose tokens these are is not known: {0} takes those of any lock service. `fencepost protect {0} --source NAME`"

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.roles import users_code
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import users_code
 from fencepost.server.postgres.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
-    from fencepost.server.postgres.tables.catalog import Table
+    from fencepost.server.postgres.tables import Table
 
 NOTHING: Final = "nothing was written: {}"
 

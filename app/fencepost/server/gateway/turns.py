@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from fencepost.server.fence.database_problem_types import DATABASE_BUSY
+from fencepost.server.fence.problem_types import DATABASE_BUSY
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import Table
 from fencepost.server.quota import ASKING, Shares, most_of, waiting_quota
 
 

@@ -46,8 +46,8 @@ from fencepost.server.gateway.writes.write import Listed, Matching, OneRow, Writ
 from fencepost.server.locks.source import SourceError
 from fencepost.server.observe.events import Accepted, Refused, Verb
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, SessionError, UnavailableError
-from fencepost.server.postgres.statements.query import OtherKeyError, QueryError, UnknownColumnError
-from fencepost.server.postgres.tables.catalog import Catalog, Table
+from fencepost.server.postgres.query import OtherKeyError, QueryError, UnknownColumnError
+from fencepost.server.postgres.tables import Catalog, Table
 from fencepost.server.quota import PEER, UNKNOWN
 
 MOST_DOUBTS: Final = 3

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from starlette.types import Scope
 
 from fencepost.server.fence.caller import ANONYMOUS, CALLER, EVERY_ACCESS, EVERYBODY, Access, Caller
-from fencepost.server.fence.identity_problem_types import AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL
+from fencepost.server.fence.problem_types import AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL
 from fencepost.server.fence.problems import Problem, bad_request, out_of_scope
 from fencepost.server.http.caller import network_of
 from fencepost.server.http.hanging_up import STANDING

@@ -39,7 +39,7 @@ from fencepost.server.http.routes.writes import write_routes
 from fencepost.server.http.sites import ANSWERED_HEADERS, Sites
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
-from fencepost.server.postgres.tables.catalog import Catalog
+from fencepost.server.postgres.tables import Catalog
 from fencepost.server.quota import ASKING, PEER
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")

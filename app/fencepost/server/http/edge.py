@@ -16,9 +16,8 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fencepost.server.fence.access_problem_types import OF_CALLERS
 from fencepost.server.fence.caller import CALLER, EVERYBODY
-from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, INTERNAL_ERROR, OUTCOME_UNKNOWN
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, INTERNAL_ERROR, OF_CALLERS, OUTCOME_UNKNOWN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.http.admission import Admission, Unverified
 from fencepost.server.http.caller import address_of, network_of

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from starlette.types import Scope
 
-from fencepost.server.fence.edge_problem_types import REQUEST_TOO_SLOW, TOO_MANY_CONNECTIONS
+from fencepost.server.fence.problem_types import REQUEST_TOO_SLOW, TOO_MANY_CONNECTIONS
 from fencepost.server.fence.problems import Problem
 from fencepost.server.observe.events import Emit, RequestTurnedAway
 from fencepost.server.quota import most_of

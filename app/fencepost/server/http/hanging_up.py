@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from starlette.types import Scope
 
-from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL
+from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.fence.problems import Problem
 from fencepost.server.http.problems.response import RequestError
 from fencepost.server.identity.authenticator import Standing

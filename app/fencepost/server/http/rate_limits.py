@@ -14,9 +14,8 @@ from limits import RateLimitItem, parse
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
-from fencepost.server.fence.access_problem_types import RATE_LIMITED
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import BODY_TOO_LARGE
+from fencepost.server.fence.problem_types import BODY_TOO_LARGE, RATE_LIMITED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.startup import StartupError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
 
-from fencepost.server.fence.edge_problem_types import CROSS_SITE, WRONG_HOST
+from fencepost.server.fence.problem_types import CROSS_SITE, WRONG_HOST
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.startup import StartupError
 

@@ -16,13 +16,12 @@ from typing import Final
 import orjson
 
 from fencepost.server.fence.caller import EVERY_ACCESS, Access, Caller
-from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
+from fencepost.server.fence.problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres import api_keys
+from fencepost.server.postgres.api_keys import PREFIX, StoredKey, hash_secret
+from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.identity import api_keys
-from fencepost.server.postgres.identity.api_keys import PREFIX, StoredKey, hash_secret
 from fencepost.server.times import TIMES, Times
 
 _FORM: Final = re.compile(rf"{PREFIX}([0-9a-z]{{1,32}})_([0-9a-zA-Z]{{1,128}})", re.ASCII)

@@ -15,9 +15,10 @@ from uuid import UUID, uuid4
 
 from fencepost.server.clock import Clock, Timer
 from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres import leases
+from fencepost.server.postgres import leases as withdrawn
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
     RefusedError,
@@ -25,11 +26,7 @@ from fencepost.server.postgres.errors import (
     UnavailableError,
     map_errors,
 )
-from fencepost.server.postgres.leases import builtin as leases
-from fencepost.server.postgres.leases import withdrawn
-from fencepost.server.postgres.leases.builtin import Acquired, Lease, LockState, LostLease
-from fencepost.server.postgres.leases.lock_request import LockRequest
-from fencepost.server.postgres.leases.withdrawn import Withdrawal
+from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, LockState, LostLease, Withdrawal
 from fencepost.server.times import TIMES, Times
 
 # Waiting for locks, across gateways: first come, first served, and no waiter is woken in vain.

@@ -8,9 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from fencepost.server.fence.token import Token
 from fencepost.server.locks.source import Grant, SourceError
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.leases.builtin import Acquired, Lease, LockState, LostLease
-from fencepost.server.postgres.leases.lock_request import LockRequest
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, LockState, LostLease
 
 # What a request leaves behind that is cancelled, fails or gets no answer, and who gives it back.
 #

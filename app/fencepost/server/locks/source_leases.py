@@ -30,15 +30,13 @@ from fencepost.server.locks.source import (
     SourceError,
     SourceQuarantinedError,
 )
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres import sources
+from fencepost.server.postgres import sources as source_leases
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError
-from fencepost.server.postgres.leases import source_leases, sources
-from fencepost.server.postgres.leases.builtin import Acquired, EndedBy, Lease, LockState, LostLease
-from fencepost.server.postgres.leases.lock_request import LockRequest
-from fencepost.server.postgres.leases.source_leases import GrantRecord, SourceLease
-from fencepost.server.postgres.leases.sources import SourceState
+from fencepost.server.postgres.leases import Acquired, EndedBy, Lease, LockRequest, LockState, LostLease
+from fencepost.server.postgres.sources import GrantRecord, SourceLease, SourceState
 from fencepost.server.times import TIMES, Times
 
 # What the leases of a source answer, made of their records.

@@ -1,4 +1,4 @@
-"""Counts what callers were refused for who they are, until it is written down (postgres/upkeep/refusals.py)."""
+"""Counts what callers were refused for who they are, until it is written down (postgres/upkeep.py)."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ from typing import Final, Literal, assert_never
 
 import structlog
 
-from fencepost.server.fence.bounded import MOST, bounded, in_json
+from fencepost.server.fence.resource import MOST, bounded, in_json
 from fencepost.server.observe.events import (
     Accepted,
     BatchesFail,

@@ -7,9 +7,9 @@ only, so that a refusal can say who holds the lock and who held it before.
 import asyncpg
 
 from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.postgres.connections import session
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres import connection as session
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import Table
 
 FIRST_TOKEN = 34
 LEASES_BEGIN = 1000

@@ -62,7 +62,7 @@ class UnavailableError(StorageError):
 
 
 class ReadOnlyError(UnavailableError):
-    """PostgreSQL refused a write because its transaction was read-only (read_only.py); nothing was written."""
+    """PostgreSQL refused a write because its transaction was read-only (pool.py); nothing was written."""
 
 
 class SessionError(UnavailableError):

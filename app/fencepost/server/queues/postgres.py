@@ -11,21 +11,12 @@ from typing import Final, TypeVar
 
 import asyncpg
 
-from fencepost.server.postgres.connections import session
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.engine import Database
-from fencepost.server.postgres.connections.transactions import run_write
+from fencepost.server.postgres import connection as session
+from fencepost.server.postgres import queues
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, SessionError, StorageError
-from fencepost.server.postgres.queues import table_log
-from fencepost.server.postgres.queues.table_log import (
-    CHANNEL,
-    LEFT,
-    PARTITIONS,
-    BuriedRow,
-    MessageRow,
-    Owned,
-    PlacedRow,
-)
+from fencepost.server.postgres.queues import CHANNEL, LEFT, PARTITIONS, BuriedRow, MessageRow, Owned, PlacedRow
 from fencepost.server.queues.log import (
     TAKEN_BYTES,
     DeadLetter,
@@ -236,9 +227,9 @@ class TableAppender:
                     each.offset.set_result(offset)
 
     async def _append(self, rows: list[MessageRow]) -> list[int]:
-        offsets = await write(self._database, lambda connection: table_log.append(connection, rows))
+        offsets = await write(self._database, lambda connection: queues.append(connection, rows))
         with suppress(LogError):  # whether or not this reaches consumers, they look once a second
-            await ask(self._database, table_log.notify)
+            await ask(self._database, queues.notify)
         return offsets
 
 
@@ -256,7 +247,7 @@ class PostgresDeadLetters:
         message = letter.message
         row = MessageRow(letter.position.partition, message.key, message.headers, message.value)
         buried = BuriedRow(letter.id, letter.reason, letter.position.offset, row, letter.at)
-        await write(self._database, lambda connection: table_log.bury(connection, buried))
+        await write(self._database, lambda connection: queues.bury(connection, buried))
 
     async def list(self, most: int) -> Sequence[DeadLetter]:
         return [_letter(row) for row in await self._buried(most, None)]
@@ -266,14 +257,14 @@ class PostgresDeadLetters:
         return _letter(rows[0]) if rows else None
 
     async def _buried(self, most: int, letter_id: str | None) -> Sequence[BuriedRow]:
-        return await ask(self._database, lambda connection: table_log.buried(connection, most, letter_id))
+        return await ask(self._database, lambda connection: queues.buried(connection, most, letter_id))
 
     async def drop(self, letter_id: str) -> bool:
         """Remove one; whether it was there."""
-        return await write(self._database, lambda connection: table_log.exhume(connection, letter_id))
+        return await write(self._database, lambda connection: queues.exhume(connection, letter_id))
 
     async def count(self) -> dict[int, int]:
-        return await ask(self._database, table_log.count_dead)
+        return await ask(self._database, queues.count_dead)
 
 
 def _letter(buried: BuriedRow) -> DeadLetter:
@@ -352,7 +343,7 @@ class PostgresConsumer:
         in_hand = list(self._in_hand)
         return await ask(
             self._database,
-            lambda connection: table_log.take(connection, self._member, partitions, in_hand, most, TAKEN_BYTES),
+            lambda connection: queues.take(connection, self._member, partitions, in_hand, most, TAKEN_BYTES),
         )
 
     async def _own(self) -> None:
@@ -374,9 +365,9 @@ class PostgresConsumer:
     async def _join(self, connection: Connection) -> Owned | None:
         ttl_ms, comes = round(TTL * 1000), not self._has_come
         busy = {partition for partition, _ in self._in_hand}
-        if not await table_log.join(connection, self._member, self._process, ttl_ms, comes=comes):
+        if not await queues.join(connection, self._member, self._process, ttl_ms, comes=comes):
             return None
-        return await table_log.own(connection, self._member, ttl_ms, busy)
+        return await queues.own(connection, self._member, ttl_ms, busy)
 
     def _lose(self, gone: frozenset[int]) -> None:
         self._owned -= gone
@@ -392,7 +383,7 @@ class PostgresConsumer:
         ]
         if not places:
             return
-        await write(self._database, lambda connection: table_log.done(connection, places), repeatable=True)
+        await write(self._database, lambda connection: queues.done(connection, places), repeatable=True)
         self._forget(places)
 
     def _forget(self, places: Iterable[tuple[int, int]]) -> None:
@@ -406,7 +397,7 @@ class PostgresConsumer:
         try:
             if self._displaced:
                 return
-            leave = partial(table_log.leave, member=self._member)
+            leave = partial(queues.leave, member=self._member)
             await write(self._database, leave, repeatable=True)
         except LogError:
             pass
@@ -451,19 +442,19 @@ class PostgresLog:
 
     async def state(self) -> LogState:
         """Read the sequences of the partitions (Log.state)."""
-        incarnation, ends = await self._ask(table_log.state)
+        incarnation, ends = await self._ask(queues.state)
         return LogState(incarnation, ends, (None,) * len(ends))
 
     async def decided(self) -> Sequence[int]:
         """Read what is left of each partition (Log.decided)."""
-        return await self._ask(table_log.decided)
+        return await self._ask(queues.decided)
 
     async def oldest(self) -> Sequence[float | None]:
         """Read when the first row of each partition was appended (Log.oldest)."""
-        return await self._ask(table_log.oldest)
+        return await self._ask(queues.oldest)
 
     async def waiting(self, position: Position) -> Sequence[Received]:
-        rows = await self._ask(lambda connection: table_log.at(connection, position.partition, position.offset))
+        rows = await self._ask(lambda connection: queues.at(connection, position.partition, position.offset))
         return [received(row) for row in rows]
 
     async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:

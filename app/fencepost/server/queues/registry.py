@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from fencepost.server.postgres.connections.engine import Database
+from fencepost.server.postgres.database import Database
 from fencepost.server.queues.log import Log, LogConfigError
 from fencepost.server.queues.message import QUEUE_NAME
 from fencepost.server.queues.postgres import PostgresLog

@@ -15,7 +15,7 @@ from typing import Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fencepost.server.fence.edge_problem_types import HEAD_TOO_LARGE
+from fencepost.server.fence.problem_types import HEAD_TOO_LARGE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.http.guard import Bounds
 from fencepost.server.serving.draining import DrainingProtocol

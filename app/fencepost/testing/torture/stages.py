@@ -20,7 +20,7 @@ from fencepost.server.ops.embedded.process import Account
 from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
 from fencepost.server.ops.protecting.protect import ProtectError, protect, unprotect
 from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.server.postgres.upkeep.generations import raise_generation
+from fencepost.server.postgres.upkeep import raise_generation
 from fencepost.testing.faults.network import Link
 from fencepost.testing.servers.gateway import ask, gateway_environment, is_ready
 from fencepost.testing.servers.kubernetes import ADMIN, Cluster

@@ -16,10 +16,9 @@ from typing import Final
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.resource import Resource
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Resource, Scope
 from fencepost.server.fence.seal import Presented
-from fencepost.server.fence.verdict import MissingRow, refusal
+from fencepost.server.fence.token import MissingRow, refusal
 from fencepost.server.gateway.claims.resources import claimable, refuse_scope, require_storable
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
@@ -38,14 +37,14 @@ from fencepost.server.gateway.writes.perform import perform
 from fencepost.server.gateway.writes.rounds import Answer, decide_alone, problem_of_verdict
 from fencepost.server.gateway.writes.verbs import Rows
 from fencepost.server.gateway.writes.write import IdempotencyKey
-from fencepost.server.postgres.batches.batch_queue import AGAIN
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements import keyed
-from fencepost.server.postgres.statements.keyed import Change
-from fencepost.server.postgres.statements.marks import Appeared, claim_absent
-from fencepost.server.postgres.statements.parameters import Key, RowWrite
-from fencepost.server.postgres.statements.scope_names import scopes_typed
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres import keyed
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.group_commit import AGAIN
+from fencepost.server.postgres.keyed import Change
+from fencepost.server.postgres.marks import Appeared, claim_absent
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.scopes import scopes_typed
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 _MAKE_THE_ROW: Final = (
     "Row security applies to this table: a key is claimed only while you see its row. Fence a new key with its row:"

@@ -5,15 +5,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import (
-    SPENT_TOKEN,
-    STALE_TOKEN,
-    UNKNOWN_TABLE,
-    WRONG_TOKEN_SOURCE,
-)
+from fencepost.server.fence.problem_types import SPENT_TOKEN, STALE_TOKEN, UNKNOWN_TABLE, WRONG_TOKEN_SOURCE
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.resource import parse_resource
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Scope, parse_resource
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, Token, shown_mark
 from fencepost.server.gateway.claims.claim import claim_row
 from fencepost.server.gateway.claims.resources import claimable, refuse_scope, require_storable
@@ -22,17 +16,16 @@ from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.preconditions import require_protected
 from fencepost.server.gateway.writes.scoped import enter, refused_scope
 from fencepost.server.locks.leases import Overtaken
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.roles import as_caller, users_code
+from fencepost.server.postgres import reading
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import as_caller, users_code
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements import reading
-from fencepost.server.postgres.statements.asking import in_key_order, read_resource
-from fencepost.server.postgres.statements.parameters import Key, RowWrite
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.statements.row_sql import issued_by
-from fencepost.server.postgres.statements.scope_marks import marks as scope_marks
-from fencepost.server.postgres.statements.scope_names import scopes_typed
-from fencepost.server.postgres.tables.catalog import Catalog, ProtectedTable, Table
+from fencepost.server.postgres.marks import in_key_order, read_resource
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.row_sql import Key, RowWrite, issued_by
+from fencepost.server.postgres.scopes import marks as scope_marks
+from fencepost.server.postgres.scopes import scopes_typed
+from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.database_problem_types import PERMISSION_DENIED
-from fencepost.server.fence.problem_types import ROW_NOT_FOUND
+from fencepost.server.fence.problem_types import PERMISSION_DENIED, ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.resource import Resource
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Resource, Scope
 from fencepost.server.gateway.preconditions import require_key
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import scopes
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements import scope_access, scope_names
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 
 def scope_named(table: ProtectedTable, resource: Resource) -> Scope | Problem | None:
@@ -49,11 +47,11 @@ async def require_storable(connection: Connection, tables: Sequence[Table], valu
     The claim would fence no holder.
     """
     sharing = [(table, table.fence.scope) for table in tables if table.fence is not None and table.fence.scope]
-    if any(not scope_names.may_change(table, scope, values) for table, scope in sharing):
+    if any(not scopes.may_change(table, scope, values) for table, scope in sharing):
         return
     for table, scope in sharing:
         with map_errors(writing=False):
-            if await scope_names.stores(connection, table, scope, values):
+            if await scopes.stores(connection, table, scope, values):
                 return
     if sharing:
         named = f"{sharing[0][1].prefix}/{','.join(values)}"
@@ -71,7 +69,7 @@ async def refuse_scope(
     if caller.role is None:
         return None
     with map_errors(writing=False):
-        open_tables = await scope_access.tables_open(connection, scope, writing=writing)
+        open_tables = await scopes.tables_open(connection, scope, writing=writing)
         if not open_tables:
             verb = "claim" if writing else "see"
             detail = f"permission denied for scope {scope.prefix}: {caller.role} may {verb} none of its tables"
@@ -79,6 +77,6 @@ async def refuse_scope(
         if not all(open_tables.values()):
             return None
         for table in tables:
-            if open_tables.get(table.oid) and await scope_access.has_row(connection, table, name, writing=writing):
+            if open_tables.get(table.oid) and await scopes.has_row(connection, table, name, writing=writing):
                 return None
     return Problem(ROW_NOT_FOUND, f"There is no row of the scope {name}.")

@@ -5,12 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fencepost.server.fence.problem_types import (
-    DATABASE_UNAVAILABLE,
-    LOCK_HELD,
-    UNKNOWN_TABLE,
-    UNPROTECTED_TABLE,
-)
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, LOCK_HELD, UNKNOWN_TABLE, UNPROTECTED_TABLE
 from fencepost.server.fence.problems import Problem, bad_request, out_of_scope
 from fencepost.server.fence.token import BUILTIN, Token
 from fencepost.server.gateway.blockers import with_blocker
@@ -31,11 +26,10 @@ from fencepost.server.gateway.roles import acting
 from fencepost.server.locks.leases import Leases, Overtaken, TakeResult
 from fencepost.server.locks.source import SourceError
 from fencepost.server.observe.events import LeaseAsked
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError
-from fencepost.server.postgres.leases.builtin import Acquired, LeaseId, Withdrawn
-from fencepost.server.postgres.leases.lock_request import LockRequest
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.leases import Acquired, LeaseId, LockRequest, Withdrawn
+from fencepost.server.postgres.query import QueryError
 from fencepost.server.quota import UNKNOWN
 
 _OVERTAKEN: Final = (

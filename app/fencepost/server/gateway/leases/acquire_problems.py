@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.server.fence.access_problem_types import LOCK_FORBIDDEN
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, LOCK_HELD, OUTCOME_UNKNOWN
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, LOCK_FORBIDDEN, LOCK_HELD, OUTCOME_UNKNOWN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.token import BUILTIN
 from fencepost.server.gateway.refusals import RETRY_AFTER, problem_of_refused, source_problem, unavailable
 from fencepost.server.locks.source import SourceError
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
-from fencepost.server.postgres.leases.builtin import Acquired
+from fencepost.server.postgres.leases import Acquired
 
 _ONE_SECRET: Final = frozenset({"leases_secret_hash_key", "source_leases_secret_hash_key"})
 

@@ -27,8 +27,7 @@ from fencepost.server.locks.leases import Leases
 from fencepost.server.locks.source import SourceError
 from fencepost.server.observe.events import LeaseAsked, LeaseVerb
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
-from fencepost.server.postgres.leases.builtin import EndedBy, Lease, LeaseId, LockState
-from fencepost.server.postgres.leases.lock_request import hash_secret
+from fencepost.server.postgres.leases import EndedBy, Lease, LeaseId, LockState, hash_secret
 
 T = TypeVar("T")
 

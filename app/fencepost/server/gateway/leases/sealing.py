@@ -20,10 +20,10 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.preconditions import require_protected
 from fencepost.server.gateway.writes.naming import name_of_key
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.statements.row_sql import encode_name
-from fencepost.server.postgres.statements.scope_names import scopes_typed
-from fencepost.server.postgres.tables.catalog import Catalog, ProtectedTable
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.row_sql import encode_name
+from fencepost.server.postgres.scopes import scopes_typed
+from fencepost.server.postgres.tables import Catalog, ProtectedTable
 
 MOST_BYTES: Final = 1024
 """Of the names of `writes` of one lease."""

@@ -7,9 +7,9 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.token import Token, shown_mark
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.postgres.statements.many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
-from fencepost.server.postgres.statements.scope_marks import Entered
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.many import ManyOutcome, ManyRefused, ManyWritten, TooManyRows
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import Table
 
 
 def names_of(done: Done) -> Sequence[str]:

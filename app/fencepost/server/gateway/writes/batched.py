@@ -1,4 +1,4 @@
-"""Single-row writes as batches decide them (postgres/batches/group_commit.py): one transaction for many requests.
+"""Single-row writes as batches decide them (postgres/group_commit.py): one transaction for many requests.
 
 A batch without keys and scopes is one statement, which commits by itself; rows that it did not reach are asked about
 in the next one (R5). With them, and for PUT, it is a transaction, in the order that all transactions keep (R20):
@@ -23,18 +23,16 @@ from fencepost.server.gateway.writes.rounds import Answer, Steps, round_of
 from fencepost.server.gateway.writes.scoped import refused_scope
 from fencepost.server.gateway.writes.verbs import steps_of
 from fencepost.server.gateway.writes.write import Verb, Write
-from fencepost.server.postgres.batches.batch_queue import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.transactions import in_transaction
+from fencepost.server.postgres import keyed
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import in_transaction
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.statements import idempotency
-from fencepost.server.postgres.statements.batch_prelude import Opened, Prelude, ScopeOf, prelude
-from fencepost.server.postgres.statements.idempotency import CALLER, Record
-from fencepost.server.postgres.statements.keyed import Change
-from fencepost.server.postgres.statements.parameters import Key, RowWrite
-from fencepost.server.postgres.statements.query import Select
-from fencepost.server.postgres.statements.scope_marks import Entered
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
+from fencepost.server.postgres.keyed import CALLER, Change, Record
+from fencepost.server.postgres.query import Select
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.scopes import Entered, Opened, Prelude, ScopeOf, prelude
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 MOST: Final = 256
 MOST_IDEMPOTENT: Final = 64
@@ -254,4 +252,4 @@ async def _record(
         if once is not None and isinstance(answer, Done):
             records += once.records(answer)
     if records:
-        await idempotency.record_many(connection, records)
+        await keyed.record_many(connection, records)

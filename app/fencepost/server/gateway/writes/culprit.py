@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from fencepost.server.gateway.writes.write import NO_BODY, Body
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, map_errors
-from fencepost.server.postgres.statements.casts import cast_type
-from fencepost.server.postgres.statements.checks import converts_key, converts_text, converts_value
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import CAST, NO_QUERY, Condition, Filter, Query, Selected
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.marks import converts_key, converts_text, converts_value
+from fencepost.server.postgres.query import CAST, NO_QUERY, Condition, Filter, Query, Selected, cast_type
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import Table
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from typing import Final
 from fencepost.server.fence.problem_types import BODY_TOO_LARGE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.writes.write import Body
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.tables import Table
 
 _SHARE: Final = 8
 """Of the largest answer the numbers of a body may fill the eighth part: a row has several columns."""

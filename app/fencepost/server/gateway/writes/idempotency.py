@@ -23,11 +23,11 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.writes.write import IdempotencyKey
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import keyed
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, UnavailableError, map_errors
-from fencepost.server.postgres.statements import idempotency
-from fencepost.server.postgres.statements.idempotency import Record, Recorded, State
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.keyed import Record, Recorded, State
+from fencepost.server.postgres.tables import Table
 
 RECORD: Final = ("fencepost", "idempotency_pkey", "23505")
 """What a second record of a key meets: schema, constraint, SQLSTATE."""
@@ -47,7 +47,7 @@ class IdempotentRequest:
     payload_hash: bytes
     render: Render
     """How its success is answered, which is kept."""
-    caller: str = idempotency.CALLER
+    caller: str = keyed.CALLER
     """Whose key it is: keys of two callers are two keys."""
     looked_up: bool = True
     """Whether the key is looked up before the write, also in a batch; else only alone."""
@@ -83,7 +83,7 @@ def _whose(caller: Caller, table: Table) -> str:
     depend on more than the role: there each caller has keys of its own.
     """
     if caller.role is None:
-        return idempotency.CALLER
+        return keyed.CALLER
     whose = f"role {caller.role}"
     return f"{whose} caller {caller.name}" if table.row_security else whose
 
@@ -122,14 +122,14 @@ async def attempt_keyed(
     if not isinstance(outcome, Problem):
         with map_errors(writing=True):
             for each in once.records(outcome):
-                await idempotency.record(connection, *each)
+                await keyed.record(connection, *each)
     return outcome
 
 
 async def _look_up(connection: Connection, once: IdempotentRequest) -> Replayed | Problem | None:
     try:
         with map_errors(writing=True):
-            return answer_of(await idempotency.begin(connection, once.caller, once.key, once.payload_hash))
+            return answer_of(await keyed.begin(connection, once.caller, once.key, once.payload_hash))
     except RefusedError as error:  # for example a time limit: no refusal of the write, which may have landed before
         raise UnavailableError(f"the Idempotency-Key could not be looked up: {error}") from error
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from fencepost.server.fence.problem_types import SPENT_TOKEN, STALE_TOKEN, UNISSUED_TOKEN, WRONG_TOKEN_SOURCE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Scope
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.preconditions import ready_to_write, target_of
@@ -20,16 +20,15 @@ from fencepost.server.gateway.writes.rounds import judge, problem_of_verdict
 from fencepost.server.gateway.writes.scoped import no_scope, require_columns_of
 from fencepost.server.gateway.writes.verbs import UNIQUE_VIOLATION
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.postgres.batches.batch_queue import Alone, Broken
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import keyed, marks, scopes
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, map_errors
-from fencepost.server.postgres.statements import asking, keyed, scope_names
-from fencepost.server.postgres.statements.asking import KeyState
-from fencepost.server.postgres.statements.checks import keys_may_change
-from fencepost.server.postgres.statements.keyed import Change
-from fencepost.server.postgres.statements.query import Query
-from fencepost.server.postgres.statements.scope_marks import Entered
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.group_commit import Alone, Broken
+from fencepost.server.postgres.keyed import Change
+from fencepost.server.postgres.marks import KeyState, keys_may_change
+from fencepost.server.postgres.query import Query
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 _MAY_BE_A_MARK: Final = frozenset({UNIQUE_VIOLATION, "FP409"})
 
@@ -90,7 +89,7 @@ class NewRows(Operation):
     async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
         """Render the scopes that the body names."""
         require_columns_of(scope, self.table, self.change.columns)
-        names = await scope_names.scopes_of_body(connection, self.table, scope, self.row.body)
+        names = await scopes.scopes_of_body(connection, self.table, scope, self.row.body)
         return [name if name is not None else no_scope(scope, self.table) for name in names]
 
     def refused(self, by: Sequence[Entered]) -> Problem:
@@ -124,7 +123,7 @@ class NewRows(Operation):
         return rows_evidence(await self._standings(connection), self.row.token)
 
     async def _standings(self, connection: Connection) -> list[KeyState]:
-        found = await asking.ask_elements(connection, self.table, self.row.body)
+        found = await marks.ask_elements(connection, self.table, self.row.body)
         return sorted((each.standing for each in found), key=lambda standing: standing.resource)
 
     def _names_keys(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.seal import SealedToken
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
@@ -37,15 +37,15 @@ from fencepost.server.gateway.writes.rounds import Steps, decide_alone, judge, p
 from fencepost.server.gateway.writes.scoped import no_scope, require_columns_of
 from fencepost.server.gateway.writes.verbs import no_row, steps_of
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.postgres.batches.batch_queue import Alone, Broken
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import marks as asking
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, map_errors
-from fencepost.server.postgres.statements import asking
-from fencepost.server.postgres.statements.keyed import Change
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import Query
-from fencepost.server.postgres.statements.scope_names import scope_named, scope_of_row
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.group_commit import Alone, Broken
+from fencepost.server.postgres.keyed import Change
+from fencepost.server.postgres.query import Query
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.scopes import scope_named, scope_of_row
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from fencepost.server.gateway.writes.write import Body
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import marks
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements import checks
-from fencepost.server.postgres.statements.parameters import Key, RowWrite
-from fencepost.server.postgres.statements.query import OtherKeyError
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.query import OtherKeyError
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.tables import Table
 
 
 def may_need_fitting(table: Table) -> bool:
@@ -26,7 +26,7 @@ def needs_fitting(table: Table, key: Key) -> bool:
 async def require_fitting(connection: Connection, table: Table, key: Key, where: str) -> None:
     """Refuse a key that would be another one when stored: it would be created, or claimed, in vain."""
     with map_errors(writing=False):
-        fits = await checks.fits(connection, table, key)
+        fits = await marks.fits(connection, table, key)
     if not fits:
         raise OtherKeyError(f"{where}: the key {','.join(key)} would be changed when stored in {table.name}")
 
@@ -43,7 +43,7 @@ async def require_same_key(
 ) -> None:
     """Refuse a body that contradicts the path's key in one of these columns (OtherKeyError)."""
     with map_errors(writing=False):
-        same = await checks.same_key(connection, table, key, doubtful, body)
+        same = await marks.same_key(connection, table, key, doubtful, body)
     if not same:
         raise OtherKeyError(
             f"body: {', '.join(doubtful)} contradicts the path's key {','.join(key)}; a row's key cannot change"

@@ -12,7 +12,7 @@ order:
 
 So there is nothing left to ask when 3 reaches no row: it is missing, was deleted, or made anew in another scope.
 Everything is rolled back, the marks too, and starts over as after a serialization failure. A refusal rolls back as well
-(perform.py). In a batch, 1 and 2 are one statement for all of its writes (batch_prelude.py).
+(perform.py). In a batch, 1 and 2 are one statement for all of its writes (scopes.py).
 """
 
 from collections.abc import Sequence
@@ -22,22 +22,23 @@ from typing import ClassVar, Final
 import asyncpg
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.scope import Scope
-from fencepost.server.fence.verdict import MissingRow
+from fencepost.server.fence.resource import Scope
+from fencepost.server.fence.token import MissingRow
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.writes.operation import HOW_TO_ASK, Evidence, Marks, Operation
 from fencepost.server.gateway.writes.rounds import ROUNDS, Answer, RowSteps, Verdict, contended, problem_of_verdict
 from fencepost.server.gateway.writes.scoped import enter
 from fencepost.server.gateway.writes.write import Verb
-from fencepost.server.postgres.batches.batch_queue import ALONE, Alone
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import marks
+from fencepost.server.postgres import scopes as scope_marks
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, map_errors
-from fencepost.server.postgres.statements import asking, scope_marks
-from fencepost.server.postgres.statements.keyed import Change, FencedRow
-from fencepost.server.postgres.statements.parameters import Key, RowWrite
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.statements.scope_names import scope_of_row
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.group_commit import ALONE, Alone
+from fencepost.server.postgres.keyed import Change, FencedRow
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.scopes import scope_of_row
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 BELIEVED_ROUNDS: Final = 2
 """In how many rounds a duplicate of a partition counts as the row's own key, without a look."""
@@ -112,7 +113,7 @@ class OwnMarks:
         it all the same, which a policy may refuse, by name.
         """
         table = steps.table
-        (standing,) = await asking.ask(connection, table, [write.key])
+        (standing,) = await marks.ask(connection, table, [write.key])
         if not table.row_security:
             return contended(standing.resource)
         missing = MissingRow(standing.resource)
@@ -138,7 +139,7 @@ async def _may_be_the_key(
         return True
     if table.kind != "partitioned table":
         return False
-    return number < BELIEVED_ROUNDS or await asking.exists(connection, table, key)
+    return number < BELIEVED_ROUNDS or await marks.exists(connection, table, key)
 
 
 @dataclass(frozen=True, slots=True)

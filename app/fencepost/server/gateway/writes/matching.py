@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Scope
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.preconditions import (
@@ -20,17 +20,16 @@ from fencepost.server.gateway.writes.marks import marks_of
 from fencepost.server.gateway.writes.operation import Operation
 from fencepost.server.gateway.writes.perform import perform
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres import scopes
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements import scope_names
-from fencepost.server.postgres.statements.keyed import Change
-from fencepost.server.postgres.statements.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
-from fencepost.server.postgres.statements.parameters import Bound, RowWrite
-from fencepost.server.postgres.statements.query import Filter, Query, QueryError
-from fencepost.server.postgres.statements.query_sql import render_filters
-from fencepost.server.postgres.statements.reading import check_filters
-from fencepost.server.postgres.statements.scope_marks import Entered
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.keyed import Change
+from fencepost.server.postgres.many import ManyOutcome, ManyWritten, TooManyRows, write_matching
+from fencepost.server.postgres.query import Filter, Query, QueryError, render_filters
+from fencepost.server.postgres.reading import check_filters
+from fencepost.server.postgres.row_sql import Bound, RowWrite
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 Filters = tuple[Filter, ...]
 
@@ -106,7 +105,7 @@ class RowsMatching(Operation):
 
     async def scopes(self, connection: Connection, scope: Scope) -> list[str] | Outcome:
         filters = self.query.filters
-        names = await scope_names.scopes_matching(connection, self.table, scope, filters, self.limit)
+        names = await scopes.scopes_matching(connection, self.table, scope, filters, self.limit)
         if isinstance(names, TooManyRows):
             return self._answer(names)
         return names or self._answer(ManyWritten([]))

@@ -9,13 +9,11 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.writes.culprit import with_column
 from fencepost.server.gateway.writes.keys import needs_fitting, require_fitting
 from fencepost.server.gateway.writes.write import Body
-from fencepost.server.postgres.connections.transactions import savepoint
+from fencepost.server.postgres import marks
+from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements import asking
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.row_sql import encode_name
-from fencepost.server.postgres.tables.catalog import ProtectedTable
-from fencepost.server.postgres.tables.key_texts import is_canonical
+from fencepost.server.postgres.row_sql import Key, encode_name
+from fencepost.server.postgres.tables import ProtectedTable, is_canonical
 
 
 def known_name(table: ProtectedTable, key: Key) -> str | None:
@@ -39,7 +37,7 @@ async def name_of_key(gateway: Gateway, table: ProtectedTable, key: Key) -> str:
         return known
     async with gateway.connection(table) as connection, with_column(connection, table, key=key), savepoint(connection):
         with map_errors(writing=False):
-            ((_, name),) = await asking.in_key_order(connection, table, [key])
+            ((_, name),) = await marks.in_key_order(connection, table, [key])
     return name
 
 
@@ -64,5 +62,5 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
     # A number with a fraction, for example: Python would spell it otherwise.
     async with gateway.connection(table) as connection, with_column(connection, table, body), savepoint(connection):
         with map_errors(writing=False):
-            found = await asking.ask_elements(connection, table, body.text)
+            found = await marks.ask_elements(connection, table, body.text)
     return found[0].standing.resource if found else ""

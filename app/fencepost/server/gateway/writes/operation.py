@@ -8,25 +8,23 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.scope import Scope
+from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.seal import Binding
-from fencepost.server.fence.token import Token
-from fencepost.server.fence.verdict import MissingRow
+from fencepost.server.fence.token import MissingRow, Token
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.writes.idempotency import IdempotentRequest
 from fencepost.server.gateway.writes.keys import KeyCheck
 from fencepost.server.gateway.writes.rounds import Answer, RowSteps, Verdict
 from fencepost.server.gateway.writes.scoped import refused_scope
 from fencepost.server.gateway.writes.write import NO_BODY, Body, Verb
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.statements.asking import KeyState, read_resource
-from fencepost.server.postgres.statements.checks import keys_may_change
-from fencepost.server.postgres.statements.keyed import Change, FencedRow
-from fencepost.server.postgres.statements.parameters import Key, RowWrite
-from fencepost.server.postgres.statements.query import NO_QUERY, Query
-from fencepost.server.postgres.statements.scope_marks import Entered
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.keyed import Change, FencedRow
+from fencepost.server.postgres.marks import KeyState, keys_may_change, read_resource
+from fencepost.server.postgres.query import NO_QUERY, Query
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 HOW_TO_ASK: Final = "Ask GET /v1/fences?resource=…, or read the row."
 

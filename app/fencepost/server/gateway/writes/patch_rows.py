@@ -20,8 +20,8 @@ import asyncpg
 
 from fencepost.server.fence.problem_types import ROW_NOT_FOUND, SPENT_TOKEN, STALE_TOKEN
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.scope import Scope
-from fencepost.server.fence.verdict import BeyondCeiling, MissingRow, Unissued
+from fencepost.server.fence.resource import Scope
+from fencepost.server.fence.token import BeyondCeiling, MissingRow, Unissued
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.preconditions import Authority, ready_to_write, require_protected, target_of
@@ -40,16 +40,16 @@ from fencepost.server.gateway.writes.rounds import (
     problem_of_verdict,
 )
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.postgres.batches.batch_queue import AGAIN, ALONE
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements import scope_names
-from fencepost.server.postgres.statements.asking import ElementState, ask_elements, place_elements
-from fencepost.server.postgres.statements.keyed import Change, Wait
-from fencepost.server.postgres.statements.many import LISTED_REFUSALS, Unwritten, write_elements
-from fencepost.server.postgres.statements.parameters import RowWrite
-from fencepost.server.postgres.statements.query import Query, QueryError
-from fencepost.server.postgres.statements.scope_marks import Entered
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres import scopes as scope_names
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.group_commit import AGAIN, ALONE
+from fencepost.server.postgres.keyed import Change, Wait
+from fencepost.server.postgres.many import LISTED_REFUSALS, Unwritten, write_elements
+from fencepost.server.postgres.marks import ElementState, ask_elements, place_elements
+from fencepost.server.postgres.query import Query, QueryError
+from fencepost.server.postgres.row_sql import RowWrite
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 _NAMED: Final = 10
 """How many resources a sentence names; `rows` lists them all."""

@@ -30,11 +30,9 @@ from fencepost.server.gateway.seals import elsewhere
 from fencepost.server.gateway.writes.culprit import with_column
 from fencepost.server.gateway.writes.idempotency import Replayed, attempt_keyed, landed_meanwhile
 from fencepost.server.gateway.writes.operation import Evidence, Operation
-from fencepost.server.postgres.batches.batch_queue import Broken
-from fencepost.server.postgres.connections import backends
-from fencepost.server.postgres.connections.connection import Connection, GatewayConnection, gateway_connection
-from fencepost.server.postgres.connections.roles import as_gateway
-from fencepost.server.postgres.connections.transactions import in_transaction
+from fencepost.server.postgres import connection as backends
+from fencepost.server.postgres.connection import Connection, GatewayConnection, gateway_connection
+from fencepost.server.postgres.database import as_gateway, in_transaction
 from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
     RefusedError,
@@ -43,6 +41,7 @@ from fencepost.server.postgres.errors import (
     UncommittedError,
     map_errors,
 )
+from fencepost.server.postgres.group_commit import Broken
 
 _NOT_ASKED: Final = "the outcome could not be asked for: {}"
 

@@ -20,9 +20,8 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.gateway.writes.keys import needs_fitting
 from fencepost.server.gateway.writes.naming import is_spelled_so
 from fencepost.server.gateway.writes.write import OneRow, Write
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.tables.catalog import Catalog, ProtectedTable, Table
-from fencepost.server.postgres.tables.key_texts import is_canonical
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table, is_canonical
 
 
 @dataclass(slots=True)

@@ -21,16 +21,15 @@ from typing import Final, Protocol
 
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem, problem_of
-from fencepost.server.fence.token import Token
-from fencepost.server.fence.verdict import MissingRow, Refusal, beyond, refusal, unissued
+from fencepost.server.fence.token import MissingRow, Refusal, Token, beyond, refusal, unissued
 from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.postgres.batches.batch_queue import ALONE, Alone
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import StorageError, map_errors
-from fencepost.server.postgres.statements.asking import KeyState
-from fencepost.server.postgres.statements.keyed import Wait
-from fencepost.server.postgres.statements.parameters import RowWrite
-from fencepost.server.postgres.tables.catalog import Fence, ProtectedTable
+from fencepost.server.postgres.group_commit import ALONE, Alone
+from fencepost.server.postgres.keyed import Wait
+from fencepost.server.postgres.marks import KeyState
+from fencepost.server.postgres.row_sql import RowWrite
+from fencepost.server.postgres.tables import Fence, ProtectedTable
 
 ROUNDS: Final = 10
 """How often a write that nothing refuses is tried before it is given up."""

@@ -4,15 +4,14 @@ from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from fencepost.server.fence.problems import Problem, problem_of
-from fencepost.server.fence.scope import Scope
-from fencepost.server.fence.token import Token
-from fencepost.server.fence.verdict import refusal
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.fence.resource import Scope
+from fencepost.server.fence.token import Token, refusal
+from fencepost.server.postgres import scopes as scope_marks
+from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import map_errors
-from fencepost.server.postgres.statements import scope_marks
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.statements.scope_marks import Entered
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 
 async def enter(

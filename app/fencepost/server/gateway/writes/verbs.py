@@ -12,20 +12,21 @@ from typing import Final
 
 from fencepost.server.fence.problem_types import ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.verdict import MissingRow
+from fencepost.server.fence.token import MissingRow
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.writes.marks import marks_of
 from fencepost.server.gateway.writes.operation import Marks
 from fencepost.server.gateway.writes.rounds import Answer, Verdict, judge
 from fencepost.server.gateway.writes.write import Verb
-from fencepost.server.postgres.batches.batch_queue import AGAIN, ALONE
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.transactions import savepoint
+from fencepost.server.postgres import keyed
+from fencepost.server.postgres import marks as asking
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import RefusedError, map_errors
-from fencepost.server.postgres.statements import asking, keyed
-from fencepost.server.postgres.statements.keyed import Change, FencedRow, Wait, WriteStatement
-from fencepost.server.postgres.statements.parameters import Key, RowWrite
-from fencepost.server.postgres.tables.catalog import ProtectedTable, Table
+from fencepost.server.postgres.group_commit import AGAIN, ALONE
+from fencepost.server.postgres.keyed import Change, FencedRow, Wait, WriteStatement
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.tables import ProtectedTable, Table
 
 UNIQUE_VIOLATION: Final = "23505"
 

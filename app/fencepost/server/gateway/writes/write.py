@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from fencepost.server.fence.seal import Presented
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import Filter, Select
+from fencepost.server.postgres.query import Filter, Select
+from fencepost.server.postgres.row_sql import Key
 
 Verb = Literal["patch", "put", "post", "delete"]
 

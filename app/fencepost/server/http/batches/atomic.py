@@ -12,8 +12,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive
 
-from fencepost.server.fence.identity_problem_types import INVALID_CREDENTIAL
-from fencepost.server.fence.problem_types import BODY_TOO_LARGE
+from fencepost.server.fence.problem_types import BODY_TOO_LARGE, INVALID_CREDENTIAL
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.atomic import Undone, atomically
 from fencepost.server.gateway.gateway import Gateway

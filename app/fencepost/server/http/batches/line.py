@@ -21,7 +21,7 @@ from fencepost.server.http.problems.response import RequestError
 from fencepost.server.http.requests.bodies import may_repeat
 from fencepost.server.http.requests.data import DataRequest, body_of, require_nameable, split_path
 from fencepost.server.http.requests.headers import KEY_HEADER, TOKEN_HEADER, RawHeaders
-from fencepost.server.postgres.statements.parameters import Key
+from fencepost.server.postgres.row_sql import Key
 
 _WRITE: Final = ("method", "path", "token", "idempotency_key", "prefer", "body")
 _CLAIM: Final = ("claim", "token", "idempotency_key")

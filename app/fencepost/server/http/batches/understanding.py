@@ -17,8 +17,8 @@ from fencepost.server.http.requests.headers import read_idempotency_key, read_to
 from fencepost.server.http.writes.claiming import claim_answer, read_resource
 from fencepost.server.http.writes.deciding import write_answer
 from fencepost.server.http.writes.reading import read_write
-from fencepost.server.postgres.statements.query import QueryError
-from fencepost.server.postgres.tables.catalog import Catalog
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.tables import Catalog
 
 LINES_IN_A_ROW: Final = 16
 """Lines that are read before others have their turn in the event loop."""

@@ -3,45 +3,41 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from fencepost.server.fence.access_problem_types import RATE_LIMITED
-from fencepost.server.fence.database_problem_types import (
-    DATABASE_BUSY,
-    DATABASE_REFUSED,
-    INVALID_VALUE,
-    PERMISSION_DENIED,
-)
-from fencepost.server.fence.identity_problem_types import (
-    AUTHENTICATION_REQUIRED,
-    INSUFFICIENT_SCOPE,
-    INVALID_CREDENTIAL,
-    VERIFICATION_UNAVAILABLE,
-)
 from fencepost.server.fence.problem_types import (
+    AUTHENTICATION_REQUIRED,
     BAD_REQUEST,
     BODY_TOO_LARGE,
+    DATABASE_BUSY,
+    DATABASE_REFUSED,
     DATABASE_UNAVAILABLE,
+    INSUFFICIENT_SCOPE,
+    INVALID_CREDENTIAL,
+    INVALID_VALUE,
     KEY_IN_FLIGHT,
     KEY_REUSED,
     MALFORMED_TOKEN,
+    NO_SEAL_KEYS,
     NOT_ACCEPTABLE,
     OUTCOME_UNKNOWN,
+    PERMISSION_DENIED,
+    QUEUE_FAILED,
+    QUEUE_UNAVAILABLE,
+    QUEUED_AS_ROLE,
+    RATE_LIMITED,
+    ROLE_NOT_ALLOWED,
     ROW_NOT_FOUND,
+    SEAL_REFUSED,
     SOURCE_QUARANTINED,
+    SUBMISSION_UNKNOWN,
     TOKEN_REQUIRED,
+    TOO_MANY_LETTERS,
     UNISSUED_TOKEN,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
     UNSUPPORTED_MEDIA_TYPE,
+    VERIFICATION_UNAVAILABLE,
 )
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.queue_problem_types import (
-    QUEUE_FAILED,
-    QUEUE_UNAVAILABLE,
-    SUBMISSION_UNKNOWN,
-    TOO_MANY_LETTERS,
-)
-from fencepost.server.fence.role_problem_types import QUEUED_AS_ROLE, ROLE_NOT_ALLOWED
-from fencepost.server.fence.seal_problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.server.http.problems.examples import CONSTRAINT, SPENT, STALE, example_problem
 
 Part = dict[str, Any]

@@ -20,7 +20,7 @@ from fencepost.server.http.openapi.preferences import PREFER, with_prefer
 from fencepost.server.http.openapi.secured import secure
 from fencepost.server.http.openapi.shared_parameters import PARAMETERS
 from fencepost.server.http.openapi.types import column_schema, is_required, writable
-from fencepost.server.postgres.tables.catalog import Catalog, Table
+from fencepost.server.postgres.tables import Catalog, Table
 
 Part = dict[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fencepost.server.http.openapi.types import is_required, writable
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, Column, Table
+from fencepost.server.postgres.tables import MARK_COLUMN, Column, Table
 
 _BY_TYPE: Final[dict[str, Any]] = {
     "int2": 1,

@@ -4,8 +4,8 @@ from typing import Any, Final, get_args
 
 from fencepost.server.http.openapi.examples import example_changes, key_text
 from fencepost.server.http.openapi.types import Schema, describe, element_schema
-from fencepost.server.postgres.statements.query import Operator
-from fencepost.server.postgres.tables.catalog import Column, Table
+from fencepost.server.postgres.query import Operator
+from fencepost.server.postgres.tables import Column, Table
 
 Part = dict[str, Any]
 

@@ -12,7 +12,7 @@ from fencepost.server.http.openapi.parameters import columns, filters, key_param
 from fencepost.server.http.openapi.preferences import prefer
 from fencepost.server.http.openapi.shared_parameters import PARAMETERS, parameter
 from fencepost.server.http.requests.preferences import Route
-from fencepost.server.postgres.tables.catalog import Table
+from fencepost.server.postgres.tables import Table
 
 Part = dict[str, Any]
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from fencepost.server.postgres.tables.catalog import Column
+from fencepost.server.postgres.tables import Column
 
 Schema = dict[str, Any]
 

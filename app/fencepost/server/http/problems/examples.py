@@ -2,66 +2,60 @@
 
 from typing import Final
 
-from fencepost.server.fence.access_problem_types import LOCK_FORBIDDEN, RATE_LIMITED
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.database_problem_types import (
-    CONSTRAINT_VIOLATION,
-    DATABASE_BUSY,
-    DATABASE_REFUSED,
-    INVALID_VALUE,
-    PERMISSION_DENIED,
-)
-from fencepost.server.fence.edge_problem_types import (
-    CROSS_SITE,
-    HEAD_TOO_LARGE,
-    REQUEST_TOO_SLOW,
-    TOO_MANY_CONNECTIONS,
-    WRONG_HOST,
-)
-from fencepost.server.fence.identity_problem_types import (
-    AUTHENTICATION_REQUIRED,
-    INVALID_CREDENTIAL,
-    VERIFICATION_UNAVAILABLE,
-)
-from fencepost.server.fence.problem_type import ProblemType
 from fencepost.server.fence.problem_types import (
+    AUTHENTICATION_REQUIRED,
     BAD_REQUEST,
     BODY_TOO_LARGE,
+    CONSTRAINT_VIOLATION,
+    CROSS_SITE,
+    DATABASE_BUSY,
+    DATABASE_REFUSED,
     DATABASE_UNAVAILABLE,
     EARLIER_LINE_FIRST,
+    HEAD_TOO_LARGE,
     INTERNAL_ERROR,
+    INVALID_CREDENTIAL,
+    INVALID_VALUE,
     KEY_IN_FLIGHT,
     KEY_REUSED,
     LEASE_LOST,
+    LOCK_FORBIDDEN,
     LOCK_HELD,
     MALFORMED_TOKEN,
     METHOD_NOT_ALLOWED,
     NO_ROUTE,
+    NO_SEAL_KEYS,
     NOT_ACCEPTABLE,
     OUTCOME_UNKNOWN,
+    PERMISSION_DENIED,
+    QUEUE_FAILED,
+    QUEUE_UNAVAILABLE,
+    QUEUED_AS_ROLE,
+    RATE_LIMITED,
+    REQUEST_TOO_SLOW,
+    RESOURCE_STOPPED,
+    ROLE_NOT_ALLOWED,
     ROW_NOT_FOUND,
+    SEAL_REFUSED,
     SOURCE_FAILED,
     SOURCE_QUARANTINED,
     SOURCE_UNAVAILABLE,
+    SUBMISSION_UNKNOWN,
     TOKEN_REQUIRED,
+    TOO_MANY_CONNECTIONS,
+    TOO_MANY_LETTERS,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
     UNSUPPORTED_MEDIA_TYPE,
+    VERIFICATION_UNAVAILABLE,
+    WRITE_NOT_FOUND,
+    WRONG_HOST,
     WRONG_TOKEN_SOURCE,
+    ProblemType,
 )
 from fencepost.server.fence.problems import Problem, out_of_scope, problem_of
-from fencepost.server.fence.queue_problem_types import (
-    QUEUE_FAILED,
-    QUEUE_UNAVAILABLE,
-    RESOURCE_STOPPED,
-    SUBMISSION_UNKNOWN,
-    TOO_MANY_LETTERS,
-    WRITE_NOT_FOUND,
-)
-from fencepost.server.fence.role_problem_types import QUEUED_AS_ROLE, ROLE_NOT_ALLOWED
-from fencepost.server.fence.seal_problem_types import NO_SEAL_KEYS, SEAL_REFUSED
-from fencepost.server.fence.token import Token
-from fencepost.server.fence.verdict import Spent, Stale, Unissued
+from fencepost.server.fence.token import Spent, Stale, Token, Unissued
 
 _RESOURCE: Final = "orders/order-123"
 

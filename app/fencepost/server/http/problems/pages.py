@@ -9,8 +9,7 @@ from typing import Final
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from fencepost.server.fence.problem_type import ProblemType
-from fencepost.server.fence.problem_types import NO_ROUTE, PROBLEM_TYPES
+from fencepost.server.fence.problem_types import NO_ROUTE, PROBLEM_TYPES, ProblemType
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.refusals import type_of
 from fencepost.server.http.html_page import page

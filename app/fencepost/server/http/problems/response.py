@@ -10,14 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from fencepost.server.fence.identity_problem_types import (
+from fencepost.server.fence.problem_types import (
     AUTHENTICATION_REQUIRED,
+    BAD_REQUEST,
     INSUFFICIENT_SCOPE,
     INVALID_CREDENTIAL,
+    METHOD_NOT_ALLOWED,
+    NO_ROUTE,
 )
-from fencepost.server.fence.problem_types import BAD_REQUEST, METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.query import QueryError
 
 MEDIA_TYPE = "application/problem+json"
 _CHALLENGES: Final = {

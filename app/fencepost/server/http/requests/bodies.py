@@ -18,7 +18,7 @@ from fencepost.server.http.caller import caller_of
 from fencepost.server.http.problems.response import RequestError, problem_response
 from fencepost.server.http.requests.headers import Headers, by_name
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.statements.query import Query
+from fencepost.server.postgres.query import Query
 from fencepost.server.quota import Quota, most_of
 
 

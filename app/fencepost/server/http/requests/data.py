@@ -10,8 +10,8 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, decode_key, decode_segment
 from fencepost.server.http.problems.response import RequestError
 from fencepost.server.http.requests.headers import Headers, RawHeaders
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import NO_QUERY, Query, QueryError
+from fencepost.server.postgres.query import NO_QUERY, Query, QueryError
+from fencepost.server.postgres.row_sql import Key
 
 COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
 ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"

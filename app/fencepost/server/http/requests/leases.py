@@ -18,9 +18,8 @@ from fencepost.server.http.requests.headers import by_name
 from fencepost.server.http.requests.query import query_pairs
 from fencepost.server.http.requests.system import read_headers
 from fencepost.server.locks.leases import LeaseLimits
-from fencepost.server.postgres.leases.builtin import LeaseId, is_lease_number
-from fencepost.server.postgres.leases.lock_request import LockRequest
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.leases import LeaseId, LockRequest, is_lease_number
+from fencepost.server.postgres.query import QueryError
 
 HEADER: Final = b"x-lease-secret"
 SHORTEST: Final = 22  # characters: 128 bits in base64

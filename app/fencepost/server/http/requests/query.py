@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from fencepost.server.fence.resource import MalformedResourceError, decode_segment
 from fencepost.server.http.requests.query_text import Cursor
-from fencepost.server.postgres.statements.query import (
+from fencepost.server.postgres.query import (
     CAST_TYPE,
     NO_QUERY,
     PATTERNS,

@@ -9,7 +9,7 @@ and brackets they do not count.
 
 import re
 
-from fencepost.server.postgres.statements.query import Field, JsonStep, QueryError
+from fencepost.server.postgres.query import Field, JsonStep, QueryError
 
 _SHOWN = 120
 _MAX_INDEX = 2**31 - 1

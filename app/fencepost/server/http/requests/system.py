@@ -10,7 +10,7 @@ from fencepost.server.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.server.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name, refuse_profile
 from fencepost.server.http.requests.preferences import READS, Route, read_preferences
 from fencepost.server.http.requests.query import query_pairs
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.query import QueryError
 
 
 def read_headers(request: Request, route: Route, *, query: bool = False, resources: bool = False) -> Headers:

@@ -19,7 +19,7 @@ from fencepost.server.http.requests.data import UNNAMEABLE
 from fencepost.server.http.requests.headers import SINGULAR
 from fencepost.server.http.responses.queued import submitted_answer
 from fencepost.server.http.responses.raw import JSON, NO_STORE, Header, RawResponse
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
 
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))

@@ -7,7 +7,7 @@ import orjson
 from fencepost.server import wire
 from fencepost.server.gateway.leases.acquire import Granted
 from fencepost.server.gateway.leases.held import Minted
-from fencepost.server.postgres.leases.builtin import Lease, LeaseId, LockState
+from fencepost.server.postgres.leases import Lease, LeaseId, LockState
 
 
 def grant_body(granted: Granted, secret: str) -> dict[str, object]:

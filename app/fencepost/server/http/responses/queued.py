@@ -19,7 +19,7 @@ from fencepost.server.gateway.results import (
 from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.writes.write import Write
 from fencepost.server.http.responses.raw import JSON, NO_STORE, RawResponse
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.message import WriteId
 
 PREFIX: Final = "/v1/writes/"

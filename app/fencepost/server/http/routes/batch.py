@@ -26,7 +26,7 @@ from fencepost.server.http.requests.bodies import BodiesInHand
 from fencepost.server.http.requests.header_rules import JUDGED, refuse_headers
 from fencepost.server.http.requests.headers import KEY_HEADER, TOKEN_HEADER, Headers, by_name, media_ranges
 from fencepost.server.http.requests.query import query_pairs
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.query import QueryError
 
 PATH: Final = b"/v1/batch"
 _OF_LINES: Final = {TOKEN_HEADER: "token", KEY_HEADER: "idempotency_key", b"prefer": "prefer"}

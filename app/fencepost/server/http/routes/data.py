@@ -33,7 +33,7 @@ from fencepost.server.http.requests.query import parse_query
 from fencepost.server.http.responses.answers import list_answer, read_answer
 from fencepost.server.http.writes.deciding import write_answer
 from fencepost.server.http.writes.reading import read_write
-from fencepost.server.postgres.statements.parameters import Key
+from fencepost.server.postgres.row_sql import Key
 from fencepost.server.quota import ASKING
 
 PREFIX: Final = b"/v1/data/"

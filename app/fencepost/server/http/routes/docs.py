@@ -21,7 +21,7 @@ from fencepost.server.http.html_page import page
 from fencepost.server.http.openapi.secured import before
 from fencepost.server.http.problems.response import problem_response
 from fencepost.server.ops.demo import COMMENTS, is_demo
-from fencepost.server.postgres.tables.catalog import Catalog, Table
+from fencepost.server.postgres.tables import Catalog, Table
 
 SWAGGER_UI_VERSION: Final = "5.35.0"
 

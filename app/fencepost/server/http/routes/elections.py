@@ -33,7 +33,7 @@ from fencepost.server.http.requests.leases import LIMIT, LONGEST_NAME, MOST_LIST
 from fencepost.server.http.requests.query import query_pairs
 from fencepost.server.http.requests.system import read_headers
 from fencepost.server.http.responses.raw import json_response
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.query import QueryError
 
 RECONNECT_MS: Final = 1000
 LONGEST: Final = LONGEST_NAME - len(PREFIX)  # bytes

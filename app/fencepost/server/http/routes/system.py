@@ -27,7 +27,7 @@ from fencepost.server.http.requests.query import query_pairs
 from fencepost.server.http.requests.system import read_headers
 from fencepost.server.http.responses.raw import json_response
 from fencepost.server.http.writes.claiming import claim_answer, read_resource
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.query import QueryError
 
 TokenHeader = Annotated[
     str | None,

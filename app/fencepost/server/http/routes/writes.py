@@ -32,8 +32,8 @@ from fencepost.server.http.requests.query import query_pairs
 from fencepost.server.http.requests.system import read_headers
 from fencepost.server.http.responses.queued import decided_answer, queued_answer
 from fencepost.server.http.responses.raw import json_response
-from fencepost.server.postgres.statements.idempotency import Recorded
-from fencepost.server.postgres.statements.query import QueryError
+from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.query import QueryError
 from fencepost.server.queues.message import MalformedWriteIdError, WriteId, parse_write_id
 
 RECONNECT_MS: Final = 1000

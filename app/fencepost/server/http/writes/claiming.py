@@ -20,7 +20,7 @@ from fencepost.server.http.problems.response import RequestError, problem_respon
 from fencepost.server.http.requests.headers import RawHeaders, payload_hash, read_idempotency_key
 from fencepost.server.http.responses.answers import fence_headers, replay, to_recorded
 from fencepost.server.http.responses.raw import json_response
-from fencepost.server.postgres.statements.idempotency import Recorded
+from fencepost.server.postgres.keyed import Recorded
 
 
 def read_resource(name: str, where: str) -> Resource:

@@ -33,8 +33,8 @@ from fencepost.server.http.requests.data import DataRequest, only
 from fencepost.server.http.requests.headers import payload_hash, read_idempotency_key, read_token, table_name, wants_one
 from fencepost.server.http.requests.preferences import Route, read_preferences
 from fencepost.server.http.requests.query import parse_query
-from fencepost.server.postgres.statements.parameters import Key
-from fencepost.server.postgres.statements.query import Query
+from fencepost.server.postgres.query import Query
+from fencepost.server.postgres.row_sql import Key
 
 
 async def read_write(request: DataRequest, name: str, key: Key | None, max_body_bytes: int) -> Write:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.server.ops.inspecting.overview import Finding
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, quote
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import MARK_COLUMN, quote
 
 FAR: Final = 2**49
 """How far above the next lower mark one is doubtful. Raised generations leave 2^48 between two marks, or twice that; a

@@ -12,8 +12,8 @@ from fencepost.server.ops.protecting.scope import ScopeDdl
 from fencepost.server.ops.protecting.scope_check import read_scope
 from fencepost.server.ops.protecting.target import Target, read_target
 from fencepost.server.ops.schema.owner import RELATIONS
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import quote
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import quote
 
 FOR_ALL: Final = frozenset(
     {

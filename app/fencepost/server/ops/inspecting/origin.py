@@ -3,9 +3,9 @@
 from typing import Final
 
 from fencepost.server.ops.inspecting.overview import Finding
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.connections.origin import ORIGIN, Origin
-from fencepost.server.postgres.upkeep.generations import lagging_tables
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database_identity import ORIGIN, Origin
+from fencepost.server.postgres.upkeep import lagging_tables
 
 _VOID: Final = "a promoted standby forgets acknowledged writes and marks: promotion voids the fences"
 

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from fencepost.server.ops.schema import versions
 from fencepost.server.ops.schema.owner import RELATIONS
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.load import api_name
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
 
 OLDEST_SERVER: Final = 140000
 

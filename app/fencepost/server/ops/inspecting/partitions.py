@@ -4,8 +4,8 @@ from typing import Final
 
 from fencepost.server.ops.inspecting.overview import Finding
 from fencepost.server.ops.protecting import partitions
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.load import api_name
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
 
 _PARTITIONED: Final = """
 SELECT p.name, p.scope IS NULL AS by_rows, n.nspname::text AS schema, c.relname::text AS relation,

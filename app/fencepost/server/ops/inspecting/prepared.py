@@ -3,8 +3,8 @@
 from typing import Final
 
 from fencepost.server.ops.inspecting.overview import Finding
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.upkeep import prepared
+from fencepost.server.postgres import upkeep
+from fencepost.server.postgres.connection import Connection
 
 OLD: Final = 300.0
 """Seconds after which no transaction manager is expected to come back to its prepared transaction."""
@@ -13,7 +13,7 @@ OLD: Final = 300.0
 async def examine_prepared(connection: Connection, old: float = OLD) -> list[Finding]:
     """Name those that hold locks on protected tables, whatever their age, and all that are `old`, in seconds."""
     findings = []
-    for each in await prepared.all_prepared(connection):
+    for each in await upkeep.all_prepared(connection):
         if each.protected:
             effect = (
                 f"holds locks on {', '.join(each.protected)}: writes to its rows, and whatever needs the whole table,"

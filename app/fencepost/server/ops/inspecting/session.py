@@ -6,8 +6,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.server.ops.inspecting.overview import Finding
-from fencepost.server.postgres.connections.connection import Connection, Limits, session_settings
-from fencepost.server.postgres.connections.session import NO_TRIGGERS, OPEN_WITHIN, settle
+from fencepost.server.postgres.connection import NO_TRIGGERS, OPEN_WITHIN, Connection, Limits, session_settings, settle
 from fencepost.server.postgres.errors import SessionError
 
 _SHOWN: Final = ("synchronous_commit", "DateStyle", "TimeZone")

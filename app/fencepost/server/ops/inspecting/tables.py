@@ -5,16 +5,15 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.server.fence.scope import Scope, parse_scope
+from fencepost.server.fence.resource import Scope, parse_scope
 from fencepost.server.fence.token import EXTERNAL
 from fencepost.server.ops.inspecting.overview import Finding
 from fencepost.server.ops.protecting.check import renamed_column_reason
 from fencepost.server.ops.protecting.lost_marks import ABOVE
 from fencepost.server.ops.protecting.table import PREFIX
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import MARK_CHECK, MARK_COLUMN
-from fencepost.server.postgres.tables.effects import HAS_RULES
-from fencepost.server.postgres.tables.load import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER, api_name
+from fencepost.server.postgres.catalog_cache import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER, api_name
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import HAS_RULES, MARK_CHECK, MARK_COLUMN
 
 _TABLES: Final = f"""
 SELECT p.name, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.functions, p.key_columns, p.scope,

@@ -7,9 +7,9 @@ import asyncpg
 from fencepost.server.fence.token import BUILTIN, EXTERNAL
 from fencepost.server.ops.inspecting.overview import Finding
 from fencepost.server.ops.protecting.functions import JUDGING
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, quote
-from fencepost.server.postgres.tables.load import api_name
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import MARK_COLUMN, quote
 
 # Triggers compare with the sequence in the writer's own name, so every role must be able to read it.
 _SEQUENCE: Final = """

@@ -6,8 +6,8 @@ from typing import Final
 
 from fencepost.server.ops.inspecting.overview import Finding
 from fencepost.server.ops.protecting.table import PREFIX
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.load import api_name
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
 
 # Trigger, the function it calls, when it fires (pg_trigger.tgtype: 1 ROW, 2 BEFORE, 4 INSERT, 8 DELETE, 16 UPDATE), and
 # whether it has a condition.

@@ -6,9 +6,8 @@ present generation; one of an external source compares it with the table's ceili
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.token import EXTERNAL
-from fencepost.server.postgres.statements.row_sql import issued_by, oldest_of, require_issued
+from fencepost.server.fence.token import EXTERNAL, Ceiling
+from fencepost.server.postgres.row_sql import issued_by, oldest_of, require_issued
 
 # SQL that runs inside other people's sessions names its operators in full, against their search_path.
 _GT: Final = "OPERATOR(pg_catalog.>)"

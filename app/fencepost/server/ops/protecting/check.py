@@ -5,9 +5,9 @@ from typing import Final
 import asyncpg
 
 from fencepost.server.ops.protecting.target import KEY_TYPES, Target, read_rows, to_target
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, quote
-from fencepost.server.postgres.tables.load import api_name
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import MARK_COLUMN, quote
 
 
 class ProtectError(Exception):

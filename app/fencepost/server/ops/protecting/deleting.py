@@ -4,8 +4,8 @@ from typing import Final
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protecting.target import Target
-from fencepost.server.postgres.statements.row_sql import comparison, literal, or_unfenced
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, quote
+from fencepost.server.postgres.row_sql import comparison, literal, or_unfenced
+from fencepost.server.postgres.tables import MARK_COLUMN, quote
 
 _EQ: Final = "OPERATOR(pg_catalog.=)"
 _GT: Final = "OPERATOR(pg_catalog.>)"

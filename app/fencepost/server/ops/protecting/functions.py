@@ -8,13 +8,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.token import EXTERNAL, Rule
+from fencepost.server.fence.token import EXTERNAL, Ceiling, Rule
 from fencepost.server.ops.protecting.bounds import Bounds
 from fencepost.server.ops.protecting.deleting import delete_body
 from fencepost.server.ops.protecting.target import Target
-from fencepost.server.postgres.statements.row_sql import dollar, issued_by, literal, oldest_of, resource_sql
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, quote
+from fencepost.server.postgres.row_sql import dollar, issued_by, literal, oldest_of, resource_sql
+from fencepost.server.postgres.tables import MARK_COLUMN, quote
 
 PARTS: Final = ("upd", "ins", "insmark", "del", "delete", "name", "key")
 JUDGING: Final = ("upd", "insmark", "del")
@@ -152,7 +151,7 @@ class Functions:
             bounds = f"{issued}\n  {self.bounds.require_current(self.resource('OLD'), new)}"
         # The plain case first: a token above the mark passes under both rules (fencepost.accepts) and within the
         # bounds (bounds.sql). No SET clause or WHEN: both would cost more than the comparison. The gateway gives -t
-        # (mark.py). The lowest number has no positive one: it is judged, and is malformed.
+        # (marks.py). The lowest number has no positive one: it is judged, and is malformed.
         return f"""
 DECLARE
   given bigint := {new};

@@ -4,8 +4,8 @@ rows writes it into the rows.
 
 from typing import Final
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.scope import Scope, parse_scope
+from fencepost.server.fence.resource import Scope, parse_scope
+from fencepost.server.fence.token import Ceiling
 from fencepost.server.ops.protecting.functions import drop_functions
 from fencepost.server.ops.protecting.names import relation, take_name
 from fencepost.server.ops.protecting.table import (
@@ -17,8 +17,8 @@ from fencepost.server.ops.protecting.table import (
     scope_marks_sql,
 )
 from fencepost.server.ops.protecting.target import Target
-from fencepost.server.postgres.statements.row_sql import encode_name, literal
-from fencepost.server.postgres.tables.catalog import quote
+from fencepost.server.postgres.row_sql import encode_name, literal
+from fencepost.server.postgres.tables import quote
 
 SCOPE_PARTS: Final = ("scope", "scope_ins", "scope_upd")
 

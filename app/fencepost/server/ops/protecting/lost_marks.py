@@ -13,8 +13,8 @@ from fencepost.server.fence.token import EXTERNAL
 from fencepost.server.ops.protecting.check import ProtectError
 from fencepost.server.ops.protecting.table import HIGHEST_MARK
 from fencepost.server.ops.protecting.target import Target
-from fencepost.server.postgres.statements.row_sql import literal
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN
+from fencepost.server.postgres.row_sql import literal
+from fencepost.server.postgres.tables import MARK_COLUMN
 
 ABOVE: Final = "--above N"
 NOT_LOST: Final = (

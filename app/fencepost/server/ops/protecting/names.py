@@ -2,7 +2,7 @@
 protects them. The functions are in migrations/schema/names.sql, where the rules are.
 """
 
-from fencepost.server.postgres.statements.row_sql import literal
+from fencepost.server.postgres.row_sql import literal
 
 
 def relation(table: str) -> str:

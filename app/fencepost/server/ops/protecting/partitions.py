@@ -7,8 +7,8 @@ one. Their functions belong to the schema's owner, as all do.
 
 from typing import Final
 
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.statements.row_sql import dollar
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.row_sql import dollar
 
 _FOLLOW: Final = "fencepost_partitions"
 _REFUSE: Final = "fencepost_dropped"

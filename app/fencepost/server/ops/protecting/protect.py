@@ -11,9 +11,8 @@ from typing import Final, TypedDict, Unpack
 
 import asyncpg
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.scope import parse_scope
-from fencepost.server.fence.token import EXTERNAL, MAX_TOKEN, Rule
+from fencepost.server.fence.resource import parse_scope
+from fencepost.server.fence.token import EXTERNAL, MAX_TOKEN, Ceiling, Rule
 from fencepost.server.ops.protecting.check import ProtectError, examine, find, ruled_reason
 from fencepost.server.ops.protecting.left_scope import leave_for, raise_rows_sql, unprotect_scope_sql
 from fencepost.server.ops.protecting.lost_marks import require_marks, restore_sql
@@ -23,9 +22,9 @@ from fencepost.server.ops.protecting.scope_check import examine_name, examine_sc
 from fencepost.server.ops.protecting.source_choice import choose_seal, choose_source, register_sql, require_source
 from fencepost.server.ops.protecting.table import MISMATCH, TOO_HIGH
 from fencepost.server.ops.protecting.target import Target
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.load import api_name
-from fencepost.server.postgres.upkeep import prepared
+from fencepost.server.postgres import upkeep
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
 
 LOCK_TIMEOUT_MS: Final = 500
 """Half of PostgreSQL's deadlock_timeout (1 s by default). A grant that has drawn a token and waits for the table, while
@@ -252,9 +251,9 @@ async def apply(connection: Connection, plan: ProtectPlan, *, wait: float = 30.0
             if loop.time() > deadline:
                 message = (
                     f"another transaction has held a lock on it, or on the sequence of tokens, for {wait:g} s (see"
-                    f" {prepared.WHERE_TO_LOOK}); nothing was changed."
+                    f" {upkeep.WHERE_TO_LOOK}); nothing was changed."
                 )
-                blockers = prepared.describe_holders(await prepared.lock_holders(connection))
+                blockers = upkeep.describe_holders(await upkeep.lock_holders(connection))
                 raise ProtectError(plan.name, [message, *([blockers] if blockers else [])]) from error
             await asyncio.sleep(PAUSE)
         except asyncpg.PostgresError as error:

@@ -14,8 +14,8 @@ from fencepost.server.ops.protecting.table import (
     mend_reset,
     refuse_above_sql,
 )
-from fencepost.server.postgres.statements.row_sql import encode_name, literal
-from fencepost.server.postgres.tables.catalog import MARK_CHECK, MARK_COLUMN
+from fencepost.server.postgres.row_sql import encode_name, literal
+from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN
 
 
 class RowDdl(TableDdl):

@@ -7,8 +7,7 @@ deleted keys as the floor of the prefix; for one that leaves see left_scope.py.
 
 from collections.abc import Sequence
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.token import Rule
+from fencepost.server.fence.token import Ceiling, Rule
 from fencepost.server.ops.protecting.functions import drop_functions, give_functions
 from fencepost.server.ops.protecting.left_scope import leave_for, lock_prefix
 from fencepost.server.ops.protecting.names import take_name
@@ -25,8 +24,8 @@ from fencepost.server.ops.protecting.table import (
     scope_marks_sql,
 )
 from fencepost.server.ops.protecting.target import Registration, Target
-from fencepost.server.postgres.statements.row_sql import dollar, encode_name, literal, resource_sql
-from fencepost.server.postgres.tables.catalog import MARK_COLUMN, quote
+from fencepost.server.postgres.row_sql import dollar, encode_name, literal, resource_sql
+from fencepost.server.postgres.tables import MARK_COLUMN, quote
 
 
 class ScopeDdl(TableDdl):

@@ -5,13 +5,12 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.scope import MalformedScopeError, Scope, parse_scope
-from fencepost.server.fence.token import Rule
+from fencepost.server.fence.resource import MalformedScopeError, Scope, parse_scope
+from fencepost.server.fence.token import Ceiling, Rule
 from fencepost.server.ops.protecting.check import ProtectError
 from fencepost.server.ops.protecting.target import COLUMNS, KEY_TYPES, KeyColumn, Target
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.load import api_name
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
 
 _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 """Types whose values have the same texts, so that tables may differ in them."""

@@ -6,10 +6,10 @@ from typing import Final
 from fencepost.server.fence.token import BUILTIN, EXTERNAL
 from fencepost.server.ops.protecting.check import ProtectError
 from fencepost.server.ops.protecting.target import Target
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.leases import sources
-from fencepost.server.postgres.queues.progress import is_queue
-from fencepost.server.postgres.statements.row_sql import literal
+from fencepost.server.postgres import sources
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.queues import is_queue
+from fencepost.server.postgres.row_sql import literal
 
 _QUEUE: Final = re.compile(r"postgres:default|(?:kafka|redis):[A-Za-z0-9._-]{1,48}")
 

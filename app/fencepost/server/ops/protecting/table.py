@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Final
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.token import BUILTIN, EXTERNAL, MAX_TOKEN, Rule
+from fencepost.server.fence.token import BUILTIN, EXTERNAL, MAX_TOKEN, Ceiling, Rule
 from fencepost.server.ops.protecting.functions import Functions
 from fencepost.server.ops.protecting.target import KEY_TYPES, KeyColumn, Target
-from fencepost.server.postgres.queues.progress import is_queue
-from fencepost.server.postgres.statements.row_sql import dollar, encode_name, literal
-from fencepost.server.postgres.tables.catalog import quote
+from fencepost.server.postgres.queues import is_queue
+from fencepost.server.postgres.row_sql import dollar, encode_name, literal
+from fencepost.server.postgres.tables import quote
 
 PREFIX: Final = "zzz_fencepost_"
 """Of the triggers' names: after all others, so that they judge what is really written."""

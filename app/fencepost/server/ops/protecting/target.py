@@ -5,11 +5,10 @@ from typing import Final
 
 import asyncpg
 
-from fencepost.server.fence.ceiling import Ceiling
-from fencepost.server.fence.token import Rule
-from fencepost.server.postgres.connections.connection import Connection
-from fencepost.server.postgres.tables.catalog import MARK_CHECK, MARK_COLUMN
-from fencepost.server.postgres.tables.load import api_name
+from fencepost.server.fence.token import Ceiling, Rule
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN
 
 KEY_TYPES: Final = (
     "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "bool", "date", "timestamp", "timestamptz",

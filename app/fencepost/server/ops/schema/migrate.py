@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from fencepost.server.ops.schema import revisions
-from fencepost.server.postgres.connections import session
+from fencepost.server.postgres import connection as session
 from fencepost.server.postgres.errors import StorageError
 
 

@@ -7,7 +7,7 @@ no member of it can take a fence off his table, but cannot lower a mark.
 
 from typing import Final
 
-from fencepost.server.postgres.statements.row_sql import dollar, literal
+from fencepost.server.postgres.row_sql import dollar, literal
 
 SCHEMA: Final = "fencepost"
 

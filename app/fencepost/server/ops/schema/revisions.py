@@ -7,7 +7,7 @@ only `migrate` migrates.
 from functools import cache
 from pathlib import Path
 
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 
 PACKAGE = Path(__file__).parents[3]
 

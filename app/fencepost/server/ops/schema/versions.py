@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fencepost.server.ops.schema import revisions
-from fencepost.server.postgres.connections.connection import Connection
+from fencepost.server.postgres.connection import Connection
 
 Verdict = Literal["same", "missing", "older", "newer", "too new"]
 

@@ -1,1 +1,0 @@
-"""Connections to PostgreSQL: which database is behind one, what its session has in force, who is lent which."""

@@ -1,1 +1,0 @@
-"""What the database knows of those who call the gateway."""

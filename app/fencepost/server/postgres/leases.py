@@ -1,0 +1,426 @@
+"""Locks, leases and tokens in the database: one statement a verb. The rules are in migrations/schema, leases.sql (R9).
+
+Times come as ISO 8601 texts in UTC, durations in milliseconds. Secrets arrive hashed.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID
+
+import asyncpg
+
+from fencepost.server.fence.caller import EVERYBODY, Caller, likes
+from fencepost.server.fence.token import BUILTIN, GENERATION_BITS, MAX_TOKEN, Token
+from fencepost.server.postgres.connection import Connection
+
+# A request for locks, as it passes from the route to the statement that grants them.
+
+
+def hash_secret(secret: str, caller: Caller = EVERYBODY) -> bytes:
+    """Hash a lease's secret for storing. It has 128 random bits or more, so it needs neither salt nor stretching.
+
+    The caller's name is a part of it: for another caller the same secret is another one, which no lease has. Neither
+    text has a NUL byte.
+    """
+    text = f"{caller.name}\0{secret}" if caller.name else secret
+    return hashlib.sha256(text.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class LockRequest:
+    """What a client asks for with POST /v1/leases. Durations in milliseconds; no name stands anywhere twice."""
+
+    names: tuple[str, ...]
+    """The locks: all of them, or none."""
+    secret: str = field(repr=False)
+    owner: str
+    """Who holds the lock, for people."""
+    ttl_ms: int
+    tokens: int = 1
+    claims: tuple[str, ...] = ()
+    """Resources, `table/key`, as the client has written them."""
+    wait_ms: int = 0
+    keep_place: bool = False
+    """Whether the place in the queue stays for a moment when the wait is over."""
+    chosen: bool = True
+    """Whether the secret is the client's own, who can come back with it."""
+    owner_given: bool = True
+    """Whether the client has named the owner itself, and so must name the same one when it repeats the request."""
+    source: str = BUILTIN
+    writes: tuple[str, ...] = ()
+    """What sealed tokens may be used for beside what locks and claims name; for a source as the database spells it."""
+    caller: Caller = EVERYBODY
+    """Whose request it is: the gateway sets it."""
+
+    @property
+    def secret_hash(self) -> bytes:
+        return hash_secret(self.secret, self.caller)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseId:
+    """What a lease is called: `41` of the built-in source, `etcd-41` of another one."""
+
+    source: str
+    number: int
+
+    def __str__(self) -> str:
+        return str(self.number) if self.source == BUILTIN else f"{self.source}-{self.number}"
+
+
+def is_lease_number(number: int) -> bool:
+    """Whether a lease may have this number: they stand in the upper half of a generation (leases.sql)."""
+    return number <= MAX_TOKEN and number % 2**GENERATION_BITS > 2 ** (GENERATION_BITS - 1)
+
+
+class Withdrawn(Exception):  # noqa: N818 - it is no error
+    """The client has withdrawn the acquire, in a request of its own: nothing is granted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What an acquire came to.
+
+    granted, repeated: the lease is the caller's; `claim_token` is the one for its claims. held, queued: the lease is
+    its holder's, with no id when the lock is free and others wait for it. mismatch: the secret is that of a live lease
+    of other locks, claims or writes. `due_ms`: until the lease expires. `first`: no one waits before the caller.
+    """
+
+    verdict: Literal["granted", "repeated", "held", "queued", "mismatch"]
+    lease_id: int | None
+    owner: str | None
+    claim_token: Token | None
+    tokens: tuple[Token, ...]
+    ttl_ms: int | None
+    granted_at: str | None
+    expires_at: str | None
+    lock: str | None
+    due_ms: int | None
+    first: bool
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A live lease. `minted` are the tokens that this very call drew."""
+
+    lease_id: int
+    names: tuple[str, ...]
+    owner: str
+    claims: tuple[str, ...]
+    ttl_ms: int
+    last_token: int
+    granted_at: str
+    expires_at: str
+    remaining_ms: int
+    minted: tuple[Token, ...] = ()
+    writes: tuple[str, ...] = ()
+    """What its tokens may be used for where they are sealed, beside what locks and claims name."""
+
+
+EndedBy = Literal["holder", "operator", "generation", "service"]
+
+
+@dataclass(frozen=True, slots=True)
+class LostLease:
+    """What is still known of a lease that is over. `ended_by`: who ended it before its time; None: its time ran out.
+    `superseded_by`: JSON about who has one of its locks now.
+    """
+
+    names: tuple[str, ...]
+    owner: str
+    ended_at: str
+    ended_by: EndedBy | None
+    superseded_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """Who has a lock, and who waits for it, first come first. The lease's members are None when it is free."""
+
+    name: str
+    lease_id: int | None
+    owner: str | None
+    last_token: int | None
+    granted_at: str | None
+    expires_at: str | None
+    remaining_ms: int | None
+    waiters: str
+    """A JSON array of {"owner", "since", "until"}."""
+
+
+def iso(expression: str) -> str:
+    """Write a time as a text, under its own name."""
+    return f"pg_catalog.to_json({expression}) OPERATOR(pg_catalog.#>>) '{{}}' AS {expression}"
+
+
+_ACQUIRE = (
+    f"SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')},"
+    " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+)
+_LEASE = (
+    f"lease_id, names, owner, claims, ttl_ms, last_token, {iso('granted_at')}, {iso('expires_at')}, remaining_ms,"
+    " writes"
+)
+_EXTEND = f"SELECT {_LEASE}, tokens FROM fencepost.extend($1, $2, $3, $4)"
+_INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
+_LOST = f"SELECT names, owner, {iso('ended_at')}, ended_by, superseded_by FROM fencepost.lost($1)"
+_LOCKS = (
+    f"SELECT name, lease_id, owner, last_token, {iso('granted_at')}, {iso('expires_at')},"
+    " remaining_ms, waiters FROM fencepost.lock_states($1, $2, $3, $4)"
+)
+
+
+async def try_locks(
+    connection: Connection, wanted: LockRequest, gateway: UUID | None, visit: UUID | None, wait_ms: int
+) -> Acquired:
+    """Try for all locks once: granted, or another one is in the way; wait_ms > 0 then takes a place in the queue.
+
+    Raises Withdrawn.
+    """
+    row = await connection.fetchrow(
+        _ACQUIRE,
+        list(wanted.names),
+        wanted.secret_hash,
+        wanted.owner,
+        wanted.ttl_ms,
+        wanted.tokens,
+        list(wanted.claims),
+        gateway,
+        visit,
+        wait_ms,
+        list(wanted.writes),
+    )
+    if row is None:
+        raise RuntimeError("fencepost.acquire gave no row")
+    if row["verdict"] == "withdrawn":
+        raise Withdrawn
+    return Acquired(
+        row["verdict"],
+        row["lease_id"],
+        row["owner"],
+        None if row["claim_token"] is None else Token(row["claim_token"]),
+        tuple(map(Token, row["tokens"] or ())),
+        row["ttl_ms"],
+        row["granted_at"],
+        row["expires_at"],
+        row["lock"],
+        row["due_ms"],
+        bool(row["first"]),
+        row["waiting"] or 0,
+    )
+
+
+async def extend(
+    connection: Connection, lease_id: int, secret_hash: bytes, *, ttl_ms: int = 0, tokens: int = 0
+) -> Lease | None:
+    """Renew (ttl_ms > 0; -1 as before; 0 not) and mint (tokens > 0). None: it is lost, or not the caller's."""
+    row = await connection.fetchrow(_EXTEND, lease_id, secret_hash, ttl_ms, tokens)
+    return None if row is None else _lease(row, tuple(map(Token, row["tokens"])))
+
+
+async def release(connection: Connection, lease_id: int, secret_hash: bytes, gateway: UUID) -> list[UUID] | None:
+    """Give the locks back. Returns this gateway's visits that are to try now; None: it is held by another."""
+    woken: list[UUID] | None = await connection.fetchval(
+        "SELECT fencepost.release($1, $2, $3)", lease_id, secret_hash, gateway
+    )
+    return woken
+
+
+async def inspect(connection: Connection, lease_id: int) -> Lease | None:
+    """Look at a live lease."""
+    row = await connection.fetchrow(_INSPECT, lease_id)
+    return None if row is None else _lease(row, ())
+
+
+async def find_ended(connection: Connection, lease_id: int) -> LostLease | None:
+    """Look at a lease that is over, as long as it is remembered."""
+    row = await connection.fetchrow(_LOST, lease_id)
+    if row is None:
+        return None
+    return LostLease(tuple(row["names"]), row["owner"], row["ended_at"], row["ended_by"], row["superseded_by"])
+
+
+async def lock_states(
+    connection: Connection,
+    names: Sequence[str] | None,
+    after: str | None,
+    limit: int,
+    patterns: Sequence[str] | None = None,
+) -> list[LockState]:
+    """List the locks that are held or waited for, by name: those of these names, or `limit` after a name; only those
+    that a pattern names, unless there are none.
+    """
+    rows = await connection.fetch(_LOCKS, names, after, limit, likes(patterns))
+    return [LockState(**dict(row)) for row in rows]
+
+
+async def lock_counts(connection: Connection) -> tuple[int, int]:
+    """Count (locks held, requests that wait)."""
+    row = await connection.fetchrow("SELECT held, waiting FROM fencepost.lock_counts()")
+    if row is None:
+        raise RuntimeError("fencepost.lock_counts gave no row")
+    return row["held"], row["waiting"]
+
+
+async def leave(connection: Connection, visit: UUID, keep_ms: int = 0) -> None:
+    """Leave the queue, and wake the one that is first then. keep_ms > 0: the place stays for that long."""
+    await connection.execute("SELECT fencepost.leave($1, $2)", visit, keep_ms)
+
+
+async def beat(connection: Connection, gateway: UUID, visits: list[UUID], left: list[UUID]) -> list[tuple[UUID, int]]:
+    """Record which visits of this gateway still wait, and which have left.
+
+    Returns which of them are to try, and in how many ms: those first in a queue, and those that have no place in one.
+    """
+    rows = await connection.fetch("SELECT visit, due_ms FROM fencepost.beat($1, $2, $3)", gateway, visits, left)
+    return [(row["visit"], row["due_ms"]) for row in rows]
+
+
+async def retire(connection: Connection, gateway: UUID) -> None:
+    """Take all of this gateway's waiters out of their queues."""
+    await connection.execute("SELECT fencepost.retire($1)", gateway)
+
+
+async def begin_now(connection: Connection, lease_id: int) -> tuple[str, str]:
+    """Let a lease that this very transaction was granted begin now; returns (granted_at, expires_at)."""
+    row = await connection.fetchrow(
+        f"SELECT {iso('granted_at')}, {iso('expires_at')} FROM fencepost.begin_now($1)", lease_id
+    )
+    if row is None or row["granted_at"] is None:
+        raise RuntimeError("the lease was not granted by this transaction")
+    return row["granted_at"], row["expires_at"]
+
+
+async def sweep(connection: Connection) -> int:
+    """Remove what no lock needs any more, some of it; returns how many rows that were."""
+    swept: int = await connection.fetchval("SELECT fencepost.sweep()")
+    return swept
+
+
+async def forget(connection: Connection, keep_seconds: float, after: int) -> int | None:
+    """Forget leases that ended long ago, a part of them; returns where to go on, None at the end."""
+    position: int | None = await connection.fetchval("SELECT fencepost.forget($1, $2)", keep_seconds, after)
+    return position
+
+
+def _lease(row: asyncpg.Record, minted: tuple[Token, ...]) -> Lease:
+    return Lease(
+        row["lease_id"],
+        tuple(row["names"]),
+        row["owner"],
+        tuple(row["claims"]),
+        row["ttl_ms"],
+        row["last_token"],
+        row["granted_at"],
+        row["expires_at"],
+        row["remaining_ms"],
+        minted,
+        tuple(row["writes"]),
+    )
+
+
+# Whose a token of a source is, as long as that is remembered (R18).
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A token, and the lease that it was drawn for. Times are ISO 8601 texts in UTC."""
+
+    token: int
+    lease_id: str
+    locks: tuple[str, ...]
+    holder: str
+    granted_at: str
+    issued_at: str
+    source: str = BUILTIN
+
+    def body(self) -> dict[str, object]:
+        """The members that answers show: not the token, which may be one that writes are still accepted with."""
+        return {
+            "holder": self.holder,
+            "lease_id": self.lease_id,
+            "locks": list(self.locks),
+            "granted_at": self.granted_at,
+            "issued_at": self.issued_at,
+            "source": self.source,
+        }
+
+
+async def issued_to(connection: Connection, token: int, source: str) -> Issued | None:
+    """Look a token of a source up; None: it is not remembered, or another source's."""
+    builtin = source == BUILTIN
+    row = await connection.fetchrow(
+        "SELECT lease_id, names, owner, pg_catalog.to_json(granted_at) OPERATOR(pg_catalog.#>>) '{}' AS granted_at,"
+        " pg_catalog.to_json(drawn_at) OPERATOR(pg_catalog.#>>) '{}' AS issued_at FROM "
+        + ("fencepost.issued_to($1)" if builtin else "fencepost.source_issued_to($2, $1)"),
+        *((token,) if builtin else (token, source)),
+    )
+    if row is None:
+        return None
+    lease_id = str(LeaseId(source, row["lease_id"]))
+    return Issued(token, lease_id, tuple(row["names"]), row["owner"], row["granted_at"], row["issued_at"], source)
+
+
+# Acquires that their clients have withdrawn: one statement a verb. The rules are in schema/withdrawn.sql.
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """What was there of a secret. `leases` are to be released; `under_way`: a request may be granted one still."""
+
+    leases: tuple[LeaseId, ...]
+    under_way: bool
+
+
+async def withdraw(connection: Connection, secret_hash: bytes) -> Withdrawal:
+    """Let no lease be granted under this secret any more, and take its place out of the queues."""
+    row = await connection.fetchrow("SELECT sources, lease_ids, under_way FROM fencepost.withdraw($1)", secret_hash)
+    if row is None:
+        raise RuntimeError("fencepost.withdraw gave no row")
+    leases = zip(row["sources"], row["lease_ids"], strict=True)
+    return Withdrawal(tuple(LeaseId(source, int(number)) for source, number in leases), row["under_way"])
+
+
+async def is_withdrawn(connection: Connection, secret_hash: bytes) -> bool:
+    """Whether the client of this secret waits no more."""
+    withdrawn: bool = await connection.fetchval("SELECT fencepost.is_withdrawn($1)", secret_hash)
+    return withdrawn
+
+
+# Ending a lease in its holder's place (migrations/schema/force_release.sql).
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """The lease that was ended. `handle`: what a lock service calls the hold, which is still there; None: there is
+    none.
+    """
+
+    lease_id: int
+    owner: str
+    names: tuple[str, ...]
+    granted_at: str
+    handle: str | None
+
+
+async def force_release(connection: Connection, source: str, lock: str, reason: str) -> Forced | None:
+    """End the lease that has a lock, and record why. None: no lease has it.
+
+    Raises asyncpg.PostgresError: 42501 for a role that may not break the glass, FP400 for a reason that is none.
+    """
+    async with connection.transaction():
+        await connection.execute("SELECT set_config('fencepost.break_glass', $1, true)", reason)
+        row = await connection.fetchrow(
+            "SELECT lease_id, owner, names, to_json(granted_at) #>> '{}' AS granted_at, handle"
+            " FROM fencepost.force_release($1, $2)",
+            source,
+            lock,
+        )
+    return (
+        None
+        if row is None
+        else Forced(row["lease_id"], row["owner"], tuple(row["names"]), row["granted_at"], row["handle"])
+    )

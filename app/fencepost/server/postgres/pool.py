@@ -1,0 +1,372 @@
+"""Connections that are lent one after the other: who gets which, when there is none to be had, and what is done with
+one that comes back.
+
+- The one that came back last is lent first, so that what is not needed falls idle and is closed.
+- When none is idle, callers wait in line, and as many connections are being opened as callers wait, up to `size` in
+  all. One that is open, or comes back, goes to the first in line: a slow connect keeps no caller from a connection that
+  comes back. A connect that fails is the answer for the first in line.
+- PostgreSQL may have fewer connections left than the pool wants (53300: `max_connections`, or a limit of the role or
+  the database). That fails no caller as long as others of this pool are open: it waits in line for one of these. For
+  a while no more are asked for, and it is reported once.
+- Giving back decides nothing any more about the request: it awaits nothing and raises nothing. A connection whose last
+  statement was interrupted, whose transaction is open, which has a caller's role still, or what users' code has set,
+  or that is to be replaced, is closed in the background. asyncpg waits there until the statement is cancelled, for a
+  few seconds at most; what goes wrong is reported.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+from fencepost.server.postgres.connection import NO_TRIGGERS, READ_ONLY, Connection, GatewayConnection, why_unwritable
+from fencepost.server.postgres.errors import ReadOnlyError, UnavailableError, map_errors
+from fencepost.server.quota import ASKING, Shares, most_of
+from fencepost.server.times import TIMES, Times
+
+if TYPE_CHECKING:
+    from fencepost.server.clock import Timer
+
+
+# PostgreSQL that takes no writes: `default_transaction_read_only` is on. Or no fenced ones: `session_replication_role`
+# is replica, and no trigger fires.
+#
+# Managed databases set the first when the disk is full, and operators for a switch-over. The second is left over from
+# a load of data. The gateway keeps to both, and sets nothing of its own against them:
+#
+# - A write that PostgreSQL refuses for that (25006) has written nothing: 503 with Retry-After, in one sentence.
+# - For a second after that was seen, writes are refused without asking PostgreSQL. The next one tries again, so
+#   writes go on within a second of its end, and meanwhile no connection is opened for each of them.
+# - In a session that fires no triggers nothing is written from the start: PostgreSQL would not refuse it.
+# - `ALTER SYSTEM` reaches open sessions, but what ALTER DATABASE and ALTER ROLE set counts for sessions that begin
+#   later,
+#   and stays there when it is lifted. So a session that was opened so, or refused a write as such, is replaced before
+#   the next write. All are replaced once `origin_status` finds that new sessions would be so and open ones are not.
+
+# What ALTER ROLE and ALTER DATABASE give to a session that begins now; the most specific one counts. Null: neither
+# does, and the server's own configuration counts, which open sessions follow.
+# Operators and functions are named in full, against those that others may have put on the role's search_path.
+_NEW: Final = """
+       (SELECT pg_catalog.split_part(setting, '=', 2)
+          FROM pg_catalog.pg_db_role_setting s CROSS JOIN pg_catalog.unnest(s.setconfig) AS setting,
+               pg_catalog.pg_database d, pg_catalog.pg_roles r
+         WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database()
+           AND r.rolname OPERATOR(pg_catalog.=) SESSION_USER
+           AND s.setdatabase OPERATOR(pg_catalog.=) ANY (ARRAY[CAST(0 AS oid), d.oid])
+           AND s.setrole OPERATOR(pg_catalog.=) ANY (ARRAY[CAST(0 AS oid), r.oid])
+           AND pg_catalog.split_part(setting, '=', 1) OPERATOR(pg_catalog.=) '{}'
+         ORDER BY s.setrole OPERATOR(pg_catalog.=) CAST(0 AS oid), s.setdatabase OPERATOR(pg_catalog.=) CAST(0 AS oid)
+         LIMIT 1)"""
+_LOOK: Final = f"""
+SELECT pg_catalog.current_setting('transaction_read_only') AS transaction_read_only,
+       pg_catalog.current_setting('session_replication_role') AS session_replication_role,
+       CAST({_NEW.format("default_transaction_read_only")} AS bool) AS new_read_only,
+       {_NEW.format("session_replication_role")} AS new_role"""
+_HERE: Final = "SELECT CAST(pg_catalog.current_setting('transaction_read_only') AS bool)"
+
+
+class ReadOnly:
+    """What a process knows of it, over all its connections. `report` gets its beginning, in a sentence."""
+
+    def __init__(
+        self,
+        report: Callable[[str], None],
+        times: Times = TIMES,
+    ) -> None:
+        self._until = -math.inf
+        self._reason = READ_ONLY
+        self._report = report
+        self._times, self._clock = times.connections, times.clock
+
+    def notice(self, reason: str = READ_ONLY) -> None:
+        """Take note that nothing may be written in a session of now."""
+        now = self._clock.monotonic()
+        if now > self._until + self._times.read_only_reported_after:
+            self._report(reason)
+        self._reason = reason
+        self._until = now + self._times.read_only_for
+
+    def clear(self) -> None:
+        """Take note that a session of now takes writes."""
+        self._until = min(self._until, self._clock.monotonic())
+
+    def require_writable(self) -> None:
+        """Raise ReadOnlyError if that was just seen."""
+        if self._clock.monotonic() < self._until:
+            raise ReadOnlyError(self._reason)
+
+    def require_writable_session(self, connection: GatewayConnection) -> None:
+        """Raise ReadOnlyError if this session refused a write before, or was opened so."""
+        if connection.unwritable:
+            self.notice(connection.unwritable)
+            raise ReadOnlyError(connection.unwritable)
+
+    async def explains(self, connection: Connection) -> bool:
+        """Whether all writes are refused in this session, and not only the statement that was. Raises StorageError."""
+        with map_errors(writing=False):
+            found: bool = await connection.fetchval(_HERE)
+        if found:
+            self.notice()
+        return found
+
+
+async def look(connection: Connection) -> tuple[str, str]:
+    """Ask why nothing may be written in this session, and in a new one by a role's or database's setting; empty: it
+    may, and none of their settings says that it may not.
+    """
+    row = await connection.fetchrow(_LOOK)
+    if row is None:
+        raise RuntimeError("a SELECT without FROM gave no row")
+    new = READ_ONLY if row["new_read_only"] else NO_TRIGGERS if row["new_role"] == "replica" else ""
+    return why_unwritable(dict(row)), new
+
+
+# Connections for grants of locks, which may wait for rows: all of those for leases but two, which renewals need. One
+# caller's grants have three quarters of them: what they claim may be locked for long.
+
+_FOR_OTHERS: Final = 2
+
+
+class GrantSlots:
+    """Lends connections for leases, of which there are `connections`, to so many grants at a time."""
+
+    def __init__(
+        self, for_leases: Callable[[], AbstractAsyncContextManager[Connection]], connections: int, times: Times
+    ) -> None:
+        self._for_leases = for_leases
+        slots = max(connections - _FOR_OTHERS, 1)
+        self.most_of_caller = most_of(slots)
+        """How many one caller may have."""
+        self._slots, self._of_caller = asyncio.Semaphore(slots), Shares(self.most_of_caller)
+        self._within = times.queue.slot_within
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Connection]:
+        """Lend `run_write` a connection. UnavailableError when other grants keep this one waiting for too long."""
+        with self._of_caller.of(ASKING.get()) as own:
+            async with self._in_time(own), self._in_time(self._slots), self._for_leases() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def _in_time(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._within if slots.locked() else None):
+                await slots.acquire()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"other requests for locks kept this one from PostgreSQL for {self._within:g} s"
+            ) from error
+        try:
+            yield
+        finally:
+            slots.release()
+
+
+NO_MORE: Final = (asyncpg.TooManyConnectionsError,)
+
+
+class ClosedError(Exception):
+    """The pool is closed, or about to be."""
+
+
+class Pool:
+    """Up to `size` connections. `connect` opens one; `report` gets what concerns no caller, in a sentence."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[GatewayConnection]],
+        size: int,
+        report: Callable[[str], None],
+        times: Times = TIMES,
+    ) -> None:
+        self._connect = connect
+        self._size = size
+        self._report = report
+        self._times, self._clock = times.connections, times.clock
+        self._idle: deque[tuple[GatewayConnection, float]] = deque()
+        self._lent: set[GatewayConnection] = set()
+        self._outdated: set[GatewayConnection] = set()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._line: deque[asyncio.Future[GatewayConnection]] = deque()
+        self._generation = 0
+        self._given_back = asyncio.Event()
+        self._full_until = 0.0
+        self._closing: dict[asyncio.Task[None], GatewayConnection] = {}
+        self._closed = self._ended = False
+        self._trimmer: Timer | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self._lent) + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    async def lend(self) -> GatewayConnection:
+        """Lend a connection; waits as long as there is none. Raises what `connect` does, and ClosedError."""
+        if self._closed:
+            raise ClosedError
+        if not self._line and (connection := self._from_idle()) is not None:
+            self._lent.add(connection)
+            return connection
+        waiting: asyncio.Future[GatewayConnection] = asyncio.get_running_loop().create_future()
+        self._line.append(waiting)
+        self._open_for_waiters()
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.cancelled():
+                with suppress(ValueError):  # the one that came to serve it has taken it out of the line
+                    self._line.remove(waiting)
+            elif waiting.exception() is None:  # it came at the same moment
+                self.give_back(waiting.result())
+            raise
+
+    def give_back(self, connection: GatewayConnection, *, spoilt: bool = False) -> None:
+        """Take a connection back. `spoilt`: it is not lent again."""
+        self._lent.discard(connection)
+        self._given_back.set()
+        if spoilt or self._closed or self._is_useless(connection):
+            self._close(connection)
+            self._open_for_waiters()
+        else:
+            self._hand_over(connection)
+
+    def _hand_over(self, connection: GatewayConnection) -> None:
+        """Give a connection to the first in line, or let it rest."""
+        while self._line:
+            waiting = self._line.popleft()
+            if not waiting.done():
+                self._lent.add(connection)
+                waiting.set_result(connection)
+                return
+        self._idle.append((connection, self._clock.monotonic()))
+        if self._trimmer is None:
+            self._trimmer = self._clock.call_later(self._times.trim_every, self._trim)
+
+    def expire(self) -> None:
+        """Have all connections made anew: those that are idle now, others as they come back."""
+        self._generation += 1
+        while self._idle:
+            self._close(self._idle.pop()[0])
+        self._outdated.update(self._lent)
+
+    async def close(self) -> None:
+        """Wait for connections that are lent, then close all. Who waits in line gets ClosedError."""
+        self._closed = True
+        self._refuse(ClosedError(), most=len(self._line))
+        if self._trimmer is not None:
+            self._trimmer.cancel()
+        for task in self._opening:
+            task.cancel()
+        self.expire()
+        while self._lent:
+            self._given_back.clear()
+            await self._given_back.wait()
+        while tasks := self._opening | self._closing.keys():
+            await asyncio.wait(tasks)
+
+    def end(self) -> None:
+        """Wait for nothing any more: statements under way break, nothing is lent again. `close` is due all the same."""
+        self._closed = self._ended = True
+        self._refuse(ClosedError(), most=len(self._line))
+        for connection in (*self._lent, *self._closing.values()):
+            connection.terminate()
+
+    def _from_idle(self) -> GatewayConnection | None:
+        while self._idle:
+            connection, _ = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+            self._close(connection)
+        return None
+
+    def _open_for_waiters(self) -> None:
+        # With none open there is none to wait for.
+        full = self.size > 0 and self._clock.monotonic() < self._full_until
+        while not (self._closed or full or self.size + len(self._opening) >= self._size):
+            if len(self._opening) >= len(self._line):
+                break
+            task = asyncio.create_task(self._open_one(self._generation))
+            self._opening.add(task)
+            task.add_done_callback(self._on_opened)
+
+    def _on_opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        self._open_for_waiters()
+
+    async def _open_one(self, generation: int) -> None:
+        """Open one more, for the first in line or the next to come."""
+        try:
+            async with asyncio.timeout(self._times.open_within):
+                connection = await self._connect()
+        except NO_MORE as error:
+            if self.size:
+                self._is_full(error)
+            else:
+                self._refuse(error)
+        except Exception as error:  # noqa: BLE001 - it is the caller's to judge
+            self._refuse(error)
+        else:
+            if generation != self._generation:
+                self._outdated.add(connection)
+            if self._closed:
+                self._close(connection)
+            else:
+                self._hand_over(connection)
+
+    def _refuse(self, error: Exception, most: int = 1) -> None:
+        """Raise this to the first in line."""
+        while self._line and most:
+            waiting = self._line.popleft()
+            if not waiting.done():
+                waiting.set_exception(error)
+                most -= 1
+
+    def _is_full(self, error: asyncpg.PostgresError) -> None:
+        now = self._clock.monotonic()
+        if now < self._full_until:
+            return
+        self._full_until = now + self._times.full_for
+        self._clock.call_later(self._times.full_for, self._open_for_waiters)
+        self._report(
+            f"PostgreSQL has no connection left for this gateway beside the {self.size} that are open here, of"
+            f" {self._size} that it may have: {error}. Requests wait for those"
+        )
+
+    def _is_useless(self, connection: GatewayConnection) -> bool:
+        return (
+            connection in self._outdated
+            or connection.is_closed()
+            or connection.is_in_transaction()
+            or connection.acting  # as a caller: no other may get it
+            or connection.code_ran
+        )
+
+    def _close(self, connection: GatewayConnection) -> None:
+        self._outdated.discard(connection)
+        task = asyncio.get_running_loop().create_task(self._on_closed(connection))
+        self._closing[task] = connection
+        task.add_done_callback(self._closing.pop)
+
+    async def _on_closed(self, connection: GatewayConnection) -> None:
+        try:
+            if not (self._ended or connection.is_closed()):
+                await connection.close(timeout=self._times.close_within)
+        except Exception as error:  # noqa: BLE001 - no caller waits for it
+            reason = str(error) or type(error).__name__
+            self._report(f"a connection to PostgreSQL could not be closed in order: {reason}")
+        finally:
+            connection.terminate()
+
+    def _trim(self) -> None:
+        """Close what has been idle for long. The oldest come first."""
+        before = self._clock.monotonic() - self._times.idle_for
+        while self._idle and self.size > 1 and self._idle[0][1] < before:
+            self._close(self._idle.popleft()[0])
+        self._trimmer = self._clock.call_later(self._times.trim_every, self._trim) if self._idle else None

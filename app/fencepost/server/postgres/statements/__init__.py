@@ -1,1 +1,0 @@
-"""The statements that requests become: fenced writes, claims, marks, scopes, reads."""

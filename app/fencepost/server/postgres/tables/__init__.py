@@ -1,1 +1,0 @@
-"""The users' tables as pg_catalog describes them: read, cached, and read again when they change."""
