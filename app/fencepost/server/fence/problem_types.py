@@ -1,4 +1,4 @@
-"""Every kind of error that a caller can meet: its code, status and page. A code is added at the end, and never reused."""
+"""Every kind of error that a caller can meet: code, status and page. A code is added at the end, and never reused."""
 
 from dataclasses import dataclass
 from typing import Final
