@@ -20,7 +20,8 @@ from benchmarks.machine import describe, source_digest
 from benchmarks.peers import about_peers, missing
 from benchmarks.processes import BenchmarkError
 from benchmarks.walk import ROWS
-from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import EmbeddedServerError, embedded_bin_dir
 
 
 @click.command()

@@ -11,8 +11,8 @@ import asyncpg
 
 from benchmarks.cells import GONE, NEW, NEW_PLAIN, PLAIN, SCOPED, TableName
 from benchmarks.walk import MARK_AT_FIRST, OVER_ROWS, Walk
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 
 _CREATE: Final = "CREATE TABLE {table} (order_id text PRIMARY KEY, status text NOT NULL)"
 _ADD_MARK: Final = "ALTER TABLE {table} ADD COLUMN last_fence_token bigint NOT NULL DEFAULT 0"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 
 REPOSITORY: Final = Path(__file__).parents[1]
 _READY_WITHIN: Final = 60.0  # seconds

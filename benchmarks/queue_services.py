@@ -20,7 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks.processes import BenchmarkError, running
 from benchmarks.walk import FIRST_KEY, OVER_ROWS, ROWS
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues
 from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.message import WriteMessage, message_of

@@ -36,7 +36,7 @@ from benchmarks.queue_services import (
     services,
 )
 from benchmarks.usual_consumer import COMMITS, Plan, applied_per_second
-from fencepost.server.ops.embedded.server import EmbeddedServerError
+from fencepost.server.ops.embedded_files import EmbeddedServerError
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.server import ServerError
 

@@ -18,8 +18,8 @@ from benchmarks.machine import busy
 from benchmarks.processes import running
 from benchmarks.requests import EXPECTED, request
 from benchmarks.walk import MARK_AT_FIRST, TOKENS_PER_CELL, Walk
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 
 FIRST_KEY: Final = 10_000_000
 """Keys have eight digits each, whatever the size of the table: every request is equally long."""

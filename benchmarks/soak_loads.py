@@ -14,8 +14,8 @@ from benchmarks.lease_clients import HttpClient
 from benchmarks.load import HOST, Plan, Result
 from benchmarks.sized import FIRST_KEY, execute, fresh
 from benchmarks.walk import MARK_AT_FIRST, STALE_TOKEN, Walk
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 
 ROWS: Final = 100_000
 _QUARTER: Final = ROWS // 4

@@ -19,7 +19,7 @@ from benchmarks.processes import BenchmarkError
 from benchmarks.source_clients import BUILTIN
 from benchmarks.source_measures import Round, measure
 from benchmarks.source_services import KINDS, TTL_MS, Services, start, version
-from fencepost.server.ops.embedded.server import EmbeddedServerError
+from fencepost.server.ops.embedded_files import EmbeddedServerError
 
 
 @click.command()

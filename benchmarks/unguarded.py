@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.cli.main import main
 from fencepost.server.serving import server
-from fencepost.server.serving.draining import DrainingProtocol
+from fencepost.server.serving.parsing import DrainingProtocol
 
 if TYPE_CHECKING:
     from uvicorn import Config

@@ -17,7 +17,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.postgres import SERVERS, session_server
 from tests.support.ready_made import ReadyMade, Unmade
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.postgres import in_database, quick_logins, run_on
 from fencepost.testing.servers.processes import server_directory
 
@@ -60,7 +60,7 @@ def postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def template(postgres: PostgresServer) -> str:
     """Make the migrated database that each test's database is a copy of. Returns its name."""
-    from fencepost.server.ops.schema.migrate import upgrade  # noqa: PLC0415 - tests without a database need no Alembic
+    from fencepost.server.ops.migrate import upgrade  # noqa: PLC0415 - tests without a database need no Alembic
 
     async def make() -> None:
         await run_on(postgres.url, f"CREATE DATABASE {TEMPLATE}")

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.testing.checker import Verdict
 from fencepost.testing.history import End, Event, Fault, Invoke, read
 from fencepost.testing.torture import BadInputError, Config, RunFailedError, run

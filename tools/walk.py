@@ -28,8 +28,9 @@ import uvicorn
 
 import fencepost
 from fencepost.server.ops import demo
-from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import embedded_bin_dir
+from fencepost.server.ops.migrate import upgrade
 from fencepost.server.serving.guarded import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import create_app

@@ -25,18 +25,11 @@ from sqlalchemy import ARRAY, BigInteger, CursorResult, Text, bindparam, text
 from sqlalchemy import Connection as SyncConnection
 from sqlalchemy.exc import DBAPIError
 
-from fencepost.server.ops.protecting.check import ProtectError
-from fencepost.server.ops.protecting.protect import (
-    LOCK_TIMEOUT_MS,
-    PAUSE,
-    Asked,
-    ProtectPlan,
-    plan_protect,
-    plan_unprotect,
-)
-from fencepost.server.ops.protecting.table import MISMATCH, TOO_HIGH
-from fencepost.server.ops.schema import versions
-from fencepost.server.ops.schema.owner import SCHEMA
+from fencepost.server.ops import schema as versions
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.ddl import MISMATCH, TOO_HIGH
+from fencepost.server.ops.protect import LOCK_TIMEOUT_MS, PAUSE, Asked, ProtectPlan, plan_protect, plan_unprotect
+from fencepost.server.ops.schema import SCHEMA
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN
 from fencepost.server.postgres.upkeep import WHERE_TO_LOOK

@@ -13,7 +13,7 @@ import click
 from benchmarks.layers import report
 from benchmarks.layers.layers import COMBINATIONS, Layers
 from benchmarks.layers.run import Services, measure
-from fencepost.server.ops.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.gateway import gateway_environment
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.lock_services import redis

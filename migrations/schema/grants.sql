@@ -3,7 +3,7 @@
 --   the triggers'   called by the functions of protected tables, which run in the owner's name, or the writer's own
 --   everybody's     they run in the writer's own name, or look themselves at who calls
 -- PostgreSQL gives each new function to PUBLIC: what is not for everybody is taken away here. A function that is named in neither
--- list is everybody's by that default. `fencepost doctor` (ops/inspecting/functions.py) looks at the lists.
+-- list is everybody's by that default. `fencepost doctor` (ops/doctor_tables.py) looks at the lists.
 -- A function is named without its arguments where there is only one of the name.
 
 GRANT USAGE ON SCHEMA fencepost TO PUBLIC;

@@ -1,4 +1,4 @@
--- The marks that a table's rows have when `fencepost protect` begins to guard them, or `unprotect` ends it (ops/protecting/rows.py): what was
+-- The marks that a table's rows have when `fencepost protect` begins to guard them, or `unprotect` ends it (ops/ddl.py): what was
 -- written down of them, what a floor or a scope stands for, and what is not known any more. The table is locked; see protecting.sql.
 
 -- Write to a table's rows. Its own triggers may fire: they find their names as always, so the statement names its operators in full; $1 is
@@ -183,7 +183,7 @@ BEGIN
 END $$;
 
 -- Make the column anew where it is gone from a table whose rows have marks of their own: all rows, and the floor, take what is above every
--- mark (ops/protecting/lost_marks.py). p_above: of an external source, how far its tokens have got; p_reason: what to say where
+-- mark (ops/ddl.py). p_above: of an external source, how far its tokens have got; p_reason: what to say where
 -- that is not known. No row is rewritten: a constant default counts for all that are there.
 CREATE FUNCTION fencepost.restore_marks(p_table regclass, p_above bigint, p_reason text) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$

@@ -7,7 +7,7 @@ import httpx
 from tests.support.in_process import in_process
 
 from fencepost import Client
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 SEEN = "SELECT (n, f, j, t, i)::text FROM public.v ORDER BY id"
 

@@ -14,7 +14,7 @@ from tests.support.processes import all_gone
 
 from fencepost.server.locks.advisory import AdvisorySource, from_url
 from fencepost.server.locks.source import Grant, Holder, Source, SourceContext
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import descendants, eventually, free_port, new_directory, remove_directory
 
 ROLE = "locker"

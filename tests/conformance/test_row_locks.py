@@ -10,7 +10,7 @@ import pytest
 from tests.support.interleave import Connect, Connection, start
 from tests.support.live_gateway import serving
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.settings import Settings
 from fencepost.testing.servers.processes import eventually
 

@@ -6,7 +6,8 @@ import pytest
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
-from fencepost.server.ops.protecting.protect import ProtectError, protect
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import ask_elements, in_key_order
 
 pytestmark = pytest.mark.versions

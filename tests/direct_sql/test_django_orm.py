@@ -17,8 +17,8 @@ from django.db.models import F
 from tests.scenarios.orm_shop import OrmShop, orm_shop
 from tests.support.recipes import recipe, run_recipe
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.protect import protect
 
 _keys = itertools.count(1)
 

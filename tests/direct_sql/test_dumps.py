@@ -11,8 +11,8 @@ import pytest
 from tests.direct_sql.replication import write
 from tests.support.interleave import Connect
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE
 

@@ -12,7 +12,7 @@ from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep
 
 pytestmark = pytest.mark.versions

@@ -14,7 +14,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome, owner
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep
 
 UPDATE = "UPDATE public.orders SET n = n WHERE order_id = 'k'"

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.errors import QuarantinedError
 from fencepost.testing.servers.postgres import clone, in_database, run_on
 from fencepost.testing.servers.processes import eventually, new_directory, remove_directory

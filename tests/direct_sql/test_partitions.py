@@ -5,8 +5,8 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.inspecting.partitions import examine_partitions
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.doctor_tables import examine_partitions
+from fencepost.server.ops.protect import protect
 
 pytestmark = pytest.mark.versions
 

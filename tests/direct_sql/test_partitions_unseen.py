@@ -11,10 +11,10 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.inspecting.partitions import examine_partitions
-from fencepost.server.ops.protecting.partitions import EVENT_TRIGGERS, lacks_event_triggers, watch_sql
-from fencepost.server.ops.protecting.protect import protect, unprotect
-from fencepost.server.ops.schema import migrate
+from fencepost.server.ops import migrate
+from fencepost.server.ops.checks import EVENT_TRIGGERS, lacks_event_triggers, watch_sql
+from fencepost.server.ops.doctor_tables import examine_partitions
+from fencepost.server.ops.protect import protect, unprotect
 
 OFF = "ALTER EVENT TRIGGER fencepost_partitions DISABLE"
 ON = "ALTER EVENT TRIGGER fencepost_partitions ENABLE"

@@ -10,9 +10,9 @@ from tests.support.racing import Race, open_race, outcome, owner
 from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.inspecting.tables import examine_tables
-from fencepost.server.ops.protecting.partitions import EVENT_TRIGGERS
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.checks import EVENT_TRIGGERS
+from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.protect import protect
 
 PARTITIONED = """
 CREATE TABLE public.parts (region text, id int, v text, n int DEFAULT 0, PRIMARY KEY (region, id))

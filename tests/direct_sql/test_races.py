@@ -8,7 +8,7 @@ from tests.support.mutants import mutate
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 UPDATE_FROM = "UPDATE public.orders o SET n = s.n FROM (VALUES ('k', 7)) s(id, n) WHERE o.order_id = s.id"

@@ -16,7 +16,7 @@ from tests.support.live_gateway import serving
 from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
 from fencepost.server.ops import demo
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.settings import Settings
 
 RUN_ELSEWHERE = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}

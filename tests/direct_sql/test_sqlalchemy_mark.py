@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 from tests.scenarios.orm_shop import OrmShop, orm_shop
 from tests.support.recipes import run_recipe
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 
 FencedSession: type[Session] = run_recipe("sqlalchemy")["FencedSession"]
 """Session.info["fence_token"] is the token of each of its transactions."""

@@ -15,7 +15,7 @@ from tests.cli.running import Running, whole_lines, written
 from tests.support.processes import all_gone
 from tests.support.recipes import surroundings
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import descendants, eventually
 
 # Where a test wants it, psql waits before its first UPDATE: the pause between reading and writing.

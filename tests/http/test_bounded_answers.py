@@ -11,7 +11,7 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import Api
 from tests.support.in_process import in_process
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import reading
 from fencepost.testing.servers.processes import PATIENCE
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.support.in_process import in_process
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import group_commit
 
 MOST = 100_000

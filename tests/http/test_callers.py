@@ -15,7 +15,7 @@ from tests.support.tokens import SECRET, bearer, token
 from tests.support.unhurried import UNHURRIED
 
 from fencepost.cli.main import main
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.times import UpkeepTimes
 from fencepost.testing.servers.postgres import run_on
 from fencepost.testing.servers.processes import PATIENCE, eventually

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.http.raw import RawConnection
 
-from fencepost.server.http.requests.bodies import MOST_BODIES
+from fencepost.server.http.bodies import MOST_BODIES
 from fencepost.server.quota import most_of
 from fencepost.testing.servers.processes import PATIENCE
 

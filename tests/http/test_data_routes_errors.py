@@ -9,7 +9,7 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
 from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.http.routes import data
+from fencepost.server.http import data
 
 REFUSED: list[tuple[dict[str, Any], tuple[int, str], dict[str, Any]]] = [
     ({"status": None}, (400, "23502"), {"column": "status", "table": "orders"}),

@@ -9,8 +9,8 @@ import httpx
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.schema.revisions import newest
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.schema import newest
 from fencepost.testing.servers.processes import eventually
 
 

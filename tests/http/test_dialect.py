@@ -5,7 +5,7 @@ from tests.http.test_data_routes_collection import of, some_orders
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 
 async def test_one_row_more_than_max_affected_refuses_all_and_a_write_counts(api: Api, shop: Shop) -> None:

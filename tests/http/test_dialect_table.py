@@ -16,7 +16,8 @@ from tests.support.asking import Api
 from tests.support.interleave import Connection
 from tests.support.ready_made import ReadyMade
 
-from fencepost.server.http.requests import header_rules, preferences
+from fencepost.server.http import headers as header_rules
+from fencepost.server.http import headers as preferences
 
 DOCS: Final = (Path(__file__).parents[2] / "docs/reading.md").read_text()
 ROUTES: Final = (

@@ -12,7 +12,7 @@ from tests.http.conftest import StartGateway
 from tests.support.api_key_gateway import FOR_ALL
 from tests.support.tokens import SECRET, token
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import api_keys
 
 # What the browser sees does not depend on PostgreSQL's version.

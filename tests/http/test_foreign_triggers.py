@@ -6,7 +6,7 @@ from tests.support.asking import code
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 TABLES = """
 CREATE TABLE soft (id int PRIMARY KEY, deleted bool NOT NULL DEFAULT false, n int NOT NULL DEFAULT 0);

@@ -5,7 +5,7 @@ import pytest
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 pytestmark = pytest.mark.versions
 

@@ -17,7 +17,7 @@ from tests.support.ready_made import ReadyMade
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fencepost.server.http.guard import Bounds
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.serving.guarded import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import EdgeTimes, Times

@@ -15,7 +15,7 @@ from tests.support.asking import Api, code
 from tests.support.interleave import Connection
 from tests.support.ready_made import ReadyMade
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import eventually
 
 _tokens = itertools.count(100)

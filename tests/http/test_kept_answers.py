@@ -10,7 +10,7 @@ import pytest
 from tests.support.in_process import in_process
 
 from fencepost.server.gateway.kept import MOST, SMALL
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 SQL = f"""
 CREATE TABLE public.plain (id int PRIMARY KEY, note text DEFAULT repeat('x', {MOST}), n int DEFAULT 0);

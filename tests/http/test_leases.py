@@ -23,7 +23,7 @@ from tests.support.lease_asking import (
 )
 from tests.support.ready_made import ReadyMade
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import eventually
 
 STATE = {

@@ -7,7 +7,7 @@ import pytest
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 TABLE = """
 SET search_path = public;

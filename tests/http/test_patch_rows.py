@@ -5,7 +5,7 @@ from tests.support.asking import Api, code
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 
 async def orders(shop: Shop, *marks: int) -> list[str]:

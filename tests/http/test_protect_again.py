@@ -9,7 +9,7 @@ import pytest
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection, blocks_another_session, start
 
-from fencepost.server.ops.protecting.protect import plan_protect, plan_unprotect, protect
+from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect
 
 TABLE = "CREATE TABLE public.t (a int, b text, PRIMARY KEY (a, b))"
 ROWS = "INSERT INTO public.t (a, b, last_fence_token) SELECT n, 'x', 1 FROM generate_series(1, 9) n"

@@ -24,7 +24,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.gateway.queued import find, wait
 from fencepost.server.gateway.results import STATE_HEADER, of_caller
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.log import Message

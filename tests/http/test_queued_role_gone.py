@@ -6,7 +6,7 @@ from tests.support.consuming import write
 
 from fencepost.server.consuming.applying import Applier, DatabaseLedger, Standing
 from fencepost.server.consuming.deciding import Decider, Settled
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.queues.log import Position, Received, partition_of
 from fencepost.server.queues.message import sign
 from fencepost.server.queues.registry import DEFAULT

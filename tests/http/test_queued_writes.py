@@ -21,10 +21,10 @@ from tests.support.queued import Queued, queueing
 from fencepost.server.fence.problem_types import STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.results import STATE_HEADER
-from fencepost.server.http.hanging_up import WATCH
-from fencepost.server.http.problems.response import problem_response
-from fencepost.server.http.responses.answers import to_recorded
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.http.answers import to_recorded
+from fencepost.server.http.guard import WATCH
+from fencepost.server.http.problems import problem_response
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.queues import record
 from fencepost.server.queues.log import LogUnavailableError

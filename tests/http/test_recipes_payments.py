@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 
 PAGE = DOCS / "recipes" / "payments-without-locks.md"
 PAYMENT = ("pay-7", "order-123", Decimal("42.50"))

@@ -11,7 +11,7 @@ from tests.conformance.redis_bench import redis_server
 from tests.http.conftest import StartGateway
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import free_port
 
 PAGE = DOCS / "recipes" / "redis-dedupe-and-fence.md"

@@ -11,7 +11,7 @@ from tests.http.lock_machines import Machines
 from tests.support.interleave import Connect, Connection
 from tests.support.recipes import DOCS, recipe, recipes, run, steps
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("recipes that run as processes")

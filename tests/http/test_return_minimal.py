@@ -13,7 +13,7 @@ from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 
 from fencepost.cli.main import main
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 MINIMAL = "return=minimal"
 

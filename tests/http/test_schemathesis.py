@@ -16,7 +16,7 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.support.tokens import SECRET, bearer, token
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("runs of schemathesis")

@@ -7,7 +7,7 @@ from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.interleave import Connect, Connection
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 DDL = """
 SET search_path = public;

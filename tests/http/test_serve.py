@@ -15,7 +15,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch, serving, serving_as_it_is, workers
 
-from fencepost.server.ops.embedded.server import running_url
+from fencepost.server.ops.embedded_files import running_url
 from fencepost.testing.servers.postgres import run_on
 from fencepost.testing.servers.processes import PATIENCE, descendants, eventually
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from tests.support.serving import refused, serving
 
 from fencepost.cli.main import main
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.serving.listening import ListenError, listen
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.serving.server import ListenError, listen
 from fencepost.testing.servers.processes import alive
 
 

@@ -13,8 +13,9 @@ from tests.http.raw import RawConnection
 from tests.support.processes import all_gone, established
 from tests.support.serving import Gateway, serving
 
-from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import embedded_bin_dir
+from fencepost.server.ops.migrate import upgrade
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, mentioning
 
 pytestmark = pytest.mark.long("tests of several worker processes")

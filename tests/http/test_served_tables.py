@@ -5,7 +5,7 @@ import httpx
 import pytest
 from tests.http.conftest import StartGateway
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import PATIENCE
 
 SQL = """

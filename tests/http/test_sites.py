@@ -4,7 +4,7 @@ import httpx
 from tests.http.conftest import StartGateway
 from tests.http.raw import ask
 
-from fencepost.server.http.openapi.headers import HEADERS
+from fencepost.server.http.openapi_answers import HEADERS
 
 LEASE = {"lock": "nightly", "ttl_ms": 3_600_000, "owner": "me"}
 

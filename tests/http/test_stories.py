@@ -13,7 +13,7 @@ from tests.http.conftest import StartGateway
 from tests.support.recipes import steps as steps_of
 from tests.support.serving import serving
 
-from fencepost.server.ops.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.processes import free_port
 
 ROOT = Path(__file__).parents[2]

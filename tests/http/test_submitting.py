@@ -8,7 +8,7 @@ from tests.scenarios.shop import Shop
 from tests.support.asking import code
 from tests.support.queued import Queued, queueing
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError
 from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message
 

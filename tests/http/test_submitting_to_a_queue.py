@@ -9,7 +9,7 @@ from tests.support.asking import code
 from tests.support.queued import Queued, queueing
 
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.queues.message import read_message
 from fencepost.testing.servers.processes import eventually
 

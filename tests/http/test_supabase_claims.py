@@ -13,7 +13,7 @@ from tests.support.asking import code
 from tests.support.in_process import in_process
 from tests.support.tokens import SECRET, bearer, token
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 PAGE = Path(__file__).parents[2] / "docs" / "roles.md"
 SQL = re.compile(r"<!-- run by tests/http/test_supabase_claims.py -->\n```sql\n(.*?)```", re.DOTALL)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.support.in_process import in_process
 from tests.support.interleave import Connection
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 MOODS = ["sad", "ok", 'it\'s "odd", {yes}', "ünï"]
 

@@ -8,7 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import EmbeddedServerError
 
 
 def supervise(bin_dir: Path, data_dir: Path, uid: int | None) -> int:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.support.in_process import in_process
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 SQL = """
 CREATE TABLE public.parents (id int PRIMARY KEY, note text);

@@ -15,7 +15,7 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 
 @pytest.fixture

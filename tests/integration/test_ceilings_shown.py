@@ -7,8 +7,9 @@ from tests.support.commands import command
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.server.ops.inspecting.ceilings import FAR
-from fencepost.server.ops.protecting.protect import ProtectError, protect
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.doctor_tables import FAR
+from fencepost.server.ops.protect import protect
 
 
 @pytest.fixture

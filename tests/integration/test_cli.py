@@ -13,8 +13,8 @@ from tests.support.lease_racing import MINUTE, open_lease_race
 
 from fencepost.cli.main import main
 from fencepost.cli.shared import flag, to_environment, variable
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.schema.revisions import newest
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.schema import newest
 from fencepost.server.settings import Settings
 from fencepost.testing.servers.postgres import in_database
 

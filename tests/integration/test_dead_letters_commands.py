@@ -12,7 +12,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.queued import queueing
 
 from fencepost.cli.main import main
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import sources
 from fencepost.server.queues.log import LogUnavailableError
 from fencepost.server.queues.postgres import PostgresDeadLetters

@@ -5,7 +5,7 @@ from tests.support.commands import command, complaints
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner as connected
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);

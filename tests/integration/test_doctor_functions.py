@@ -8,8 +8,8 @@ from tests.support.commands import command, complaints
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner as connected
 
-from fencepost.server.ops.inspecting.functions import FOR_ALL, FOR_TRIGGERS_ONLY, NOT_FOR_ALL
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.doctor_tables import FOR_ALL, FOR_TRIGGERS_ONLY, NOT_FOR_ALL
+from fencepost.server.ops.protect import protect
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);

@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 from tests.support.processes import all_gone
 
-from fencepost.server.ops.embedded import binaries
-from fencepost.server.ops.embedded.process import Account
-from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir, running_url
+from fencepost.server.ops import embedded_files
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import Account, EmbeddedServerError, embedded_bin_dir, running_url
 from fencepost.testing.servers.processes import PATIENCE, mentioning
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
@@ -221,7 +221,7 @@ def test_an_unreachable_data_directory_names_the_folder_that_blocks(short_dir: P
 
 @as_root
 def test_unreachable_programs_are_copied_once(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(binaries, "COPIES", short_dir / "copies")
+    monkeypatch.setattr(embedded_files, "COPIES", short_dir / "copies")
     (short_dir / "private").mkdir(mode=0o700)
     package = embedded_bin_dir().parents[1]
     prefix = short_dir / "private" / package.name / "pginstall18"
@@ -229,7 +229,7 @@ def test_unreachable_programs_are_copied_once(short_dir: Path, monkeypatch: pyte
     shutil.copytree(package.with_name(package.name + ".libs"), short_dir / "private" / (package.name + ".libs"))
     with PostgresServer(bin_dir=prefix / "bin", data_dir=short_dir / "data") as server:
         assert server.running
-    version = binaries.reachable_binaries(embedded_bin_dir(), Account.choose(short_dir)).version
+    version = embedded_files.reachable_binaries(embedded_bin_dir(), Account.choose(short_dir)).version
     (copy,) = (short_dir / "copies").iterdir()
     assert copy.name == f"postgresql-{version}"
     made = copy.stat().st_mtime_ns

@@ -7,18 +7,11 @@ import pytest
 from tests.support.interleave import Connection
 from tests.support.owned_database import OwnedDatabase, building
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.inspecting.functions import examine_functions
-from fencepost.server.ops.inspecting.tables import examine_tables
-from fencepost.server.ops.protecting.protect import (
-    ProtectError,
-    apply,
-    plan_protect,
-    plan_unprotect,
-    protect,
-    unprotect,
-)
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.doctor_tables import examine_functions, examine_tables
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import apply, plan_protect, plan_unprotect, protect, unprotect
 
 EVIL = """
 CREATE TYPE public.ct AS (x text);

@@ -13,7 +13,7 @@ from tests.support.racing import Race, open_race, outcome, written
 from tests.support.ready_made import Unmade
 
 from fencepost.cli.main import main
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.upkeep import Reset, ResetError, reset
 
 BOGUS = 2**61

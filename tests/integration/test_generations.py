@@ -19,7 +19,7 @@ from tests.support.violations import judging
 
 from fencepost.cli.main import main
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import sources, upkeep
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database

@@ -16,8 +16,9 @@ from tests.support.interleave import blocks_another_session
 from tests.support.serving import serving
 
 from fencepost.server.ops.demo import load
-from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import embedded_bin_dir
+from fencepost.server.ops.migrate import upgrade
 from fencepost.server.times import HealthTimes, Times
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import PATIENCE, descendants, eventually

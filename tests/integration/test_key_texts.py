@@ -7,7 +7,7 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, put, result_of
 
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 
 OTHER_TYPES = {
     "fewer digits": ("numeric", "1.25", "ALTER k TYPE numeric(10,1)", "1.25"),

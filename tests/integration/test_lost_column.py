@@ -5,8 +5,9 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.inspecting.tables import examine_tables
-from fencepost.server.ops.protecting.protect import ProtectError, apply, plan_protect, protect, unprotect
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.protect import apply, plan_protect, protect, unprotect
 
 GONE = "ALTER TABLE public.orders DROP COLUMN last_fence_token CASCADE"
 RENAMED = "ALTER TABLE public.orders RENAME COLUMN last_fence_token TO mark"

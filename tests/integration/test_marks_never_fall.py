@@ -6,7 +6,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 LOWERINGS = {
     "marks": "UPDATE fencepost.marks SET last_fence_token = last_fence_token - 1 WHERE resource = 't/1'",

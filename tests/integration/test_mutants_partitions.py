@@ -10,7 +10,7 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 FOLLOW = "fencepost.follow_partitions(text)"
 ATTACH_ROWS = "fencepost.attach_rows(regclass, regclass, text, bigint, bigint, text)"

@@ -13,7 +13,7 @@ from tests.support.interleave import Connect
 from tests.support.mutants import PythonMutant, SqlMutant, seen
 
 from fencepost.server.fence.token import Token
-from fencepost.server.ops.protecting.rows import RowDdl
+from fencepost.server.ops.ddl import RowDdl
 from fencepost.server.postgres import marks
 from fencepost.server.postgres import marks as asking
 from fencepost.server.postgres.connection import Connection

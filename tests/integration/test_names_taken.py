@@ -6,7 +6,7 @@ from tests.support.mutants import mutate
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 
 TABLE = "CREATE TABLE {} (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 1, lowest int, own int)"
 

@@ -7,7 +7,7 @@ from tests.support.asking import code
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect
 
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 
 ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)"
 

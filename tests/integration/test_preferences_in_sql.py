@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.support.in_process import in_process
 
-from fencepost.server.http.requests import preferences
-from fencepost.server.http.requests.preferences import PREFERENCES, Preference
+from fencepost.server.http import headers as preferences
+from fencepost.server.http.headers import PREFERENCES, Preference
 from fencepost.server.ops import demo
 from fencepost.server.postgres import keyed, many
 from fencepost.server.postgres.keyed import Change

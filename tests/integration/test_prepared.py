@@ -7,8 +7,8 @@ from tests.support.commands import command
 from tests.support.in_process import in_process
 from tests.support.interleave import Connect, Connection
 
-from fencepost.server.ops.inspecting.prepared import examine_prepared
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.doctor import examine_prepared
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.row_sql import literal
 from fencepost.server.postgres.upkeep import all_prepared
 

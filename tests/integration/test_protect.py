@@ -7,9 +7,10 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect, Connection, start
 
-from fencepost.server.ops.embedded.server import embedded_bin_dir
-from fencepost.server.ops.inspecting.tables import examine_tables
-from fencepost.server.ops.protecting.protect import ProtectError, plan_protect, plan_unprotect, protect, unprotect
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.embedded_files import embedded_bin_dir
+from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect, unprotect
 from fencepost.server.postgres.upkeep import ResetError, reset
 from fencepost.testing.servers.processes import PATIENCE
 

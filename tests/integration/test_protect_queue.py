@@ -7,8 +7,8 @@ import pytest
 from tests.support.interleave import Connect
 from tests.support.racing import outcome
 
-from fencepost.server.ops.protecting.check import ProtectError
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues, sources
 
 QUEUE = "kafka:Orders.eu-1"

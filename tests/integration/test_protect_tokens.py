@@ -15,8 +15,9 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 from tests.support.violations import judging
 
-from fencepost.server.ops.protecting.protect import LOCK_TIMEOUT_MS, ProtectError, plan_protect, protect
-from fencepost.server.ops.protecting.table import HIGHEST_MARK
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.ddl import HIGHEST_MARK
+from fencepost.server.ops.protect import LOCK_TIMEOUT_MS, plan_protect, protect
 from fencepost.server.postgres.upkeep import reset
 from fencepost.testing.servers.processes import PATIENCE
 

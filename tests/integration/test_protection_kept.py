@@ -7,7 +7,7 @@ import pytest
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 
-from fencepost.server.ops.protecting.protect import plan_protect, protect
+from fencepost.server.ops.protect import plan_protect, protect
 from fencepost.server.postgres import sources
 
 GIVEN: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from tests.support.use_cases import open_gateway
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep
 from fencepost.server.postgres.upkeep import Pruner
 

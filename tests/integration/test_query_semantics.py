@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordered, trees
 from tests.support.interleave import Connect, Connection
 
-from fencepost.server.http.requests.query import parse_query
+from fencepost.server.http.query import parse_query
 from fencepost.server.postgres.catalog_cache import load
 from fencepost.server.postgres.query import render_filters, render_order, render_select
 from fencepost.server.postgres.row_sql import Bound, compiled

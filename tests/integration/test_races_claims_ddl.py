@@ -21,7 +21,7 @@ from fencepost.server.gateway.leases.acquire import Granted
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.demo import LEASES_BEGIN
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres import marks
 from fencepost.server.postgres.marks import Appeared, claim_absent
 

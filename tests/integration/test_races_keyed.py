@@ -17,7 +17,7 @@ from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.many import ManyWritten
 
 

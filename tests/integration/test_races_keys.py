@@ -17,7 +17,7 @@ from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.marks import KeyState, ask
 from fencepost.server.postgres.query import Condition, Field

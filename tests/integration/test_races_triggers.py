@@ -5,7 +5,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome, owner
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 INSERT = "INSERT INTO public.orders (order_id) VALUES ('new')"

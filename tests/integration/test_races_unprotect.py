@@ -29,7 +29,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.demo import LEASES_BEGIN
-from fencepost.server.ops.protecting.protect import plan_unprotect, protect, unprotect
+from fencepost.server.ops.protect import plan_unprotect, protect, unprotect
 from fencepost.server.postgres import many
 from fencepost.server.postgres.marks import Mark, mark_of
 from fencepost.server.postgres.row_sql import MARK, TOKEN

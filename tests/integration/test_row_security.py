@@ -17,7 +17,7 @@ from tests.support.use_cases import keyed, listed, open_gateway, patch, put
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 
 @pytest.fixture(params=["rows", "scope"])

@@ -10,8 +10,8 @@ from tests.support.mutants import mutate
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.protecting.protect import apply, plan_unprotect, protect, unprotect
-from fencepost.server.ops.schema.owner import settle_sql
+from fencepost.server.ops.protect import apply, plan_unprotect, protect, unprotect
+from fencepost.server.ops.schema import settle_sql
 
 UPDATE = "UPDATE {} SET n = n + 1 WHERE id = {}"
 

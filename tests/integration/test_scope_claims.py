@@ -19,7 +19,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.use_cases import claim, explain
-from fencepost.server.ops.protecting.protect import plan_protect, plan_unprotect, protect
+from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect
 from fencepost.server.postgres.leases import LockRequest
 
 SCOPE = "account/{account_id}"

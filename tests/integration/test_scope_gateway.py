@@ -16,7 +16,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.ops.protecting.protect import plan_protect, protect
+from fencepost.server.ops.protect import plan_protect, protect
 
 SCOPE = "account/{account_id}"
 

@@ -10,8 +10,9 @@ from tests.support.racing import Race
 from tests.support.racing import owner as connected
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.inspecting.tables import examine_tables
-from fencepost.server.ops.protecting.protect import ProtectError, apply, plan_protect, protect, unprotect
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.protect import apply, plan_protect, protect, unprotect
 
 TABLES = """
 CREATE TYPE mood AS ENUM ('fair', 'foul');

@@ -11,7 +11,7 @@ from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 
 Scenario = Callable[[Race], Awaitable[None]]
 

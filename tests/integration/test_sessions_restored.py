@@ -22,7 +22,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.use_cases import claim, read_many, read_one
 from fencepost.server.ops.demo import LEASES_BEGIN
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.query import Condition, Field, Query, Selected
 

@@ -10,7 +10,7 @@ from tests.support.racing import outcome
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import sources
 from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.leases import LockRequest, hash_secret

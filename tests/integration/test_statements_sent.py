@@ -15,7 +15,7 @@ from tests.statements.recording import Recorder
 from tests.statements.tables import ORDERS, TABLES, Driver, Rows, make
 from tests.support.in_process import in_process
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.postgres import clone, in_database, run_on
 
 SENT = Path(__file__).parents[1] / "statements" / "sent"

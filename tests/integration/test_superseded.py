@@ -16,7 +16,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.observe.events import Event, HolderUnknown, Refused
 from fencepost.server.observe.logs import EventLog
 from fencepost.server.observe.metrics import Metrics
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.quota import PEER
 from fencepost.server.times import RequestTimes, Times

@@ -15,10 +15,11 @@ from tests.support.catalog_dump import dump
 from tests.support.interleave import Connection
 from tests.support.next_version import next_version
 
-from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.server.ops.protecting.protect import protect, unprotect
-from fencepost.server.ops.schema import revisions
-from fencepost.server.ops.schema.migrate import downgrade, upgrade, upgrade_sql
+from fencepost.server.ops import schema
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import embedded_bin_dir
+from fencepost.server.ops.migrate import downgrade, upgrade, upgrade_sql
+from fencepost.server.ops.protect import protect, unprotect
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
 
@@ -68,10 +69,10 @@ async def empty(postgres: PostgresServer) -> AsyncIterator[str]:
 async def test_up_down_up(empty: str) -> None:
     connection = await asyncpg.connect(empty)
     theirs = await others(connection)
-    assert await revisions.current(connection) is None
+    assert await schema.current(connection) is None
     await upgrade(empty)
     made = await dump(connection)
-    assert await revisions.current(connection) == revisions.newest()
+    assert await schema.current(connection) == schema.newest()
     await upgrade(empty)
     assert await dump(connection) == made, "a second time changes nothing"
     await downgrade(empty)
@@ -103,17 +104,17 @@ async def test_a_downgrade_is_refused_while_tables_are_protected(empty: str) -> 
 
 
 def test_each_file_of_the_schema_is_run() -> None:
-    script = (revisions.scripts_dir() / "versions" / "0001_schema.py").read_text("utf-8")
+    script = (schema.scripts_dir() / "versions" / "0001_schema.py").read_text("utf-8")
     listed = re.findall(r'^    "(\w+)",', script, re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in (revisions.scripts_dir() / "schema").glob("*.sql"))
+    assert sorted(listed) == sorted(path.stem for path in (schema.scripts_dir() / "schema").glob("*.sql"))
 
 
 def test_the_revisions_are_those_that_alembic_runs(tmp_path: Path) -> None:
     config = Config()
-    with next_version(tmp_path, revisions.newest()):
-        config.set_main_option("script_location", str(revisions.scripts_dir()))
+    with next_version(tmp_path, schema.newest()):
+        config.set_main_option("script_location", str(schema.scripts_dir()))
         walked = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-        assert revisions.known() == tuple(reversed(walked))
+        assert schema.known_revision() == tuple(reversed(walked))
         assert len(walked) > 1, "an order is of two at least"
 
 
@@ -132,7 +133,7 @@ async def test_the_printed_sql_does_what_upgrade_does(empty: str, database: str)
     assert (run.returncode, run.stderr) == (0, "")
     by_psql, by_upgrade = await asyncpg.connect(empty), await asyncpg.connect(database)
     assert await dump(by_psql) == await dump(by_upgrade)
-    assert await revisions.current(by_psql) == revisions.newest()
+    assert await schema.current(by_psql) == schema.newest()
     await by_psql.close()
     await by_upgrade.close()
     await upgrade(empty)
@@ -144,7 +145,7 @@ async def test_two_migrations_at_once_wait_for_each_other(empty: str) -> None:
     assert [await run.wait() for run in runs] == [0, 0]
     connection = await asyncpg.connect(empty)
     versions = await connection.fetch("SELECT version_num FROM fencepost.alembic_version")
-    assert [row[0] for row in versions] == [revisions.newest()]
+    assert [row[0] for row in versions] == [schema.newest()]
 
     async def alone() -> bool:
         return not await connection.fetchval(

@@ -15,9 +15,9 @@ from tests.support.interleave import Connect
 from tests.support.next_version import next_version as becoming
 
 from fencepost.cli.main import main
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema import revisions, versions
-from fencepost.server.ops.schema.migrate import NewerSchemaError, upgrade
+from fencepost.server.ops import schema
+from fencepost.server.ops.migrate import NewerSchemaError, upgrade
+from fencepost.server.ops.protect import protect
 from fencepost.server.startup import StartupError
 from fencepost.testing.servers.processes import eventually
 
@@ -43,7 +43,7 @@ async def orders(connect: Connect) -> None:
 
 
 async def revision(connect: Connect) -> str | None:
-    return await revisions.current(await connect())
+    return await schema.current(await connect())
 
 
 async def test_a_gateway_serves_on_while_and_after_the_next_version_migrates(
@@ -51,7 +51,7 @@ async def test_a_gateway_serves_on_while_and_after_the_next_version_migrates(
 ) -> None:
     await orders(connect)
     async with in_process(database) as http:
-        with next_version(revisions.newest()):
+        with next_version(schema.newest()):
             await upgrade(database)
         assert await revision(connect) == "9999"
         ready = await http.get("/readyz")
@@ -94,20 +94,20 @@ async def test_a_schema_that_has_no_answer_is_not_worked_on(connect: Connect) ->
     connection = await connect()
     await connection.execute("UPDATE fencepost.alembic_version SET version_num = '9999'")
     await connection.execute("DROP FUNCTION fencepost.compatible_from()")
-    assert (await versions.fit(connection)).verdict == "too new"
+    assert (await schema.fit(connection)).verdict == "too new"
 
 
 async def test_an_older_version_does_not_migrate_a_newer_schema(
     database: str, connect: Connect, next_version: Become
 ) -> None:
-    with next_version(revisions.newest()):
+    with next_version(schema.newest()):
         await upgrade(database)
     more = ("--owner", "somebody_else", "--gateway-role", "nobody_yet")
     done = await command("migrate", *more, "--database-url", database)
     assert done.exit_code == 1
     assert done.output == (
         f"Error: the schema fencepost is at revision 9999, and this version of Fencepost only knows those up to"
-        f" {revisions.newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one\n"
+        f" {schema.newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one\n"
     )
     assert await revision(connect) == "9999"
     connection = await connect()
@@ -153,7 +153,7 @@ async def test_a_newer_version_on_an_older_schema_asks_for_the_migration(
 
 async def test_each_later_revision_decides_from_which_one_on_the_schema_can_be_worked_on(connect: Connect) -> None:
     connection = await connect()
-    assert await connection.fetchval("SELECT fencepost.compatible_from()") in revisions.known()
-    for each in revisions.known()[1:]:
-        (script,) = (revisions.scripts_dir() / "versions").glob(f"{each}_*.py")
+    assert await connection.fetchval("SELECT fencepost.compatible_from()") in schema.known_revision()
+    for each in schema.known_revision()[1:]:
+        (script,) = (schema.scripts_dir() / "versions").glob(f"{each}_*.py")
         assert re.search(r"\bcompatible_from\b", script.read_text("utf-8")), f"{each} has not decided"

@@ -23,9 +23,9 @@ from tests.support.interleave import Connection
 from tests.support.violations import promised
 
 from fencepost.cli.main import main
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
 

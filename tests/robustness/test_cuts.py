@@ -18,7 +18,7 @@ from tests.support.live_gateway import serving
 from tests.support.racing import owner
 from tests.support.violations import assert_none
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.settings import Settings
 from fencepost.testing.servers.processes import PATIENCE
 

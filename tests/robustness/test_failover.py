@@ -16,8 +16,8 @@ from tests.support.interleave import Connection
 from tests.support.violations import promised
 
 from fencepost.cli.main import main
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.postgres import Pair, in_database, replicated
 from fencepost.testing.servers.processes import eventually
 

@@ -19,8 +19,9 @@ from tests.support.serving import Gateway, serving
 from tests.support.violations import promised
 
 from fencepost.server.ops import demo
-from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import embedded_bin_dir
+from fencepost.server.ops.migrate import upgrade
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
 
 pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")

@@ -19,8 +19,9 @@ from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, sweep_all
 from tests.support.processes import all_gone
 from tests.support.violations import judging, promised
 
-from fencepost.server.ops.embedded.server import PostgresServer, embedded_bin_dir
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import embedded_bin_dir
+from fencepost.server.ops.migrate import upgrade
 from fencepost.server.postgres import leases
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.testing.servers.postgres import clone, in_database

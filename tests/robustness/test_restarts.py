@@ -18,9 +18,9 @@ from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
 

@@ -10,7 +10,7 @@ from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 from tests.support.violations import assert_none
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("storms")

@@ -3,7 +3,7 @@
 from tests.scenarios.pruning import absent, granted
 from tests.support.racing import ISSUED, WITHOUT_FLOORS, Race, outcome
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import leases, upkeep
 from fencepost.server.postgres.leases import hash_secret
 

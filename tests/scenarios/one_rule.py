@@ -12,7 +12,7 @@ from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
 from fencepost.server.gateway.writes.rounds import judge
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import Appeared, KeyState
 
 Verdict = Literal["accepted", "stale", "spent", "too high", "void"]

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import psycopg
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.postgres import clone, in_database
 
 _numbers = itertools.count(1)

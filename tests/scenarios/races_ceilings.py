@@ -14,7 +14,7 @@ from fencepost.server.fence.token import MAX_TOKEN, Token
 from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import Appeared, claim_absent
 
 HIGHEST = 2**62 - 1

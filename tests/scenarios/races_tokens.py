@@ -11,7 +11,7 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import MAX_TOKEN, Token
 from fencepost.server.gateway.claims.claim import Claim
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import claim_absent
 
 UNISSUED = ISSUED + 1

@@ -5,7 +5,7 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 
 DDL = """
 CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0)"""

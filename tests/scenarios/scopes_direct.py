@@ -5,7 +5,7 @@ from tests.scenarios.scopes import entered, mark
 from tests.support.interleave import Connection
 from tests.support.racing import Race, outcome
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 MOVER = """
 CREATE FUNCTION public.move() RETURNS trigger LANGUAGE plpgsql AS

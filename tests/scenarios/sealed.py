@@ -16,7 +16,7 @@ from tests.support.live_gateway import serving
 from tests.support.ready_made import ReadyMade
 from tests.support.violations import promised
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.settings import Settings
 
 _numbers = itertools.count(1)

@@ -6,8 +6,8 @@ import asyncpg
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import outcome, owner
 
-from fencepost.server.ops.protecting.protect import apply, plan_protect, protect
-from fencepost.server.ops.schema.owner import settle_sql
+from fencepost.server.ops.protect import apply, plan_protect, protect
+from fencepost.server.ops.schema import settle_sql
 
 HIGH = 5000
 """The highest mark that another source left; the built-in one has issued nothing."""

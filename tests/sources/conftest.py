@@ -17,7 +17,7 @@ from tests.support.interleave import Connect
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.locks.source_leases import SourceLocks
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.times import TIMES, Times
 
 OF_EACH_KIND = [

@@ -17,7 +17,7 @@ from tests.support.lease_http import running
 
 from fencepost import Client, StaleToken
 from fencepost.cli.main import main
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 NAME = "redis"
 

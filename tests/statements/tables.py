@@ -12,7 +12,7 @@ from tests.statements.recording import FIRST_ISSUED, Recorder
 from tests.support.interleave import Connection
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 SQL = """
 SET search_path = public;

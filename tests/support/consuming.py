@@ -16,7 +16,7 @@ from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.results import STATE_HEADER
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues
 from fencepost.server.queues.log import DeadLetter, Log, Message, Position
 from fencepost.server.queues.message import Method, WriteMessage, message_of, new_nonce

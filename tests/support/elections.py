@@ -14,7 +14,7 @@ import asyncpg
 from tests.support.violations import promised
 
 from fencepost.server.ops import demo
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 WITHIN = 2 * PATIENCE  # seconds

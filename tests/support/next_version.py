@@ -14,7 +14,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 
-from fencepost.server.ops.schema import revisions
+from fencepost.server.ops import schema
 
 REVISION: Final = "9999"
 CHANGE: Final = ("ALTER TABLE fencepost.marks ADD COLUMN future integer",)
@@ -31,26 +31,26 @@ def next_version(
 ) -> Iterator[None]:
     """Be the next version, whose schema works for gateways from a revision on."""
     scripts = directory / "migrations"
-    shutil.copytree(revisions.scripts_dir(), scripts, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    shutil.copytree(schema.scripts_dir(), scripts, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     decided = "CREATE OR REPLACE FUNCTION fencepost.compatible_from() RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE"
     _revise(scripts, [*change, f"{decided} RETURN '{works_from}'::text"])
     for name, (old, new) in {
         **files,
-        "versions.sql": (f"'{revisions.newest()}'::text", f"'{works_from}'::text"),
+        "versions.sql": (f"'{schema.newest()}'::text", f"'{works_from}'::text"),
     }.items():
         path = scripts / "schema" / name
         text = path.read_text("utf-8")
         assert old in text, f"{name} has no {old!r}"
         path.write_text(text.replace(old, new), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(revisions, "scripts_dir", lambda: scripts)
+        patch.setattr(schema, "scripts_dir", lambda: scripts)
         yield
 
 
 def _revise(scripts: Path, statements: Sequence[str]) -> None:
     config = Config()
     config.set_main_option("script_location", str(scripts))
-    command.revision(config, "The future", head=revisions.newest(), rev_id=REVISION)
+    command.revision(config, "The future", head=schema.newest(), rev_id=REVISION)
     (path,) = (scripts / "versions").glob(f"{REVISION}_*.py")
     guard = "        return  # made from migrations/schema just now\n"
     before, found, after = path.read_text("utf-8").partition(guard)

@@ -10,7 +10,7 @@ from click.testing import Result
 from tests.support.commands import command
 from tests.support.interleave import Connection
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.postgres import clone, in_database
 
 _numbers = itertools.count(1)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import EmbeddedServerError, embedded_bin_dir
 from fencepost.testing.servers.processes import server_directory
 
 SERVERS = ("embedded-18", "debian-15")

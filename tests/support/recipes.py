@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,7 +14,7 @@ from unittest import mock
 
 import psycopg
 
-from fencepost.server.ops.protecting.functions import Functions
+from fencepost.server.ops.functions import Functions
 from fencepost.testing.checker import Model
 from fencepost.testing.torture import Config
 

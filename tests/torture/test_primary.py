@@ -2,7 +2,7 @@
 
 import psycopg
 
-from fencepost.server.ops.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.processes import server_directory
 from fencepost.testing.torture.stages import OwnPrimary
 

@@ -11,8 +11,7 @@ import pytest
 
 from fencepost.server.gateway.writes.naming import is_spelled_so
 from fencepost.server.gateway.writes.places import Place, place_of
-from fencepost.server.http.batches.order import Behind, Order, Turn
-from fencepost.server.http.batches.window import MOST_BYTES, Window
+from fencepost.server.http.batch import MOST_BYTES, Behind, Order, Turn, Window
 
 ORDER_1, ORDER_2, ORDERS = (Place("orders", "orders", row) for row in ("1", "2", None))
 ITEM, ITEMS = Place("orders", "items", "1"), Place("orders", "items", None)

@@ -16,14 +16,12 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.gateway.batches import Batches
 from fencepost.server.gateway.writes.places import Place
-from fencepost.server.http.batches import running, understanding
-from fencepost.server.http.batches.atomic import atomic_answer
-from fencepost.server.http.batches.line import read_line, read_quickly, taken_apart
-from fencepost.server.http.batches.running import Batch
-from fencepost.server.http.batches.splitting import Splitter
-from fencepost.server.http.batches.window import Window
+from fencepost.server.http import batch as running
+from fencepost.server.http import batch_lines
+from fencepost.server.http.batch import Batch, Window, atomic_answer
+from fencepost.server.http.batch_lines import Splitter, read_line, read_quickly, taken_apart
 from fencepost.server.http.guard import Arrival
-from fencepost.server.http.problems.response import RequestError
+from fencepost.server.http.problems import RequestError
 from fencepost.server.times import TIMES
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -230,8 +228,8 @@ async def test_a_batch_that_is_read_no_more_says_how_far_it_came(why: str) -> No
 
 async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those that wait for it: they are not done before it."""
-    monkeypatch.setattr(understanding, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
-    monkeypatch.setattr(understanding, "claim_answer", lambda *_: 1 / 0)
+    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(batch_lines, "claim_answer", lambda *_: 1 / 0)
     lines = b"".join(b'{"claim": "a/%b", "token": 1}\n' % row for row in (b"b", b"b", b"c"))
     client = Client(lines, most=1)
     client.reads.set()
@@ -249,8 +247,8 @@ async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monke
 
 
 async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(understanding, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
-    monkeypatch.setattr(understanding, "claim_answer", lambda *_: 1 / 0)
+    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(batch_lines, "claim_answer", lambda *_: 1 / 0)
     monkeypatch.setattr(running, "MOST_AGAIN", 5)
     client = Client(b"".join(b'{"claim": "a/%d", "token": 1}\n' % row for row in range(100)), most=1)
     client.reads.set()
@@ -265,7 +263,7 @@ async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytes
 async def test_a_batch_goes_on_over_a_new_picture_unless_a_table_of_lines_to_be_sent_again_is_another(
     monkeypatch: pytest.MonkeyPatch, units: set[str]
 ) -> None:
-    monkeypatch.setattr(understanding, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
     monkeypatch.setattr(running, "units_of", lambda _: units)
     client, catalog = (
         Client(b'{"claim": "a/b", "token": 1}\n', most=2),
@@ -276,7 +274,7 @@ async def test_a_batch_goes_on_over_a_new_picture_unless_a_table_of_lines_to_be_
         catalog.current = SimpleNamespace(version=2)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(understanding, "claim_answer", fails)
+    monkeypatch.setattr(batch_lines, "claim_answer", fails)
     client.reads.set()
     batches, task, _ = begun(client, Caller(""), catalog)
     await settled()

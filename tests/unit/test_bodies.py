@@ -10,10 +10,10 @@ from tests.unit.catalog_tables import column, table
 
 from fencepost.server.gateway.writes.expansion import refuse_expansion
 from fencepost.server.gateway.writes.write import UNREAD, Body
-from fencepost.server.http.problems.response import RequestError
-from fencepost.server.http.requests import bodies
-from fencepost.server.http.requests.bodies import BodiesInHand, read_object
-from fencepost.server.http.requests.data import body_of
+from fencepost.server.http import bodies
+from fencepost.server.http.bodies import BodiesInHand, read_object
+from fencepost.server.http.headers import body_of
+from fencepost.server.http.problems import RequestError
 
 JSON = {b"content-type": b"application/json"}
 MB = 1 << 20

@@ -19,8 +19,8 @@ from fencepost import alembic, server
 from fencepost.cli.main import COMMANDS, main
 from fencepost.cli.protect import protect as command
 from fencepost.server.locks.source import KINDS, SourceContext, kind_of, make
-from fencepost.server.ops.protecting import table, target
-from fencepost.server.ops.protecting.protect import Asked, plan_protect
+from fencepost.server.ops import checks, ddl
+from fencepost.server.ops.protect import Asked, plan_protect
 from fencepost.server.postgres.catalog_cache import PROTECTED
 from fencepost.server.settings import Settings
 
@@ -153,17 +153,17 @@ KEPT_BY_TRIGGERS = {"relation", "partitions"}
 def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     columns = columns_of_protected()
     assert {"name", "max_jump"} <= columns
-    text = inspect.getsource(table)
+    text = inspect.getsource(ddl.TableDdl)
     inserted = re.search(r"INSERT INTO fencepost\.protected \(([^)]*)\)", re.sub(r'"\s*f"', "", text))
     assert inserted is not None
     stored = set(re.findall(r"\w+", inserted[1]))
     changed = {into for into, of in re.findall(r"(\w+) = excluded\.(\w+)", text) if into == of}
-    assert stored == columns - BY_DEFAULT, "the INSERT in ops/protecting/table.py"
-    assert changed == stored - {"relation"}, "its ON CONFLICT in ops/protecting/table.py"
+    assert stored == columns - BY_DEFAULT, "the INSERT in ops/ddl.py"
+    assert changed == stored - {"relation"}, "its ON CONFLICT in ops/ddl.py"
     read = set(re.findall(r"\bp\.(\w+)", PROTECTED))
     assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in postgres/catalog_cache.py"
-    now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(target)))
-    assert now == read, "the query of Registration in ops/protecting/target.py"
+    now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(checks)))
+    assert now == read, "the query of Registration in ops/checks.py"
 
 
 def test_the_harness_may_import_what_is_allowed_and_no_new_package() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fencepost.server.serving.dispatch import REPORT, SILENT_AFTER, Dispatcher
-from fencepost.server.serving.listening import listen
+from fencepost.server.serving.server import listen
 from fencepost.testing.servers.processes import eventually
 
 

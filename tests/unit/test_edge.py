@@ -10,9 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.support.manual_clock import Due, ManualClock
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.http.edge import Edge
+from fencepost.server.http.edge import Edge, read_sites
 from fencepost.server.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, Bounds, Guard
-from fencepost.server.http.sites import read_sites
 from fencepost.server.settings import Settings
 from fencepost.server.times import EdgeTimes
 

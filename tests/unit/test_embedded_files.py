@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fencepost.server.ops.embedded.data_directory import DataDirectory
-from fencepost.server.ops.embedded.postmaster import disown_stale_pid_file, live_postmaster
-from fencepost.server.ops.embedded.process import Account, EmbeddedServerError
+from fencepost.server.ops.embedded import disown_stale_pid_file, live_postmaster
+from fencepost.server.ops.embedded_files import Account, DataDirectory, EmbeddedServerError
 
 VALUABLE = "1\nroot's own\n"
 

@@ -9,7 +9,7 @@ from tests.support.manual_clock import ManualClock, settled
 from fencepost.server.fence.caller import ANONYMOUS, EVERY_ACCESS, Caller
 from fencepost.server.fence.problem_types import INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.http.hanging_up import STANDING, leaving, refuse_if_over
+from fencepost.server.http.guard import STANDING, leaving, refuse_if_over
 from fencepost.server.identity import authenticator
 from fencepost.server.identity.authenticator import Authenticator, Standing
 from fencepost.server.identity.jwt import read_patterns

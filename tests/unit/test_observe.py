@@ -14,10 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fencepost.server.fence.resource import in_json
 from fencepost.server.observe import events
-from fencepost.server.observe.caller_refusals import DAY, MOST, OTHERS, CallerRefusals
-from fencepost.server.observe.instruments import QueueFigures
 from fencepost.server.observe.logs import MOST_REFUSALS, EventLog, configure
-from fencepost.server.observe.metrics import Metrics
+from fencepost.server.observe.metrics import DAY, MOST, OTHERS, CallerRefusals, Metrics, QueueFigures
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 

@@ -12,9 +12,9 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 from tests.unit.catalog_tables import SCALARS, column, table
 
 from fencepost.server.fence.problem_types import PROBLEM_TYPES
-from fencepost.server.http.openapi.document import build_openapi
-from fencepost.server.http.openapi.types import column_schema, value_schema
-from fencepost.server.http.requests.preferences import PREFERENCES, Route, read_preferences
+from fencepost.server.http.headers import PREFERENCES, Route, read_preferences
+from fencepost.server.http.openapi import build_openapi
+from fencepost.server.http.openapi_parts import column_schema, value_schema
 from fencepost.server.postgres.tables import Catalog
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import create_app
@@ -171,7 +171,7 @@ def test_every_problem_is_an_example_of_an_answer(document: Document) -> None:
         for name in answer["content"]["application/problem+json"]["examples"]
     }
     slugs = {kind.slug for kind in PROBLEM_TYPES}
-    assert shown == slugs - WITHOUT_EXAMPLE, "add it to ERRORS of http/openapi/answers.py, or to WITHOUT_EXAMPLE"
+    assert shown == slugs - WITHOUT_EXAMPLE, "add it to ERRORS of http/openapi_answers.py, or to WITHOUT_EXAMPLE"
 
 
 ROUTES: dict[tuple[str, str], Route] = {

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from tools import problems_page
 
 from fencepost.server.fence.problem_types import PROBLEM_TYPES
-from fencepost.server.http.problems.examples import example_problem
-from fencepost.server.http.problems.pages import problem_page, problem_routes
-from fencepost.server.http.routes.docs import docs_routes
+from fencepost.server.http.problem_examples import example_problem
+from fencepost.server.http.problems import problem_page, problem_routes
+from fencepost.server.http.system import docs_routes
 from fencepost.server.postgres.tables import Catalog, Fence, Table
 
 NASTY = "<script>alert('x')</script>&\""
@@ -51,7 +51,7 @@ def test_every_problem_has_a_complete_page_with_an_example_of_its_own() -> None:
         assert ("may be retried" in text) == kind.retryable, kind.slug
         example = example_problem(kind)
         assert example.type is kind
-        assert example.detail != f"{kind.title}.", f"{kind.slug} has no example in http/problems/examples.py"
+        assert example.detail != f"{kind.title}.", f"{kind.slug} has no example in http/problem_examples.py"
         assert json.dumps(example.body())
 
 

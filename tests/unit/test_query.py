@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from fencepost.server.http.requests.query import MAX_DEPTH, MAX_TERMS, parse_query
+from fencepost.server.http.query import MAX_DEPTH, MAX_TERMS, parse_query
 from fencepost.server.postgres.query import (
     CAST,
     Condition,

@@ -10,7 +10,7 @@ from urllib.parse import quote_from_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fencepost.server.http.requests.query import parse_query
+from fencepost.server.http.query import parse_query
 from fencepost.server.postgres.query import (
     Condition,
     Field,

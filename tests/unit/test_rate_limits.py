@@ -8,8 +8,7 @@ import pytest
 from fencepost.server.fence.caller import CALLER, Caller
 from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.fence.problems import Problem
-from fencepost.server.http.admission import Admission, Unverified
-from fencepost.server.http.rate_limits import HEADERS, RateLimitError, RateLimits, read_rate
+from fencepost.server.http.edge import HEADERS, Admission, RateLimitError, RateLimits, Unverified, read_rate
 from fencepost.server.identity.authenticator import Authenticator
 
 

@@ -5,13 +5,19 @@ from starlette.types import Message, Scope
 
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.writes.write import NO_PREFERENCES, Preferences
-from fencepost.server.http.caller import caller_of
-from fencepost.server.http.problems.response import RequestError
-from fencepost.server.http.requests.bodies import read_json
-from fencepost.server.http.requests.headers import by_name, payload_hash, refuse_profile, wants_one
-from fencepost.server.http.requests.preferences import PREFERENCES, Route, read_preferences
-from fencepost.server.http.responses.answers import fence_headers, to_recorded
-from fencepost.server.http.responses.raw import RawResponse
+from fencepost.server.http.answers import RawResponse, fence_headers, to_recorded
+from fencepost.server.http.bodies import read_json
+from fencepost.server.http.edge import caller_of
+from fencepost.server.http.headers import (
+    PREFERENCES,
+    Route,
+    by_name,
+    payload_hash,
+    read_preferences,
+    refuse_profile,
+    wants_one,
+)
+from fencepost.server.http.problems import RequestError
 from fencepost.server.quota import UNKNOWN
 
 

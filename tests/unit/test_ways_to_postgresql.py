@@ -21,8 +21,8 @@ CALLS = {
         "postgres/listen.py",
         "queues/postgres.py",  # listens, too
         "ops/demo.py",  # before the start
-        "ops/inspecting/session.py",  # doctor and status
-        "ops/schema/migrate.py",  # SQLAlchemy's, for alembic
+        "ops/doctor.py",  # doctor and status
+        "ops/migrate.py",  # SQLAlchemy's, for alembic
         "locks/advisory.py",  # a lock service, maybe in another database
     },
 }

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from fencepost.cli.queue import chosen_queues
 from fencepost.cli.shared import database_url, settings_options, to_environment
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.server.settings import Settings
 
 _SETTINGS: Final = (

@@ -4,10 +4,9 @@ import asyncpg
 import click
 
 from fencepost.cli.shared import database_url, on_database, run_command, settings_options
-from fencepost.server.ops.protecting import partitions
-from fencepost.server.ops.schema import migrate as migration
-from fencepost.server.ops.schema import revisions
-from fencepost.server.ops.schema.owner import act_sql
+from fencepost.server.ops import checks, schema
+from fencepost.server.ops import migrate as migration
+from fencepost.server.ops.schema import act_sql
 from fencepost.server.postgres.tables import quote
 from fencepost.server.settings import Settings
 
@@ -106,9 +105,9 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
         async with connection.transaction():
             for grant in grants:
                 await connection.execute(grant)
-        return await partitions.lacks_event_triggers(connection)
+        return await checks.lacks_event_triggers(connection)
 
     unwatched = on_database(settings, grant_all)
-    click.echo(f"the schema fencepost is at revision {revisions.newest()}")
+    click.echo(f"the schema fencepost is at revision {schema.newest()}")
     if unwatched:
-        click.echo(f"note: {partitions.MISSING}.")
+        click.echo(f"note: {checks.MISSING}.")

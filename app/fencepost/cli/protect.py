@@ -5,9 +5,9 @@ import click
 
 from fencepost.cli.shared import on_database, settings_options
 from fencepost.server.fence.token import EXTERNAL, HIGHEST_TOKEN, MAX_TOKEN, Rule
-from fencepost.server.ops.inspecting.overview import LOCK_TIMEOUT, Finding
-from fencepost.server.ops.inspecting.tables import examine_tables
-from fencepost.server.ops.protecting.protect import ProtectPlan, apply, plan_protect, plan_unprotect
+from fencepost.server.ops.doctor import LOCK_TIMEOUT, Finding
+from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.protect import ProtectPlan, apply, plan_protect, plan_unprotect
 from fencepost.server.settings import Settings
 
 _SQL = click.option("--sql", is_flag=True, help="Print the DDL instead and touch nothing.")

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from fencepost.cli.gateway import of_signal
 from fencepost.client import Clock
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 
 # A command in a process group of its own: started, signalled, and ended with all that it has started.
 #

@@ -13,8 +13,9 @@ from pydantic import SecretStr
 
 from fencepost import __version__
 from fencepost.cli.shared import settings_options, to_environment
-from fencepost.server.ops.embedded.server import EmbeddedServerError, PostgresServer, embedded_bin_dir
-from fencepost.server.serving.listening import ListenError, base_url, listen
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import EmbeddedServerError, embedded_bin_dir
+from fencepost.server.serving.server import ListenError, base_url, listen
 from fencepost.server.settings import Settings
 
 _TRY = """\
@@ -43,7 +44,7 @@ def serve(settings: Settings) -> None:
 
 
 def _serve(settings: Settings) -> None:
-    from fencepost.server.http.sites import read_sites  # noqa: PLC0415
+    from fencepost.server.http.edge import read_sites  # noqa: PLC0415
     from fencepost.server.identity_wiring import check_authentication  # noqa: PLC0415
     from fencepost.server.queue_wiring import read_queues  # noqa: PLC0415
     from fencepost.server.seal_wiring import read_seal_keys  # noqa: PLC0415
@@ -111,13 +112,13 @@ async def _prepare(url: str, settings: Settings, *, embedded: bool) -> int | Non
     Returns the token for the demo's curl line; None without a demo.
     """
     from fencepost.server.gateway_wiring import check_database  # noqa: PLC0415
+    from fencepost.server.ops.checks import ProtectError  # noqa: PLC0415
     from fencepost.server.ops.demo import load  # noqa: PLC0415
-    from fencepost.server.ops.protecting.check import ProtectError  # noqa: PLC0415
     from fencepost.server.startup import StartupError, within  # noqa: PLC0415
 
     if embedded:
         # Alembic is heavy, and no other database is migrated here.
-        from fencepost.server.ops.schema.migrate import upgrade  # noqa: PLC0415
+        from fencepost.server.ops.migrate import upgrade  # noqa: PLC0415
 
         await upgrade(url)
     await within(settings.start_timeout, lambda: check_database(url))

@@ -12,10 +12,9 @@ import click
 from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
-from fencepost.server.ops.embedded.data_directory import running_url
-from fencepost.server.ops.embedded.process import EmbeddedServerError
-from fencepost.server.ops.protecting.check import ProtectError
-from fencepost.server.ops.schema import versions
+from fencepost.server.ops import schema as versions
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.embedded_files import EmbeddedServerError, running_url
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres.connection import UNREADABLE_URL
 from fencepost.server.postgres.errors import StorageError

@@ -12,19 +12,18 @@ from fencepost.cli.queue import look_at_queues, queue_as_json
 from fencepost.cli.shared import database_url, on_database, print_table, settings_options
 from fencepost.server.fence.token import HIGHEST_TOKEN
 from fencepost.server.locks.source import Source, SourceError
-from fencepost.server.ops.inspecting import break_glass as inspect_glass
-from fencepost.server.ops.inspecting import ceilings as inspect_ceilings
-from fencepost.server.ops.inspecting import functions as inspect_functions
-from fencepost.server.ops.inspecting import origin as inspect_origin
-from fencepost.server.ops.inspecting import overview as inspect
-from fencepost.server.ops.inspecting import partitions as inspect_partitions
-from fencepost.server.ops.inspecting import prepared as inspect_prepared
-from fencepost.server.ops.inspecting import session as inspect_session
-from fencepost.server.ops.inspecting import tables as inspect_tables
-from fencepost.server.ops.inspecting import tokens as inspect_tokens
-from fencepost.server.ops.inspecting import triggers as inspect_triggers
-from fencepost.server.ops.inspecting.break_glass import BreakGlassUse
-from fencepost.server.ops.inspecting.overview import Finding, Protected
+from fencepost.server.ops import doctor as inspect
+from fencepost.server.ops import doctor as inspect_glass
+from fencepost.server.ops import doctor as inspect_origin
+from fencepost.server.ops import doctor as inspect_prepared
+from fencepost.server.ops import doctor as inspect_session
+from fencepost.server.ops import doctor as inspect_tokens
+from fencepost.server.ops import doctor_tables as inspect_ceilings
+from fencepost.server.ops import doctor_tables as inspect_functions
+from fencepost.server.ops import doctor_tables as inspect_partitions
+from fencepost.server.ops import doctor_tables as inspect_tables
+from fencepost.server.ops import doctor_tables as inspect_triggers
+from fencepost.server.ops.doctor import BreakGlassUse, Finding, Protected
 from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres import queues as progress
 from fencepost.server.postgres import queues as table_log

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
-from fencepost.server.observe.caller_refusals import CallerRefusals
 from fencepost.server.observe.events import Emit, ListenerLost, Pruned, PruningFailed, QueueFailed
+from fencepost.server.observe.metrics import CallerRefusals
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError
 from fencepost.server.postgres.listen import Listener

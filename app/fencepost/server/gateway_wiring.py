@@ -29,7 +29,7 @@ from fencepost.server.observe.events import (
     OriginJudged,
     QueueFailed,
 )
-from fencepost.server.ops.schema import versions
+from fencepost.server.ops import schema as versions
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import UNREADABLE_URL, Limits

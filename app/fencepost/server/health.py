@@ -17,7 +17,7 @@ from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.observe.events import PruningFailed, QueueFailed
 from fencepost.server.observe.metrics import Metrics
-from fencepost.server.ops.schema import versions
+from fencepost.server.ops import schema as versions
 from fencepost.server.postgres import upkeep
 from fencepost.server.postgres.database_identity import OriginStatus
 from fencepost.server.postgres.errors import StorageError

@@ -7,9 +7,8 @@ from typing import Final
 
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.observe.instruments import QueueFigures
 from fencepost.server.observe.logs import spelled_out
-from fencepost.server.observe.metrics import Metrics
+from fencepost.server.observe.metrics import Metrics, QueueFigures
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError

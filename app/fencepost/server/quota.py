@@ -1,6 +1,6 @@
 """How many requests may wait, in all and for each caller: so that one who asks for very many leaves room for others.
 
-A caller is a text: the name of who asks, or the address of the connection (http/caller.py).
+A caller is a text: the name of who asks, or the address of the connection (http/edge.py).
 """
 
 import asyncio

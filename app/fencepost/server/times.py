@@ -115,7 +115,7 @@ class UpkeepTimes:
     """What was not announced and no request stumbles over, for example a new column, is seen after so long at most."""
     look_every: float = 1.0
     """Between two looks at which database this is: for a restore under open connections, and so that the position of
-    the WAL that the gateway remembers is no older (origin.py).
+    the WAL that the gateway remembers is no older (doctor.py).
     """
     sweep_about_every: float = 60.0
     """Between two removals of what ended leases left."""

@@ -14,21 +14,15 @@ from fencepost.server.consumer_wiring import consumers_here, consuming
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway_wiring import Configured, open_gateway
 from fencepost.server.health import Health
-from fencepost.server.http.admin import Admin
-from fencepost.server.http.app import Application, Parts
+from fencepost.server.http.app import Admin, Application, Parts
+from fencepost.server.http.edge import RateLimits, read_rate, read_sites
 from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, Bounds, Guard
-from fencepost.server.http.rate_limits import RateLimits, read_rate
-from fencepost.server.http.routes.health import Health as HealthParts
-from fencepost.server.http.sites import read_sites
+from fencepost.server.http.system import Health as HealthParts
 from fencepost.server.identity.api_keys import Announcements
 from fencepost.server.identity_wiring import Authentication, read_authentication
 from fencepost.server.observe import logs
-from fencepost.server.observe.caller_refusals import CallerRefusals
-from fencepost.server.observe.events import (
-    Emit,
-    Event,
-)
-from fencepost.server.observe.metrics import Metrics
+from fencepost.server.observe.events import Emit, Event
+from fencepost.server.observe.metrics import CallerRefusals, Metrics
 from fencepost.server.queue_wiring import ConfiguredQueue, read_queues
 from fencepost.server.seal_wiring import read_seal_keys
 from fencepost.server.settings import Settings

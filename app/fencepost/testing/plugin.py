@@ -59,7 +59,7 @@ def fencepost_gateway(pytestconfig: pytest.Config) -> Iterator["OwnGateway | Giv
             pytest.fail(str(error), pytrace=False)
         yield gateway
         return
-    from fencepost.server.ops.embedded.server import EmbeddedServerError  # noqa: PLC0415
+    from fencepost.server.ops.embedded_files import EmbeddedServerError  # noqa: PLC0415
     from fencepost.testing.fixtures.gateway import own_gateway  # noqa: PLC0415
 
     try:

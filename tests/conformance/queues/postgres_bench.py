@@ -12,8 +12,8 @@ import asyncpg
 from tests.support.postgres import first_server, server_bin_dir
 from tests.support.processes import all_gone
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.migrate import upgrade
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError

@@ -9,7 +9,7 @@ from tests.http.ddl_changes.scene import Scene
 from tests.support.asking import Api
 from tests.support.interleave import Connection
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
 

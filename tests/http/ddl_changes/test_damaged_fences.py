@@ -3,7 +3,7 @@
 import pytest
 from tests.http.ddl_changes.scene import EVERY_WRITE, Scene
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 HARMS = (
     "ALTER TABLE {t} DISABLE TRIGGER zzz_fencepost_upd",

@@ -6,7 +6,7 @@ from tests.http.ddl_changes.conftest import LISTENERS
 from tests.http.ddl_changes.scene import EVERY_WRITE, Scene
 from tests.support.asking import code
 
-from fencepost.server.ops.protecting.protect import protect, unprotect
+from fencepost.server.ops.protect import protect, unprotect
 from fencepost.testing.servers.processes import eventually
 
 

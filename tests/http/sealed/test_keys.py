@@ -16,7 +16,7 @@ from fencepost.server.fence.seal import Binding, parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.seals import Seals
 from fencepost.server.observe.events import Event, SealKeysRead, SealKeysUnreadable
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.seal_wiring import SealKeysFile, read_seal_keys
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError

@@ -14,8 +14,8 @@ from tests.integration.alembic_helper.project import BOTH, Project
 from tests.support.interleave import Connection
 
 from fencepost.alembic import protect
-from fencepost.server.ops.inspecting.tables import examine_tables
-from fencepost.server.ops.schema.migrate import upgrade as migrate
+from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.migrate import upgrade as migrate
 
 
 @BOTH

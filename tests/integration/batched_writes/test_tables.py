@@ -9,7 +9,7 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed as keyed_statements
 from fencepost.server.postgres.catalog_cache import load
 from fencepost.server.postgres.group_commit import GroupCommit

@@ -6,7 +6,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, open_race, outcome
 from tests.support.ready_made import Unmade
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep
 
 

@@ -3,7 +3,7 @@
 from tests.support.glass import OPERATOR, REASON, ROLE, STRANGER, UPDATE, count, records, run
 from tests.support.racing import Race
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 
 async def test_one_record_for_a_transaction_a_table_a_verb_and_a_statement(plain: Race) -> None:

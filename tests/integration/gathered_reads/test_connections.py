@@ -16,7 +16,7 @@ from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.shares import CallerShares, Reads
 from fencepost.server.gateway.use_cases import read_one
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.query import Field, Selected
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually

@@ -12,7 +12,7 @@ from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.reading import MOST_JSON, keyed_reads
 from fencepost.server.postgres.tables import ProtectedTable
 

@@ -12,7 +12,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.query import Field, Select, Selected
 from fencepost.server.postgres.row_sql import Key
 

@@ -6,8 +6,8 @@ import pytest
 from tests.support.interleave import Connection
 from tests.support.owned_database import ORDERS, OwnedDatabase, building
 
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.protect import protect
 
 
 @pytest.fixture

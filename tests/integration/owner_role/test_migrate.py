@@ -7,9 +7,9 @@ import pytest
 from tests.support.next_version import next_version
 from tests.support.owned_database import ORDERS, OwnedDatabase
 
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
-from fencepost.server.ops.schema.revisions import newest
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
+from fencepost.server.ops.schema import newest
 from fencepost.server.postgres.upkeep import raise_generation
 
 

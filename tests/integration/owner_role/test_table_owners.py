@@ -8,7 +8,8 @@ from tests.support.in_process import in_process
 from tests.support.interleave import Connection
 from tests.support.owned_database import OwnedDatabase
 
-from fencepost.server.ops.protecting.protect import ProtectError, protect, unprotect
+from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.protect import protect, unprotect
 
 MAY_NOT = [
     "DELETE FROM fencepost.marks",

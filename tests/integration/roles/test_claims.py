@@ -22,7 +22,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases.acquire import Granted
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.use_cases import claim, explain
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import scopes
 
 SCOPED = f"GRANT SELECT, INSERT, UPDATE, DELETE ON items TO {WEB}; GRANT SELECT ON items, notes TO {READER}"

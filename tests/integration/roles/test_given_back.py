@@ -23,7 +23,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases.acquire import Granted
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import claim, explain, read_one
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import database
 from fencepost.server.postgres.connection import GatewayConnection
 from fencepost.server.postgres.query import Condition, Field

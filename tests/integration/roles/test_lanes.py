@@ -15,7 +15,7 @@ from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.writes.batched import Lanes
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import group_commit
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.group_commit import BatchQueue, GroupCommit

@@ -19,7 +19,7 @@ from tests.support.racing import Race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, patch, result_of
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 
 CASES = 10
 

@@ -22,7 +22,7 @@ import httpx
 import psycopg
 from tests.robustness.attacks.unsent import forget_peak, memory
 
-from fencepost.server.ops.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.gateway import GatewayServer, run_command
 from fencepost.testing.servers.postgres import Postgres
 from fencepost.testing.servers.processes import descendants, server_directory

@@ -20,7 +20,7 @@ import click
 import httpx
 import psycopg
 
-from fencepost.server.ops.embedded.server import embedded_bin_dir
+from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.gateway import GatewayServer, run_command
 from fencepost.testing.servers.postgres import Postgres
 from fencepost.testing.servers.processes import server_directory

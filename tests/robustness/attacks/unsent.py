@@ -20,7 +20,7 @@ import asyncpg
 import click
 from tests.support.serving import Gateway, serving
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import server_directory
 
 _MB = 1 << 20

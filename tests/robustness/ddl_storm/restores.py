@@ -11,7 +11,7 @@ from tests.robustness.ddl_storm.actor import TRIES, Actor
 from tests.robustness.ddl_storm.world import Shape, World
 from tests.support.interleave import Connection
 
-from fencepost.server.ops.embedded.binaries import Binaries
+from fencepost.server.ops.embedded_files import Binaries
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
 

@@ -22,10 +22,9 @@ from tests.support.interleave import Connection
 from tests.support.processes import all_gone
 from tests.support.serving import STARTS_WITHIN, launch
 
-from fencepost.server.ops.embedded.binaries import Binaries, reachable_binaries
-from fencepost.server.ops.embedded.process import Account
-from fencepost.server.ops.embedded.server import PostgresServer
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import Account, Binaries, reachable_binaries
+from fencepost.server.ops.migrate import upgrade
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE, descendants, new_directory, remove_directory
 

@@ -13,8 +13,8 @@ from tests.robustness.queues.oracle import KEYS, SCHEMA, TRIGGER, Submission, ef
 from tests.robustness.queues.submitters import Submitters
 from tests.support.postgres import first_server, server_bin_dir
 
-from fencepost.server.ops.protecting.protect import protect
-from fencepost.server.ops.schema.migrate import upgrade
+from fencepost.server.ops.migrate import upgrade
+from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.gateway import COMMAND, GatewayServer, gateway_environment
 from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.postgres import Postgres, in_database, quick_logins, run_on

@@ -32,11 +32,10 @@ from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.writes.idempotency import IdempotentRequest, Replayed, copied
 from fencepost.server.gateway.writes.naming import known_name, name_of_body, name_of_key
 from fencepost.server.gateway.writes.write import Write
-from fencepost.server.http.problems.response import RequestError, problem_response
-from fencepost.server.http.requests.data import DataRequest, body_of
-from fencepost.server.http.requests.headers import Headers, RawHeaders
-from fencepost.server.http.responses.answers import answer, kept_answer, to_recorded
-from fencepost.server.http.writes.reading import read_write
+from fencepost.server.http.answers import answer, kept_answer, to_recorded
+from fencepost.server.http.headers import DataRequest, Headers, RawHeaders, body_of
+from fencepost.server.http.problems import RequestError, problem_response
+from fencepost.server.http.writes import read_write
 from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write

@@ -19,28 +19,63 @@ from fencepost import __version__
 from fencepost.server.fence.caller import CALLER, EVERYBODY
 from fencepost.server.fence.problems import bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.http.admin import Admin, admin_app, by_port
-from fencepost.server.http.admission import Admission, is_named
-from fencepost.server.http.caller import address_of, caller_of
-from fencepost.server.http.edge import Edge, RequestDone
-from fencepost.server.http.openapi.document import build_openapi
-from fencepost.server.http.problems.pages import problem_routes
-from fencepost.server.http.problems.response import http_problem, problem_response
-from fencepost.server.http.rate_limits import RateLimits
-from fencepost.server.http.requests.bodies import BodiesInHand, CountedBodies
-from fencepost.server.http.routes.batch import PATH, BatchRoute
-from fencepost.server.http.routes.data import PREFIX, DataRoutes
-from fencepost.server.http.routes.docs import docs_routes
-from fencepost.server.http.routes.elections import election_routes
-from fencepost.server.http.routes.health import Health, health_routes
-from fencepost.server.http.routes.leases import lease_routes
-from fencepost.server.http.routes.system import claim_routes
-from fencepost.server.http.routes.writes import write_routes
-from fencepost.server.http.sites import ANSWERED_HEADERS, Sites
+from fencepost.server.http.batch import PATH, BatchRoute
+from fencepost.server.http.bodies import BodiesInHand, CountedBodies
+from fencepost.server.http.data import PREFIX, DataRoutes
+from fencepost.server.http.edge import (
+    ANSWERED_HEADERS,
+    Admission,
+    Edge,
+    RateLimits,
+    RequestDone,
+    Sites,
+    address_of,
+    caller_of,
+    is_named,
+)
+from fencepost.server.http.elections import election_routes
+from fencepost.server.http.leases import lease_routes
+from fencepost.server.http.openapi import build_openapi
+from fencepost.server.http.problems import http_problem, problem_response, problem_routes
+from fencepost.server.http.queued import write_routes
+from fencepost.server.http.system import Health, claim_routes, docs_routes, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
 from fencepost.server.postgres.tables import Catalog
 from fencepost.server.quota import ASKING, PEER
+
+# The admin port: metrics and the details of readiness, and nothing else. It is for those who run the gateway, wants no
+# credential, and has an address of its own to listen on.
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """`port`: by which the gateway knows a request of it. `sites`: by which names it is reached."""
+
+    port: int
+    sites: Sites
+
+
+def admin_app(health: Health, edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
+    """Give what answers on it."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.include_router(health_routes(health, figures=True, details=lambda _scope: True))
+    app.add_exception_handler(HTTPException, http_problem)
+    app.add_middleware(edge)
+    return app
+
+
+def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
+    """Give what has `app` answer requests to the admin port. The port is that of the gateway's end of the connection:
+    nothing that a client sends has a part in it.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        to_admin = scope["type"] == "http" and scope["server"][1] == admin.port
+        await (app if to_admin else others)(scope, receive, send)
+
+    return answer
+
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 ASKED_HEADERS: Final = (

@@ -6,25 +6,447 @@ Plain ASGI: nothing is copied or buffered on the way.
 
 import asyncio
 import itertools
+import math
 import re
 import secrets
 import time
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Final, Literal
 
 import structlog
+from limits import RateLimitItem, parse
+from limits.storage import MemoryStorage
+from limits.strategies import SlidingWindowCounterRateLimiter
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fencepost.server.fence.caller import CALLER, EVERYBODY
-from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, INTERNAL_ERROR, OF_CALLERS, OUTCOME_UNKNOWN
-from fencepost.server.fence.problems import Problem
-from fencepost.server.http.admission import Admission, Unverified
-from fencepost.server.http.caller import address_of, network_of
-from fencepost.server.http.problems.response import problem_response
-from fencepost.server.http.rate_limits import HEADERS
-from fencepost.server.http.sites import Sites
+from fencepost.server.fence.caller import ANONYMOUS, CALLER, EVERY_ACCESS, EVERYBODY, Access, Caller
+from fencepost.server.fence.problem_types import (
+    AUTHENTICATION_REQUIRED,
+    BODY_TOO_LARGE,
+    CROSS_SITE,
+    DATABASE_UNAVAILABLE,
+    INTERNAL_ERROR,
+    INVALID_CREDENTIAL,
+    OF_CALLERS,
+    OUTCOME_UNKNOWN,
+    RATE_LIMITED,
+    WRONG_HOST,
+)
+from fencepost.server.fence.problems import Problem, bad_request, out_of_scope
+from fencepost.server.http.guard import STANDING
+from fencepost.server.http.problems import problem_response
+from fencepost.server.identity.authenticator import Authenticator, Standing
 from fencepost.server.observe.events import CallerRefused, Emit, RequestTurnedAway
+from fencepost.server.quota import UNKNOWN
+from fencepost.server.startup import StartupError
+
+# Who sends a request, as far as quotas count callers: the caller that the authenticator has found, or the address of
+# the connection.
+#
+# What a header says of the client (X-Forwarded-For) anyone can write: behind a proxy all are one address.
+
+
+def caller_of(scope: Scope) -> str:
+    """Name the caller."""
+    name: str = scope.get(CALLER, EVERYBODY).name
+    return name if name and name != ANONYMOUS else network_of(scope)
+
+
+def network_of(scope: Scope) -> str:
+    """Give the address of the connection, of IPv6 its first 64 bits: one client has all addresses that begin so."""
+    address = address_of(scope)
+    if ":" not in address:
+        return address
+    try:
+        ip = IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.ipv4_mapped is not None:  # a socket that takes both kinds shows IPv4 addresses so
+        return str(ip.ipv4_mapped)
+    return str(ip_network((ip, 64), strict=False))
+
+
+def address_of(scope: Scope) -> str:
+    """Give the address of the connection."""
+    client = scope.get("client")
+    return str(client[0]) if client else UNKNOWN
+
+
+# How many requests a caller may send, and how often an address may fail to say who it is; in each process apart.
+#
+# Counted by the library `limits` in memory, as a sliding window of two counters: it needs the same room however many
+# requests there are. The header fields are those of draft-ietf-httpapi-ratelimit-headers (RateLimit-Policy: q requests
+# in w seconds; RateLimit: r requests are left, and t seconds until there are more).
+
+HEADERS: Final = "fencepost.rate-limit"
+"""Under which name the ASGI scope of a request has the fields that its answer shows."""
+Fields = tuple[tuple[bytes, bytes], ...]
+Counter = Literal["caller", "lease"]
+"""What a request counts as: `lease`, a renewal or release of a lease; `caller`, anything else."""
+
+
+class RateLimitError(StartupError):
+    """A setting is no rate limit. The message is one line."""
+
+
+def read_rate(setting: str, text: str) -> RateLimitItem | None:
+    """Read `100/second`, `5 per 10 minutes`; empty: no limit. Raises RateLimitError."""
+    if not text.strip():
+        return None
+    try:
+        item = parse(text)
+    except ValueError:
+        item = None
+    if item is None or item.amount < 1:
+        raise RateLimitError(f"{setting}: {text!r:.60} is no rate: 100/second, 5 per 10 minutes")
+    return item
+
+
+class RateLimits:
+    """`per_caller`: requests of one caller, or of one address where the caller is the anonymous one. `failed`: requests
+    of one address whose token or key was not accepted. None: no limit.
+    """
+
+    def __init__(self, per_caller: RateLimitItem | None = None, failed: RateLimitItem | None = None) -> None:
+        self._per_caller, self._failed = per_caller, failed
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+
+    def take(self, caller: Caller, address: str | None, counter: Counter = "caller") -> tuple[Problem | None, Fields]:
+        """Count a request, `address` where it is an anonymous one; a problem if it is one too many. Gives the fields of
+        its answer. `counter`: renewals and releases of leases are counted apart, each up to the limit.
+        """
+        limit = self._per_caller
+        if limit is None:
+            return None, ()
+        who = (counter, "caller", caller.name) if address is None else (counter, "address", address)
+        allowed = self._limiter.hit(limit, *who)
+        remaining, seconds = self._left(limit, *who)
+        fields = (
+            (b"ratelimit-policy", b'"%s";q=%d;w=%d' % (counter.encode(), limit.amount, limit.get_expiry())),
+            (b"ratelimit", b'"%s";r=%d;t=%d' % (counter.encode(), remaining, seconds)),
+        )
+        if allowed:
+            return None, fields
+        of = f"The caller {caller.name}" if address is None else f"The address {address}"
+        sent = "renewals and releases of leases" if counter == "lease" else "requests"
+        detail = f"{of} has sent more {sent} than {limit}, which is what one may send to a process of this gateway."
+        return Problem(RATE_LIMITED, detail, retry_after=max(seconds, 1)), fields
+
+    def pace(self, caller: Caller, address: str | None) -> "Pace | None":
+        """Give how fast the lines of a batch of this caller may come; None: there is no limit."""
+        if self._per_caller is None:
+            return None
+        return Pace(self, self._per_caller, ("caller", caller.name) if address is None else ("address", address))
+
+    def count(self, limit: RateLimitItem, who: tuple[str, str], cost: int) -> int:
+        """Count so many requests at once, if they are not too many: then give the seconds until there are more."""
+        if self._limiter.hit(limit, "caller", *who, cost=cost):
+            return 0
+        return max(self._left(limit, "caller", *who)[1], 1)
+
+    def failing(self, address: str) -> Problem | None:
+        """Refuse to verify a credential of an address that has sent too many that were not accepted."""
+        limit = self._failed
+        if limit is None or self._limiter.test(limit, "failed", address):
+            return None
+        _, seconds = self._left(limit, "failed", address)
+        return Problem(
+            RATE_LIMITED,
+            f"The address {address} has sent more tokens or keys that are not accepted than {limit}.",
+            hint="A token or key that was accepted a moment ago is served all the same.",
+            retry_after=max(seconds, 1),
+        )
+
+    def failed(self, address: str) -> None:
+        """Count a credential that was not accepted."""
+        if self._failed is not None:
+            self._limiter.hit(self._failed, "failed", address)
+
+    def _left(self, limit: RateLimitItem, *who: str) -> tuple[int, int]:
+        """Give how many are left, and the seconds until there are more."""
+        stats = self._limiter.get_window_stats(limit, *who)
+        return stats.remaining, max(math.ceil(stats.reset_time - time.time()), 0)  # noqa: TID251 - the library's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast the lines of a batch may come: each counts as a request of its caller."""
+
+    limits: RateLimits
+    limit: RateLimitItem
+    who: tuple[str, str]
+
+    def take(self, lines: int = 1) -> int:
+        """Count so many lines. 0: they may go on; else the seconds after which to ask again: they were not counted."""
+        return self.limits.count(self.limit, self.who, lines)
+
+    def refusal(self, lines: int) -> Problem | None:
+        """Count so many lines, which are to go on together; say why they may not."""
+        if lines >= self.limit.amount:  # the batch itself is a request, too
+            detail = f"The batch and its {lines} lines, which are to land as a whole, are more than {self.limit}."
+            return Problem(BODY_TOO_LARGE, detail)
+        seconds = self.take(lines)
+        if not seconds:
+            return None
+        detail = f"With {lines} lines, which are to land as a whole, the caller would have sent more than {self.limit}."
+        return Problem(RATE_LIMITED, detail, retry_after=seconds)
+
+
+# Whether a request's caller is known, and may ask for this: looked at before any route, for all of them.
+#
+# A route that is not named here is for known callers.
+
+_OPEN: Final = frozenset({"/healthz", "/docs", "/problems"})
+_OPEN_UNDER: Final = ("/docs/assets/", "/problems/")
+_MORE_FOR_CALLERS: Final = frozenset({"/", "/readyz"})
+"""Open, too; known callers are shown more."""
+_LOCKS: Final = ("/v1/leases", "/v1/locks", "/v1/elections")
+_READS: Final = frozenset({"GET", "HEAD"})
+
+_NAMED: Final = frozenset({"/metrics"})
+"""For callers with a name: a request without a credential does not see them, whatever else it may."""
+_NOBODY: Final = Caller(ANONYMOUS, access=frozenset())
+"""The caller of a request to an open route."""
+
+Needs = Access | Literal["nothing", "a caller", "a name"]
+
+
+def needs(method: str, path: str) -> Needs:
+    """Say what a request's caller must be allowed to do."""
+    if path.startswith("/v1/data/"):
+        return "read" if method in _READS else "write"
+    if path.startswith(_LOCKS):
+        return "lock"
+    if path.startswith("/v1/fences"):
+        return "read"
+    if path.startswith(
+        ("/v1/batch", "/v1/claims", "/v1/writes")
+    ):  # what became of a queued write is for those who may write
+        return "write"
+    if path in _OPEN or path.startswith(_OPEN_UNDER):
+        return "nothing"
+    return "a name" if path in _NAMED else "a caller"
+
+
+def counted_as(method: str, path: str) -> Counter:
+    """Say what a request counts as. A holder that writes much must not lose its leases by that: what keeps a lease, or
+    gives it back, has a counter of its own.
+    """
+    keeps = path.startswith("/v1/leases") and (method == "DELETE" or path.endswith("/renew"))
+    return "lease" if keeps else "caller"
+
+
+def is_for_all(path: str) -> bool:
+    """Say whether a route is open, and shows more to known callers."""
+    return path in _MORE_FOR_CALLERS
+
+
+def is_named(scope: Scope) -> bool:
+    """Say whether the caller of a request is known. Where there is no authentication, all are."""
+    caller: Caller = scope.get(CALLER, EVERYBODY)
+    return caller.name != ANONYMOUS
+
+
+def is_nobody(scope: Scope) -> bool:
+    """Say whether a request came to an open route only because the route is open: its caller is not known, and there is
+    no role for such callers.
+    """
+    return scope.get(CALLER) is _NOBODY
+
+
+class Admission:
+    """Asks the authenticator, and puts the caller into the request's scope."""
+
+    def __init__(self, authenticator: Authenticator, limits: RateLimits) -> None:
+        self._authenticator, self._limits = authenticator, limits
+
+    def admit(self, scope: Scope, credentials: list[bytes]) -> "Problem | Unverified | None":
+        """Let a request in whose caller is known; or say why not, or that its credential is to be verified first."""
+        if len(credentials) > 1:
+            return bad_request(f"Authorization: {len(credentials)} headers, and a request has one.")
+        credential = credentials[0] if credentials else None
+        caller = self._authenticator.known(credential)
+        if caller is not None:
+            return self.enter(scope, caller, credential)
+        if _is_open(scope, credential):
+            scope[CALLER] = _NOBODY
+            return None
+        return Unverified(self, scope, credential)
+
+    async def identify(self, scope: Scope, credential: bytes | None) -> Caller | Problem:
+        """Find the caller, unless its address has failed too often."""
+        if credential is None:
+            return await self._authenticator.identify(None)
+        address = network_of(scope)
+        # A client that sends bad credentials must not keep others at its address from renewing their leases.
+        if not self._authenticator.was_accepted(credential) and (limited := self._limits.failing(address)) is not None:
+            return limited
+        found = await self._authenticator.identify(credential)
+        if isinstance(found, Problem) and found.type is INVALID_CREDENTIAL:
+            self._limits.failed(address)
+        return found
+
+    def enter(self, scope: Scope, caller: Caller, credential: bytes | None) -> Problem | None:
+        """Let this caller's request in, or say why not."""
+        scope[CALLER] = caller
+        scope[STANDING] = Standing(self._authenticator, caller, credential)
+        if is_for_all(scope["path"]) or needs(scope["method"], scope["path"]) == "nothing":
+            return None  # probes of health count for no caller
+        anonymous = caller is self._authenticator.anonymous
+        counter = counted_as(scope["method"], scope["path"])
+        limited, scope[HEADERS] = self._limits.take(caller, network_of(scope) if anonymous else None, counter)
+        if limited is not None:
+            return limited
+        if caller.access is EVERY_ACCESS:
+            return None
+        wanted = needs(scope["method"], scope["path"])
+        if not anonymous:
+            return out_of_scope(caller, wanted) if wanted in EVERY_ACCESS - caller.access else None
+        if wanted == "a name" or wanted in EVERY_ACCESS - caller.access:
+            return Problem(AUTHENTICATION_REQUIRED, "This is not for requests without a credential.")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Unverified:
+    """A request whose caller is not known yet."""
+
+    admission: Admission
+    scope: Scope
+    credential: bytes | None
+
+    async def verify(self) -> Problem | None:
+        """Find the caller, and let the request in, or say why not."""
+        found = await self.admission.identify(self.scope, self.credential)
+        return found if isinstance(found, Problem) else self.admission.enter(self.scope, found, self.credential)
+
+
+def _is_open(scope: Scope, credential: bytes | None) -> bool:
+    """Whether a request needs no caller. Where callers are shown more, a credential that is there is looked at."""
+    if credential is None and is_for_all(scope["path"]):
+        return True
+    return needs(scope["method"], scope["path"]) == "nothing"
+
+
+# Which host a request must name, and which pages of the web may send one.
+#
+# A gateway without authentication is for all programs that reach its port. A page in a browser on the same machine is
+# one of them: it sends requests to any address, without being able to read the answers; or, under a name that leads to
+# that address (DNS rebinding), as its own site. Browsers say so: in Host, Origin and Sec-Fetch-Site.
+
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+"""Always served."""
+ANY: Final = "*"
+"""Allows any host: for where a proxy checks it."""
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/?#\s]+)(?::\d{1,5})?")
+_ORIGIN: Final = re.compile(r"https?://(\[[0-9a-f:.]+\]|[^:\[\]@/?#\s*]+)(:\d{1,5})?")
+_MOST_KEPT: Final = 1000
+
+ANSWERED_HEADERS: Final = (
+    "Content-Location", "Content-Range", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
+    "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Fence-Mark", "X-Fence-Scope", "X-Request-Id",
+)  # fmt: skip
+"""What they may read."""
+
+
+class SitesError(StartupError):
+    """A setting cannot be read. The message is one line."""
+
+
+@dataclass
+class Sites:
+    """`hosts`: names without a port, or ANY. `origins`: as https://shop.example, of pages that may use the gateway.
+    `addresses`: whether each address is served: DNS rebinding needs a name, and Prometheus asks by address.
+    """
+
+    hosts: frozenset[str]
+    origins: frozenset[str]
+    addresses: bool = False
+    _served: set[bytes] = field(default_factory=set)
+    """Values of Host that were found to be served."""
+
+    def refusal(
+        self, method: str, hosts: list[bytes], origin: bytes | None, fetch_site: bytes | None, *, version: str
+    ) -> Problem | None:
+        """Say why a request is refused, by its headers Host (each of them), Origin and Sec-Fetch-Site."""
+        if len(hosts) != 1:
+            if hosts or version != "1.0":
+                return bad_request(f"Host: {len(hosts) or 'no'} headers, and a request has one.")
+        elif hosts[0] not in self._served and (problem := self._host_refusal(hosts[0])) is not None:
+            return problem
+        if method in _READS or (origin is None and fetch_site is None):
+            return None
+        return self._page_refusal(hosts[0] if hosts else b"", origin, fetch_site)
+
+    def _host_refusal(self, host: bytes) -> Problem | None:
+        text = host.decode("latin-1").lower()
+        found = _HOST.fullmatch(text)
+        if found is None:
+            return bad_request(f"Host: {text[:100]!r} is no host.")
+        if ANY not in self.hosts and found[1] not in self.hosts and not (self.addresses and _is_address(found[1])):
+            return Problem(
+                WRONG_HOST,
+                f"Host: {text[:100]} is not served.",
+                hint=f"FENCEPOST_ALLOWED_HOSTS={found[1][:100]} allows it.",
+            )
+        if len(self._served) < _MOST_KEPT:
+            self._served.add(host)
+        return None
+
+    def _page_refusal(self, host: bytes, origin: bytes | None, fetch_site: bytes | None) -> Problem | None:
+        if origin is not None:
+            text = origin.decode("latin-1").lower()
+            _, _, of = text.partition("://")
+            if "," not in text and (text in self.origins or (of and of == host.decode("latin-1").lower())):
+                return None
+            return Problem(
+                CROSS_SITE,
+                f"Origin: {text[:100]} is another site than {host.decode('latin-1')[:100]}.",
+                hint=f"FENCEPOST_CORS_ORIGINS={text[:100]} allows its pages.",
+            )
+        if fetch_site is not None and b"cross-site" in fetch_site.lower():
+            return Problem(CROSS_SITE, "Sec-Fetch-Site: cross-site: a page of another site sent the request.")
+        return None
+
+    def for_page(self, origin: bytes | None) -> dict[str, str]:
+        """Give the headers by which a page of an allowed site may read an answer that is made before any route."""
+        text = (origin or b"").decode("latin-1")
+        if text.lower() not in self.origins:
+            return {}
+        exposed = ", ".join(ANSWERED_HEADERS)
+        return {"Access-Control-Allow-Origin": text, "Access-Control-Expose-Headers": exposed, "Vary": "Origin"}
+
+
+def read_sites(listens_on: str, allowed_hosts: str, cors_origins: str, *, addresses: bool = False) -> Sites:
+    """Read the settings. Raises SitesError. `addresses`: each address is served, too."""
+    hosts = {*LOOPBACK_NAMES, *_names(allowed_hosts)}
+    for host in hosts - {ANY}:
+        if (found := _HOST.fullmatch(host)) is None or found[1] != host:
+            raise SitesError(
+                f"allowed hosts: {host!r} is no name of a host: shop.example, 10.0.0.5 or [fd00::5], without a port"
+            )
+    origins = _names(cors_origins)
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise SitesError(f"CORS origins: {origin!r} is no origin: https://shop.example, without a path")
+    own = listens_on.lower()
+    return Sites(frozenset({*hosts, f"[{own}]" if ":" in own else own}), frozenset(origins), addresses)
+
+
+def _names(setting: str) -> list[str]:
+    return [name for each in setting.split(",") if (name := each.strip().lower())]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
 
 # An id need only be new: random bytes for each request would cost a system call.
 _PROCESS: Final = secrets.token_hex(4).encode()

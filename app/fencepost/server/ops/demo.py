@@ -6,7 +6,7 @@ only, so that a refusal can say who holds the lock and who held it before.
 
 import asyncpg
 
-from fencepost.server.ops.protecting.protect import protect
+from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.tables import Table

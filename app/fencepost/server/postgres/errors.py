@@ -66,7 +66,7 @@ class ReadOnlyError(UnavailableError):
 
 
 class SessionError(UnavailableError):
-    """The session behind a connection is not its own, or has not in force what was set there (session.py)."""
+    """The session behind a connection is not its own, or has not in force what was set there (doctor.py)."""
 
 
 class StandbyError(UnavailableError):

@@ -23,10 +23,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.http.caller import caller_of
-from fencepost.server.http.guard import ADMIN_GUARD, ARRIVAL, GUARD, Arrival, Guard
-from fencepost.server.http.hanging_up import WATCH
-from fencepost.server.http.problems.response import problem_response
+from fencepost.server.http.edge import caller_of
+from fencepost.server.http.guard import ADMIN_GUARD, ARRIVAL, GUARD, WATCH, Arrival, Guard
+from fencepost.server.http.problems import problem_response
 from fencepost.server.serving.parsing import ParsingProtocol
 
 if TYPE_CHECKING:

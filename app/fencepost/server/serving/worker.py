@@ -5,7 +5,7 @@ import multiprocessing
 
 from fastapi import FastAPI
 
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.server.wiring import create_app as build
 
 

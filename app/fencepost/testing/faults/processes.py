@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final, Protocol, runtime_checkable
 
-from fencepost.server.ops.embedded.server import EmbeddedServerError
+from fencepost.server.ops.embedded_files import EmbeddedServerError
 from fencepost.testing.faults.fault import FaultError, fault
 from fencepost.testing.servers.processes import (
     HasPid,

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.testing.servers.processes import alive, owned_directory, remove_directory, wait_until
 from fencepost.testing.servers.server import ServerError
 

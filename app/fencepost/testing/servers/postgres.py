@@ -26,9 +26,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import psycopg
 
-from fencepost.server.ops.embedded.binaries import Binaries, reachable_binaries
-from fencepost.server.ops.embedded.process import Account
-from fencepost.server.ops.embedded.server import PostgresServer
+from fencepost.server.ops.embedded import PostgresServer
+from fencepost.server.ops.embedded_files import Account, Binaries, reachable_binaries
 from fencepost.testing.faults.network import Link
 from fencepost.testing.servers.processes import (
     PATIENCE,

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.testing.servers.processes import PATIENCE, Known, continue_all, kill_tree, stop_tree, wait_until
 
 # The thread that starts servers: it lives as long as this process.

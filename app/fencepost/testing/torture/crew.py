@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from fencepost.server.ops.embedded.parent_death import die_with_parent
+from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.testing.servers.processes import kill_tree
 from fencepost.testing.torture.assignment import Assignment, RunFailedError
 

@@ -1,0 +1,283 @@
+"""Answers of writes and reads, and of writes that are queued."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+from urllib.parse import quote
+
+import orjson
+from starlette.responses import Response
+
+from fencepost.server import wire
+from fencepost.server.fence.problem_types import NOT_ACCEPTABLE
+from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import parse_resource
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.results import (
+    CALLER_HEADER,
+    CLAIMED_HEADER,
+    DROPPED,
+    LETTER_HEADER,
+    RETRIED_AS,
+    STATE_HEADER,
+    letter_of,
+    state_of,
+)
+from fencepost.server.gateway.submit import Submitted
+from fencepost.server.gateway.writes.idempotency import Replayed
+from fencepost.server.gateway.writes.write import OneRow, Preferences, Write
+from fencepost.server.http.headers import SINGULAR, UNNAMEABLE
+from fencepost.server.http.problems import problem_response
+from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.queues.message import WriteId
+
+# An answer whose headers are bytes already: what Starlette's own does to them costs more than the rest of it.
+
+Header = tuple[bytes, bytes]
+NO_STORE: Header = (b"cache-control", b"no-store")
+JSON: Header = (b"content-type", b"application/json")
+
+
+class RawResponse(Response):
+    """A response from its status, its body, and headers in lower case; the length is added, where there is a body."""
+
+    def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
+        self.status_code = status
+        self.body = body
+        self.background = None
+        if body:
+            headers.append((b"content-length", b"%d" % len(body)))
+        self.raw_headers = headers
+
+
+def json_response(body: object, headers: Sequence[Header] = ()) -> Response:
+    """Build an answer of the system routes."""
+    return RawResponse(200, [NO_STORE, *headers, JSON], orjson.dumps(body))
+
+
+# A queued write, as the answer 202, the page /v1/writes/{id} and its events show it.
+
+PREFIX: Final = "/v1/writes/"
+_ACCEPTED: Final = 202
+_OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER, CLAIMED_HEADER)
+"""Headers of a kept answer that are none of the answer."""
+
+
+def path_of(write_id: WriteId) -> str:
+    """Give the path where a write's result is. Every character of an id may stand in a path."""
+    return f"{PREFIX}{write_id}"
+
+
+def submitted_answer(write: Write, submitted: Submitted) -> Response:
+    """Answer a write that is in its queue: 202, and where its result will be."""
+    headers = [NO_STORE, (b"location", path_of(submitted.write_id).encode("ascii"))]
+    if write.preferences.queued:
+        headers.append((b"preference-applied", b"respond-async"))
+    headers.append(JSON)
+    return RawResponse(_ACCEPTED, headers, orjson.dumps(queued_answer(submitted.write_id)))
+
+
+def queued_answer(write_id: WriteId) -> wire.WriteAnswer:
+    """Show a write that is not decided."""
+    return {
+        "id": str(write_id),
+        "queue": write_id.queue,
+        "partition": write_id.position.partition,
+        "offset": write_id.position.offset,
+        "state": "queued",
+        "answer": None,
+        "reason": None,
+        "dead_letter": False,
+        "dropped": False,
+        "retried_as": None,
+    }
+
+
+def decided_answer(write_id: WriteId, answer: Recorded) -> wire.WriteAnswer:
+    """Show a write that is decided, with the answer that it would have had at once."""
+    state, letter = state_of(answer), letter_of(answer) or ""
+    dropped, retried = letter == DROPPED, letter.startswith(RETRIED_AS)
+    return {
+        **queued_answer(write_id),
+        "state": state,
+        "answer": {
+            "status": answer.status,
+            "headers": {name: value for name, value in answer.headers if name not in _OURS},
+            "body": orjson.Fragment(answer.body) if answer.body else None,
+        },
+        "reason": None if state == "applied" else _reason(answer),
+        "dead_letter": state == "failed" and not dropped and not retried,
+        "dropped": dropped,
+        "retried_as": letter.removeprefix(RETRIED_AS) if retried else None,
+    }
+
+
+def _reason(answer: Recorded) -> str:
+    """Read a problem's sentence."""
+    try:
+        detail = orjson.loads(answer.body)["detail"]
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return f"It was answered {answer.status}."
+    return str(detail)
+
+
+# Outcomes as answers: statuses, bodies and headers. Rows are JSON already; here they are only joined.
+
+_SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+_SENDABLE = re.compile(r"[\x21-\x7e]+")
+_OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
+
+
+def fence_headers(done: Done) -> list[Header]:
+    """Name the mark of the one resource that was written, claimed or read, and the scope whose mark it is."""
+    headers: list[Header] = []
+    if done.mark is not None:
+        headers.append((b"x-fence-mark", b"%d" % done.mark))
+    if done.scope:  # percent-encoded already, but for what a header cannot carry
+        scope = done.scope if _SENDABLE.fullmatch(done.scope) else quote(done.scope, safe=_PRINTABLE)
+        headers.append((b"x-fence-scope", scope.encode("ascii")))
+    return headers
+
+
+def _headers(done: Done, preferences: Preferences) -> list[Header]:
+    headers = [NO_STORE, *fence_headers(done)]
+    if preferences.applied:
+        headers.append((b"preference-applied", preferences.applied))
+    return headers
+
+
+def _array(done: Done) -> bytes:
+    return f"[{','.join(done.rows)}]".encode()
+
+
+def _not_one_row(done: Done) -> Response:
+    return problem_response(
+        Problem(NOT_ACCEPTABLE, f"Accept: {SINGULAR} wants exactly one row, and there are {len(done.rows)}.")
+    )
+
+
+def kept_answer(gateway: Gateway, write: Write, done: Done) -> Recorded:
+    """Give what is kept of an answer for those who repeat the request: all of it, or as if no rows were asked for
+    (gateway/kept.py).
+    """
+    whole = to_recorded(answer(write, done))
+    if gateway.kept.takes(gateway.caller.name, len(whole.body)):
+        return whole
+    return to_recorded(answer(replace(write, preferences=write.preferences.without_rows()), done))
+
+
+def to_recorded(response: Response) -> Recorded:
+    """Keep an answer for those who repeat the request."""
+    headers = tuple(
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in response.raw_headers
+        if name != b"content-length"
+    )
+    return Recorded(response.status_code, headers, bytes(response.body))
+
+
+def replay(outcome: Replayed) -> Response:
+    """Give an answer that was given before."""
+    answer = outcome.answer
+    if answer is None:
+        raise TypeError("a replay without its answer")
+    # Whose token the mark is, the fence has not compared with the one of this request: it is not shown (decision 0032).
+    headers = [
+        (name.encode("latin-1"), value.encode("latin-1"))
+        for name, value in answer.headers
+        if name.lower() != "x-fence-mark"
+    ]
+    headers.append((b"idempotent-replayed", b"true"))
+    return RawResponse(answer.status, headers, answer.body) if answer.body else _without_body(answer.status, headers)
+
+
+def answer(write: Write, outcome: Outcome) -> Response:
+    """Answer a write."""
+    if isinstance(outcome, Problem):
+        return problem_response(outcome)
+    if isinstance(outcome, Replayed):
+        return replay(outcome)
+    if isinstance(outcome, Submitted):
+        return submitted_answer(write, outcome)
+    if isinstance(write.target, OneRow):
+        return _row_answer(outcome, write.preferences, shown=write.shown)
+    return _post_answer(write, outcome) if write.verb == "post" else _answer_of_many(write, outcome)
+
+
+def read_answer(outcome: Outcome, preferences: Preferences) -> Response:
+    """Answer a read of one row."""
+    return problem_response(outcome) if isinstance(outcome, Problem) else _row_answer(outcome, preferences, shown=True)
+
+
+def _row_answer(outcome: Done, preferences: Preferences, *, shown: bool) -> Response:
+    """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
+    headers = _headers(outcome, preferences)
+    if not shown:
+        return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)
+    headers.append(JSON)
+    return RawResponse(_CREATED if outcome.created else _OK, headers, outcome.rows[0].encode())
+
+
+def _without_body(status: int, headers: list[Header]) -> Response:
+    if status != _NO_CONTENT:
+        headers.append((b"content-length", b"0"))
+    return RawResponse(status, headers)
+
+
+def _rows(outcome: Done, status: int, headers: list[Header], *, singular: bool) -> Response:
+    headers.append(_SINGULAR if singular else JSON)
+    body = outcome.rows[0].encode() if singular and len(outcome.rows) == 1 else _array(outcome)
+    return RawResponse(status, headers, body)
+
+
+def list_answer(outcome: Outcome, offset: int, preferences: Preferences, *, singular: bool) -> Response:
+    """Answer for a collection read, with PostgREST's Content-Range."""
+    if isinstance(outcome, Problem):
+        return problem_response(outcome)
+    count = len(outcome.rows)
+    if singular and count != 1:
+        return _not_one_row(outcome)
+    headers = _headers(outcome, preferences)
+    span = f"{offset}-{offset + count - 1}" if count else "*"
+    headers.append(_content_range(span, outcome.total))
+    partial = not singular and outcome.total is not None and count < outcome.total
+    return _rows(outcome, _PARTIAL if partial else _OK, headers, singular=singular)
+
+
+def _content_range(span: str, total: int | None) -> Header:
+    return (b"content-range", f"{span}/{'*' if total is None else total}".encode("ascii"))
+
+
+def _location(resource: str) -> str | None:
+    """Name a row's route: as its resource, with all that a URL wants encoded. None: its key cannot stand in a path."""
+    read = parse_resource(resource)
+    if read.key in UNNAMEABLE:
+        return None
+    return f"/v1/data/{quote(read.table, safe='')}/{','.join(quote(value, safe='') for value in read.key)}"
+
+
+def _post_answer(write: Write, outcome: Done) -> Response:
+    """Answer for POST: 201 with the rows as an array, or without."""
+    headers = _headers(outcome, write.preferences)
+    if outcome.resource and (location := _location(outcome.resource)) is not None:
+        headers.append((b"location", location.encode("ascii")))
+    if write.preferences.count:
+        headers.append(_content_range("*", len(outcome.rows)))
+    if not write.shown:
+        return _without_body(_CREATED, headers)
+    return _rows(outcome, _CREATED, headers, singular=write.exactly_one)
+
+
+def _answer_of_many(write: Write, outcome: Done) -> Response:
+    """Answer for PATCH and DELETE of a collection, as PostgREST does: 204, or 200 with an array where that is
+    preferred.
+    """
+    headers = _headers(outcome, write.preferences)
+    count = len(outcome.rows)
+    headers.append(_content_range(f"0-{count - 1}" if count else "*", count if write.preferences.count else None))
+    if not write.shown:
+        return _without_body(_NO_CONTENT, headers)
+    return _rows(outcome, _OK, headers, singular=write.exactly_one)

@@ -1,1 +1,0 @@
-"""POST /v1/batch: its lines, their order, and their verdicts."""

@@ -1,1 +1,0 @@
-"""OpenAPI 3.1, made from the real tables."""

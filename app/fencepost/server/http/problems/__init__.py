@@ -1,1 +1,0 @@
-"""Problems (RFC 9457) as answers, pages and examples."""

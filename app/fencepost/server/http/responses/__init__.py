@@ -1,1 +1,0 @@
-"""Outcomes as answers: statuses, headers, bodies."""

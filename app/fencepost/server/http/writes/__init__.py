@@ -1,1 +1,0 @@
-"""Writes to tables, from a request to its answer."""

@@ -1,0 +1,573 @@
+"""What `protect` looks at before it touches a table, and its messages when something is in the way."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import asyncpg
+
+from fencepost.server.fence.resource import MalformedScopeError, Scope, parse_scope
+from fencepost.server.fence.token import Ceiling, Rule
+from fencepost.server.postgres.catalog_cache import api_name
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.row_sql import dollar
+from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN, quote
+
+# A table that can be protected, as `protect` finds it in the catalog.
+
+KEY_TYPES: Final = (
+    "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "bool", "date", "timestamp", "timestamptz",
+    "bytea",
+)  # fmt: skip
+"""Key types whose equality is equality of one text (R6); enums too. Not float (-0 = 0), interval (1 day = 24 hours),
+citext, json, arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumn:
+    """One column of the primary key."""
+
+    name: str
+    type: str
+    base_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """How the table stands in fencepost.protected now."""
+
+    name: str
+    rule: Rule
+    source: str
+    functions: str
+    requires_key: bool = False
+    scope: str | None = None
+    verify: bool = False
+    ceiling: Ceiling | None = None
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table that can be protected. `name` is the prefix of its resources."""
+
+    oid: int
+    schema: str
+    relation: str
+    name: str
+    key: tuple[KeyColumn, ...]
+    partitions: tuple[str, ...]
+    """The table and all its partitions, as SQL names: statement triggers are not cloned."""
+    registered: Registration | None = None
+    lost: bool = False
+    """Whether it is protected by rows, and has lost the column of their marks."""
+    formerly: tuple[str, ...] = ()
+    """Names under which it was protected before; it was renamed while it was not, and its marks bear them."""
+
+
+_RELATION: Final = """
+SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relation, c.relkind::text AS kind,
+       c.relpersistence::text AS persistence, c.relispartition AS is_partition,
+       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner, current_user::text AS me,
+       row_security_active(c.oid) AS ruled,
+       EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
+                WHERE i.inhparent = c.oid AND NOT child.relispartition
+                   OR i.inhrelid = c.oid AND NOT c.relispartition) AS inherits,
+       i.indexrelid IS NOT NULL AS has_key, i.indimmediate AS immediate,
+       p.name AS registered_name, p.rule AS registered_rule, p.source AS registered_source,
+       p.functions AS registered_functions, p.requires_key AS registered_requires_key, p.verify AS registered_verify,
+       p.max_token AS registered_max_token, p.max_jump AS registered_max_jump,
+       p.sealed AS registered_sealed, p.scope AS registered_scope, p.key_columns AS registered_key,
+       (SELECT array_agg(format('%I.%I', pn.nspname, pc.relname) ORDER BY pt.level, pt.relid)
+          FROM pg_partition_tree(c.oid) pt JOIN pg_class pc ON pc.oid = pt.relid
+          JOIN pg_namespace pn ON pn.oid = pc.relnamespace) AS partitions,
+       (SELECT format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
+          FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = $2 AND NOT a.attisdropped) AS column,
+       EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND k.conname = $3) AS has_check,
+       (SELECT a.attname::text FROM pg_constraint k JOIN pg_attribute a ON a.attrelid = k.conrelid
+           AND k.conkey = ARRAY[a.attnum] AND a.attname <> $2
+         WHERE k.conrelid = c.oid AND k.conname = $3 AND k.contype = 'c') AS mark_called,
+       NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = 'zzz_fencepost_ins') AS no_ins,
+       has_schema_privilege('fencepost', 'CREATE') AND has_table_privilege('fencepost.marks', 'INSERT')
+         AND pg_has_role(f.nspowner, 'USAGE') AND pg_has_role(f.nspowner, CASE
+               WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END) AS may_create,
+       pg_get_userbyid(f.nspowner)::text AS keeper,
+       (SELECT string_agg(DISTINCT pg_get_userbyid(o.proowner)::text, ', ') FROM pg_proc o
+         WHERE o.pronamespace = f.oid AND starts_with(o.proname, p.functions || '_')
+           AND NOT pg_has_role(o.proowner, 'USAGE')) AS functions_of
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_namespace f ON f.nspname = 'fencepost'
+  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
+  LEFT JOIN fencepost.protected p ON p.relation = c.oid
+ WHERE c.oid = $1::int8::oid"""
+
+COLUMNS: Final = """
+WITH RECURSIVE base(oid, below) AS (
+  SELECT t.oid, t.oid FROM pg_type t
+  UNION ALL
+  SELECT b.oid, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
+)
+SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name,
+       bt.typtype = 'e' AS is_enum, bt.oid <> a.atttypid AS is_domain, bn.nspname = 'pg_catalog' AS builtin,
+       coalesce((SELECT l.collisdeterministic FROM pg_collation l WHERE l.oid = a.attcollation), true) AS deterministic,
+       a.attnotnull AS not_null, a.attgenerated <> '' AS generated
+  FROM pg_attribute a
+  JOIN base ON base.oid = a.atttypid
+  JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
+  JOIN pg_namespace bn ON bn.oid = bt.typnamespace"""
+"""Every column with the type that it comes down to."""
+
+_KEY: Final = f"""{COLUMNS}
+  JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
+  CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(attnum, position)
+ WHERE i.indrelid = $1::int8::oid AND a.attnum = k.attnum AND k.position <= i.indnkeyatts
+ ORDER BY k.position"""
+
+
+async def read_rows(connection: Connection, oid: int) -> tuple[asyncpg.Record | None, list[asyncpg.Record]]:
+    """Read what the catalog has of a table, None if it was dropped, and of its key's columns. In a transaction whose
+    search_path is pg_catalog, types are spelled with their schema: they mean the same where the DDL runs.
+    """
+    return await connection.fetchrow(_RELATION, oid, MARK_COLUMN, MARK_CHECK), await connection.fetch(_KEY, oid)
+
+
+async def read_target(connection: Connection, oid: int) -> Target | None:
+    """Look at a protected table in a transaction whose search_path is pg_catalog, and check nothing; None: it is gone,
+    or has another primary key by now.
+    """
+    row, key = await read_rows(connection, oid)
+    if row is None or row["registered_name"] is None:
+        return None
+    return to_target(row, key) if [k["name"] for k in key] == list(row["registered_key"]) else None
+
+
+def to_target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[str, ...] = ()) -> Target:
+    """Make a Target of what `read_rows` has read."""
+    return Target(
+        oid=row["oid"],
+        schema=row["schema"],
+        relation=row["relation"],
+        name=api_name(row["schema"], row["relation"]),
+        key=tuple(KeyColumn(k["name"], k["type"], k["base_name"]) for k in key),
+        partitions=tuple(row["partitions"] or ()),
+        registered=Registration(
+            row["registered_name"],
+            row["registered_rule"],
+            row["registered_source"],
+            row["registered_functions"],
+            row["registered_requires_key"],
+            row["registered_scope"],
+            row["registered_verify"],
+            None
+            if row["registered_max_token"] is None
+            else Ceiling(row["registered_max_token"], row["registered_max_jump"]),
+            row["registered_sealed"],
+        )
+        if row["registered_name"]
+        else None,
+        lost=bool(row["registered_name"]) and row["registered_scope"] is None and row["column"] is None,
+        formerly=formerly,
+    )
+
+
+class ProtectError(Exception):
+    """The table cannot be protected (or unprotected) as it is. `reasons` are sentences for its owner."""
+
+    def __init__(self, table: str, reasons: list[str]) -> None:
+        super().__init__(f"{table}: " + " ".join(reasons))
+        self.table = table
+        self.reasons = reasons
+
+
+_FIND: Final = """
+SELECT c.oid::int8 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'pg_toast'
+   AND ($1 = n.nspname || '.' || c.relname OR n.nspname = 'public' AND $1 = c.relname)"""
+
+_NAME_TAKEN: Final = """
+SELECT p.relation::text FROM fencepost.protected p
+ WHERE p.name = $1 AND p.relation <> $2::int8::oid AND EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)"""
+
+
+_FORMERLY: Final = """
+SELECT o.name FROM fencepost.floors o
+ WHERE o.relation = $1::int8::oid AND o.name <> $2
+   AND NOT EXISTS (SELECT FROM fencepost.protected p WHERE p.name = o.name OR p.relation = o.relation)
+ ORDER BY o.name"""
+
+
+async def find(connection: Connection, name: str) -> int:
+    """Find a table by the catalog's spelling, with or without schema; ProtectError when there is none, or two."""
+    oids = await connection.fetch(_FIND, name)
+    if not oids:
+        raise ProtectError(
+            name, ["there is no such table: names are spelled as in the catalog, schema.table or table."]
+        )
+    if len(oids) > 1:
+        raise ProtectError(name, ["two tables have this name (one has a dot in its name): rename one of them."])
+    oid: int = oids[0]["oid"]
+    return oid
+
+
+async def examine(connection: Connection, name: str, scope: str | None = None) -> Target:
+    """Check everything first; ProtectError lists all that is in the way at once.
+
+    `scope`: as in plan_protect. A table whose rows have no marks of their own may have keys that others may not.
+    """
+    oid = await find(connection, name)
+    async with connection.transaction():
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        row, key = await read_rows(connection, oid)
+        if row is None:
+            raise ProtectError(name, ["the table was dropped meanwhile."])
+        api = api_name(row["schema"], row["relation"])
+        taken = await connection.fetchval(_NAME_TAKEN, api, oid)
+    reasons = _kind_reasons(row) or [*_table_reasons(row), *_key_reasons(key)]
+    of_rows = not (row["registered_scope"] if scope is None else scope)
+    if of_rows:
+        reasons += _generated_reasons(key)
+    if row["owned"] and row["ruled"] and (of_rows or row["column"] is not None):
+        reasons.append(ruled_reason(row))
+    if taken:
+        reasons.append(
+            f"the name {api} belongs to the protected table {taken}, renamed since: unprotect that one first."
+        )
+    if reasons:
+        raise ProtectError(api, reasons)
+    formerly = await connection.fetch(_FORMERLY, oid, api)
+    return to_target(row, key, tuple(each["name"] for each in formerly))
+
+
+def _kind_reasons(row: asyncpg.Record) -> list[str]:
+    """Return why the relation is not a table that can have a fence at all."""
+    if row["schema"] in ("pg_catalog", "information_schema", "fencepost"):
+        return ["system tables cannot be protected."]
+    if row["kind"] in ("v", "m"):
+        return ["it is a view: protect the table below it; views are read only in Fencepost."]
+    if row["kind"] == "f":
+        return ["it is a foreign table: its rows live in another database, and that is where the fence belongs."]
+    if row["is_partition"]:
+        return ["it is a partition: protect its parent, the fence covers all partitions."]
+    return []
+
+
+def renamed_column_reason(schema: str, relation: str, called: str) -> str:
+    """Return what to do about a column of marks that was renamed: its check stands on it still."""
+    rename = f"ALTER TABLE {quote(schema)}.{quote(relation)} RENAME COLUMN {quote(called)} TO {MARK_COLUMN}"
+    return f"its column {MARK_COLUMN}, which holds the marks of its rows, is called {called} now: {rename}."
+
+
+def ruled_reason(row: asyncpg.Record) -> str:
+    """Return what to do where policies rule the owner too. `row`: schema, relation, owner, me."""
+    alter = f"ALTER TABLE {quote(row['schema'])}.{quote(row['relation'])}"
+    return (
+        f"row security rules {row['me']} there (FORCE ROW LEVEL SECURITY), and rows that a policy hides have marks,"
+        f" too: run this as a role with BYPASSRLS that is a member of {row['owner']}; or {alter} NO FORCE ROW LEVEL"
+        f" SECURITY, run this, and FORCE it again."
+    )
+
+
+def _table_reasons(row: asyncpg.Record) -> list[str]:
+    reasons = []
+    if row["persistence"] != "p":
+        reasons.append("it is unlogged or temporary: a crash would empty it and leave its marks behind.")
+    if row["inherits"]:
+        reasons.append("it takes part in table inheritance, where a primary key covers one table only.")
+    reasons += _role_reasons(row)
+    if not row["has_key"]:
+        reasons.append("it has no primary key, and the key is what a fence is named after.")
+    elif not row["immediate"]:
+        reasons.append("its primary key is DEFERRABLE: two rows may share a key inside a transaction.")
+    column = row["column"]
+    if column is None and row["mark_called"]:
+        reasons.append(renamed_column_reason(row["schema"], row["relation"], row["mark_called"]))
+    reasons += _new_column_reasons(row)
+    ours = row["has_check"] or row["registered_name"]
+    if column is not None and not (column == "bigint NOT NULL" and ours):
+        reasons.append(f"it has a column {MARK_COLUMN} ({column}) that Fencepost did not make: rename it.")
+    return reasons
+
+
+def _role_reasons(row: asyncpg.Record) -> list[str]:
+    """Return what keeps this role from changing the table and the schema fencepost."""
+    reasons = []
+    if not row["owned"]:
+        reasons.append(
+            f"it belongs to {row['owner']}; {row['me']} is not a member of that role, and only an owner may."
+        )
+    if not row["may_create"]:
+        reasons.append(
+            f"the schema fencepost belongs to {row['keeper']}, and {row['me']} may not act as that role: run this as a"
+            " member of it."
+        )
+    elif row["functions_of"]:
+        reasons.append(
+            f"its functions belong to {row['functions_of']}: `fencepost migrate --owner {row['keeper']}`, run as a"
+            " superuser or a member of both roles, gives them to the schema's owner."
+        )
+    return reasons
+
+
+def _new_column_reasons(row: asyncpg.Record) -> list[str]:
+    """Report that a guarded table's column of marks is not the one of the last `protect`: the check stands on the old
+    one, or went with it, and so did the trigger whose condition names it.
+    """
+    if row["column"] is None or not row["registered_name"] or row["registered_scope"]:
+        return []
+    drop = f"ALTER TABLE {quote(row['schema'])}.{quote(row['relation'])} DROP COLUMN {MARK_COLUMN} CASCADE"
+    if row["mark_called"]:
+        return [
+            f"its column {MARK_COLUMN} is a new one: {drop}. "
+            + renamed_column_reason(row["schema"], row["relation"], row["mark_called"])
+        ]
+    if not row["has_check"] and row["no_ins"]:
+        return [
+            f"its column {MARK_COLUMN} was dropped and made anew, and the marks of its rows are lost: {drop}, and run"
+            " this again; for an external source with --above N."
+        ]
+    return []
+
+
+def _generated_reasons(key: list[asyncpg.Record]) -> list[str]:
+    """PostgreSQL computes such a column after the BEFORE triggers, where a row's mark is judged under its key."""
+    return [
+        f"its key column {column['name']} is generated from other columns, and not known when a row is judged: rows"
+        " could be inserted and deleted, and never changed or claimed. Make it an ordinary column that a trigger or a"
+        " CHECK keeps right, or give the table a scope (--scope), whose mark is not named after the key."
+        for column in key
+        if column["generated"]
+    ]
+
+
+def _key_reasons(key: list[asyncpg.Record]) -> list[str]:
+    reasons = []
+    for column in key:
+        if not (column["is_enum"] or (column["builtin"] and column["base_name"] in KEY_TYPES)):
+            reasons.append(
+                f"its key column {column['name']} is of type {column['type']}, whose equal values have several texts; "
+                f"a key can be of {', '.join(KEY_TYPES)}, a domain over one of these, or an enum."
+            )
+        elif column["is_enum"] and column["is_domain"]:
+            reasons.append(
+                f"its key column {column['name']} is of type {column['type']}, a domain over an enum, for which "
+                "PostgreSQL has no operator =; use the enum itself."
+            )
+        elif column["is_enum"] and column["base_name"] in KEY_TYPES:
+            reasons.append(
+                f"its key column {column['name']} is of an enum that is called {column['base_name']}, like one of"
+                " PostgreSQL's own types: rename it."
+            )
+        elif not column["deterministic"]:
+            reasons.append(
+                f"its key column {column['name']} has a nondeterministic collation: equal keys would have two marks."
+            )
+    return reasons
+
+
+# Whether a scope fits its table and the other tables that have it (R8).
+
+_FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
+"""Types whose values have the same texts, so that tables may differ in them."""
+
+PREFIX_OF: Final = "left(p.scope, strpos(p.scope, '/{') - 1)"
+"""The name of a scope of fencepost.protected p, without its columns."""
+
+_COLUMNS: Final = f"""{COLUMNS}
+ WHERE a.attrelid = $1::int8::oid AND a.attname = ANY ($2) AND a.attnum > 0 AND NOT a.attisdropped"""
+
+_SIBLINGS: Final = f"""
+SELECT p.name, p.rule, p.source, p.sealed, p.max_token, p.max_jump, p.scope, p.relation::oid::int8 AS oid
+  FROM fencepost.protected p
+  JOIN pg_class c ON c.oid = p.relation
+ WHERE {PREFIX_OF} = $1 AND p.relation <> $2::int8::oid ORDER BY p.name"""
+
+_TABLES: Final = """
+SELECT n.nspname::text AS schema, c.relname::text AS relation
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+   AND $1::text IN (c.relname::text, n.nspname || '.' || c.relname)"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableScope:
+    """A scope that fits its table: `columns` are the template's, with their types."""
+
+    scope: Scope
+    columns: tuple[KeyColumn, ...]
+
+
+def read_template(table: str, template: str) -> Scope:
+    """Read a template; ProtectError when it is none."""
+    try:
+        return parse_scope(template)
+    except MalformedScopeError as error:
+        raise ProtectError(table, [f"scope {error}."]) from error
+
+
+async def examine_name(connection: Connection, target: Target) -> None:
+    """Refuse a table that is called like a scope: one resource name would mean two things."""
+    of_scope = await connection.fetchval(
+        f"SELECT p.name FROM fencepost.protected p WHERE {PREFIX_OF} = $1 LIMIT 1", target.name
+    )
+    if of_scope is not None:
+        raise ProtectError(
+            target.name, [f"its name is that of a scope, {target.name}/…, of the table {of_scope}: rename one of them."]
+        )
+
+
+async def read_scope(connection: Connection, target: Target, template: str) -> TableScope | None:
+    """Give a table's scope with its columns' types; None when they no longer fit."""
+    scope = parse_scope(template)
+    columns = await _template_columns(connection, target, target.oid, scope)
+    return None if isinstance(columns, list) else TableScope(scope, columns)
+
+
+async def examine_scope(
+    connection: Connection,
+    target: Target,
+    scope: Scope,
+    rule: Rule,
+    source: str,
+    ceiling: Ceiling | None,
+    *,
+    sealed: bool,
+) -> TableScope:
+    """Check a scope against its table and its other tables; ProtectError lists all that is in the way."""
+    async with connection.transaction():
+        await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        columns = await _template_columns(connection, target, target.oid, scope)
+        reasons: list[str] = columns if isinstance(columns, list) else []
+        if await _is_a_table(connection, scope.prefix):
+            reasons.append(
+                f"the scope's name {scope.prefix} is that of a table: a resource name would mean two things."
+            )
+        for row in await connection.fetch(_SIBLINGS, scope.prefix, target.oid):
+            if (difference := _difference(row, rule, source, ceiling, sealed=sealed)) is not None:
+                reasons.append(difference)
+            others = await _template_columns(connection, target, row["oid"], parse_scope(row["scope"]))
+            if not isinstance(columns, list) and not isinstance(others, list) and _family(columns) != _family(others):
+                reasons.append(
+                    f"{row['name']} has the scope {row['scope']}, of other types or another number of columns: equal"
+                    " scopes would have two names."
+                )
+    if isinstance(columns, list) or reasons:
+        raise ProtectError(target.name, reasons)
+    return TableScope(scope, columns)
+
+
+async def _is_a_table(connection: Connection, name: str) -> bool:
+    """Whether a table is called so, or was when it was protected."""
+    tables = await connection.fetch(_TABLES, name)
+    if name in {api_name(row["schema"], row["relation"]) for row in tables}:
+        return True
+    taken: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM fencepost.protected WHERE name = $1)", name)
+    return taken
+
+
+def _difference(other: asyncpg.Record, rule: Rule, source: str, ceiling: Ceiling | None, *, sealed: bool) -> str | None:
+    """Say in what another table of the scope is protected differently; None: in nothing."""
+    if (other["rule"], other["source"]) != (rule, source):
+        return (
+            f"{other['name']} has the same scope with the rule {other['rule']} and the source {other['source']}; one"
+            " mark has one rule and one source: unprotect the others, change this one, and protect them again."
+        )
+    if (other["max_token"], other["max_jump"]) != _of(ceiling):
+        jump = "no --max-jump" if other["max_jump"] is None else f"--max-jump {other['max_jump']}"
+        return (
+            f"{other['name']} has the same scope with --max-token {other['max_token']} and {jump}; one mark has one"
+            " ceiling: unprotect the others, change this one, and protect them again."
+        )
+    if other["sealed"] != sealed:
+        return (
+            f"{other['name']} has the same scope {'with' if other['sealed'] else 'without'} --sealed; one mark is"
+            " raised by sealed tokens only, or by all: unprotect the others, change this one, and protect them again."
+        )
+    return None
+
+
+def _of(ceiling: Ceiling | None) -> tuple[int | None, int | None]:
+    return (None, None) if ceiling is None else (ceiling.max_token, ceiling.max_jump)
+
+
+def _family(columns: tuple[KeyColumn, ...]) -> tuple[str, ...]:
+    return tuple(_FAMILIES.get(column.base_name, column.base_name) for column in columns)
+
+
+async def _template_columns(
+    connection: Connection, target: Target, oid: int, scope: Scope
+) -> tuple[KeyColumn, ...] | list[str]:
+    found = {row["name"]: row for row in await connection.fetch(_COLUMNS, oid, list(scope.columns))}
+    reasons = []
+    for name in scope.columns:
+        row = found.get(name)
+        if row is None:
+            reasons.append(f"the scope's column {name} is no column of {target.name}.")
+            continue
+        if row["is_enum"]:
+            reasons.append(
+                f"the scope's column {name} is of the enum {row['type']}: renaming one of its values would give"
+                " a scope a new name, without a mark. Let the scope have a text column, with a CHECK."
+            )
+        elif not (row["builtin"] and row["base_name"] in KEY_TYPES):
+            reasons.append(
+                f"the scope's column {name} is of type {row['type']}, whose equal values have several texts; it can"
+                f" be of {', '.join(KEY_TYPES)}, or a domain over one of these."
+            )
+        if not row["deterministic"]:
+            reasons.append(
+                f"the scope's column {name} has a nondeterministic collation: equal scopes would have two marks."
+            )
+        if not row["not_null"]:
+            reasons.append(f"the scope's column {name} can be null: ALTER TABLE … ALTER COLUMN {name} SET NOT NULL.")
+        if row["generated"]:
+            reasons.append(f"the scope's column {name} is generated, and not known before a row is written.")
+    return reasons or tuple(KeyColumn(n, found[n]["type"], found[n]["base_name"]) for n in scope.columns)
+
+
+# The event triggers that follow partitions of protected tables: what they do is in migrations/schema,
+# event_triggers.sql and partitions.sql.
+#
+# They belong to the database and not to a schema, and only a superuser can make or own them: `fencepost migrate`, run
+# as one. Their functions belong to the schema's owner, as all do.
+
+_FOLLOW: Final = "fencepost_partitions"
+_REFUSE: Final = "fencepost_dropped"
+EVENT_TRIGGERS: Final = (_FOLLOW, _REFUSE)
+
+MISSING: Final = (
+    "partitions that are attached to protected tables are not followed, and dropped or detached ones take the marks of"
+    " their rows along: that needs event triggers, which only a superuser can make. Run `fencepost migrate` once as one"
+    " where you can; where you cannot, see docs/protect.md on partitions"
+)
+"""What it means that there are no event triggers, and what to do."""
+
+_MISSING: Final = """
+SELECT NOT (
+  SELECT count(*) = 2 FROM pg_event_trigger e WHERE e.evtenabled IN ('O', 'A')
+     AND (e.evtname, e.evtevent, e.evtfoid) IN (
+       ('fencepost_partitions', 'ddl_command_end', to_regprocedure('fencepost.on_partitions()')),
+       ('fencepost_dropped', 'sql_drop', to_regprocedure('fencepost.on_dropped()'))))"""
+
+
+def watch_sql() -> str:
+    """Make the event triggers, as the session's own role; nothing if that is no superuser, or the schema has gone."""
+    body = f"""
+BEGIN
+  SET LOCAL ROLE NONE;
+  IF NOT (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = current_user)
+     OR to_regprocedure('fencepost.on_dropped()') IS NULL THEN
+    RETURN;
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_event_trigger e WHERE e.evtname = '{_FOLLOW}') THEN
+    CREATE EVENT TRIGGER {_FOLLOW} ON ddl_command_end WHEN TAG IN ('CREATE TABLE', 'ALTER TABLE', 'CREATE SCHEMA')
+      EXECUTE FUNCTION fencepost.on_partitions();
+  END IF;
+  IF NOT EXISTS (SELECT FROM pg_event_trigger e WHERE e.evtname = '{_REFUSE}') THEN
+    CREATE EVENT TRIGGER {_REFUSE} ON sql_drop EXECUTE FUNCTION fencepost.on_dropped();
+  END IF;
+END"""
+    return "DO " + dollar(body)
+
+
+async def lacks_event_triggers(connection: Connection) -> bool:
+    """Whether the event triggers are missing or disabled."""
+    return bool(await connection.fetchval(_MISSING))

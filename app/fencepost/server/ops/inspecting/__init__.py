@@ -1,1 +1,0 @@
-"""What `fencepost status` and `fencepost doctor` read from the database, one subject a file."""

@@ -1,1 +1,0 @@
-"""The schema fencepost itself: migrating it, its owner, and which versions work together."""
