@@ -27,7 +27,7 @@ from fencepost.server.fence.token import Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import write
-from fencepost.server.gateway.writes.write import Body, OneRow, Write
+from fencepost.server.gateway.write import Body, OneRow, Write
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import consumer_gateway
 

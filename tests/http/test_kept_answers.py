@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.support.in_process import in_process
 
-from fencepost.server.gateway.kept import MOST, SMALL
+from fencepost.server.gateway.outcomes import MOST, SMALL
 from fencepost.server.ops.protect import protect
 
 SQL = f"""

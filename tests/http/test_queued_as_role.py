@@ -22,8 +22,8 @@ from tests.support.queued import queueing
 from fencepost.server.consuming.applying import Applier, Later, Standing
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import parse_keys
-from fencepost.server.gateway.queued import find, wait
-from fencepost.server.gateway.results import STATE_HEADER, of_caller
+from fencepost.server.gateway.gathered import STATE_HEADER, of_caller
+from fencepost.server.gateway.use_cases import find, wait
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.keyed import Recorded

@@ -18,9 +18,9 @@ from tests.support.consuming import (
 from tests.support.interleave import Connect, Connection
 from tests.support.violations import assert_none
 
-from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protect import protect, unprotect
+from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.postgres import sources
 from fencepost.server.postgres.queues import MessageRow, append
 from fencepost.server.queues.log import Message, partition_of

@@ -9,8 +9,8 @@ from tests.support.consuming import Queue, consumed, make_tables, opened, token,
 from tests.support.interleave import Connect, Connection, blocks_another_session
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.gateway.queued import find
-from fencepost.server.gateway.results import state_of
+from fencepost.server.gateway.gathered import state_of
+from fencepost.server.gateway.use_cases import find
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.log import Message, Position
 from fencepost.server.queues.message import WriteId, content_of, nonce_of

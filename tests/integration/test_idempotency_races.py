@@ -11,7 +11,7 @@ from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.gateway.writes import idempotency
+from fencepost.server.gateway import rounds
 
 Scenario = Callable[[Race], Awaitable[None]]
 
@@ -63,7 +63,7 @@ async def test_a_record_that_is_met_at_the_end_counts_whatever_its_error_is_call
 ) -> None:
     """The control: if 23505 on the records' key were not known for what it is, it would be reported as a conflict."""
     race = await audited_race(connect, unmade, "epoch")
-    monkeypatch.setattr(idempotency, "RECORD", ("another", "key", "23505"))
+    monkeypatch.setattr(rounds, "RECORD", ("another", "key", "23505"))
     with pytest.raises(AssertionError):
         await scenarios.a_lock_that_was_got_around_ends_in_a_replay(race)
 
@@ -73,7 +73,7 @@ async def test_the_second_look_up_needs_no_error_to_see_a_record(
     connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch, second_look_up: bool
 ) -> None:
     """Two lines of defence: without that of the primary key, the second look-up alone has to see it, and does."""
-    monkeypatch.setattr(idempotency, "RECORD", ("another", "key", "23505"))
+    monkeypatch.setattr(rounds, "RECORD", ("another", "key", "23505"))
     race = await audited_race(connect, unmade, "epoch")
     scenario = scenarios.a_record_that_commits_between_look_up_and_lock_is_seen
     if second_look_up:

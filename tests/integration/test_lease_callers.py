@@ -10,14 +10,13 @@ from tests.support.racing import open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
-from fencepost.server.election.state import Election
+from fencepost.server.election import Election
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.elections import elections, observe, watch_election
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases.acquire import Granted
-from fencepost.server.gateway.leases.elections import elections, observe, watch_election
-from fencepost.server.gateway.leases.held import inspect, locks, mint, release, renew
+from fencepost.server.gateway.leases import Granted, inspect, locks, mint, release, renew
 from fencepost.server.postgres.leases import Lease, LeaseId
 from fencepost.testing.servers.processes import PATIENCE
 

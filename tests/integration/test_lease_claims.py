@@ -11,7 +11,7 @@ from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, pat
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
+from fencepost.server.gateway.leases import Granted, acquire_lease
 from fencepost.server.ops.demo import LEASES_BEGIN
 from fencepost.server.postgres.leases import LockRequest, hash_secret
 from fencepost.server.times import Times

@@ -15,7 +15,7 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.leases import Granted
 from fencepost.server.postgres import leases
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.server.postgres.marks import in_key_order

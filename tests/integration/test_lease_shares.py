@@ -12,7 +12,7 @@ from tests.support.interleave import Connect
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases.held import mint, release, renew
+from fencepost.server.gateway.leases import mint, release, renew
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres.leases import Lease, LeaseId
 from fencepost.testing.servers.processes import PATIENCE, eventually

@@ -11,7 +11,7 @@ from tests.support.mutants import PythonMutant, assert_seen, mutate, seen
 from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 
-import fencepost.server.gateway.claims.claim
+import fencepost.server.gateway.claims
 from fencepost.server.postgres import keyed, many, marks
 from fencepost.server.postgres.answers import Shown
 from fencepost.server.postgres.connection import Connection
@@ -61,7 +61,7 @@ def claim_does_not_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return refused
 
-    monkeypatch.setattr(fencepost.server.gateway.claims.claim, "claim_absent", mutant)
+    monkeypatch.setattr(fencepost.server.gateway.claims, "claim_absent", mutant)
 
 
 def zero_rows_is_no_question(monkeypatch: pytest.MonkeyPatch) -> None:

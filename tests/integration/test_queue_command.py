@@ -15,13 +15,12 @@ from tests.support.consuming import Queue, consumed, make_tables, opened, settin
 from tests.support.interleave import Connect
 
 from fencepost.cli.main import main
-from fencepost.server.consumer_wiring import consumer_of, consuming
-from fencepost.server.gateway.writes.write import Write
+from fencepost.server.gateway.write import Write
+from fencepost.server.health import describe_queues, measure_queues
 from fencepost.server.observe.metrics import Metrics
+from fencepost.server.parts import consumer_of, consuming, read_queues
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.queues import MessageRow, PartitionProgress
-from fencepost.server.queue_status import describe_queues, measure_queues
-from fencepost.server.queue_wiring import read_queues
 from fencepost.server.queues.log import partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times

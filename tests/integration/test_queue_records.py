@@ -19,11 +19,11 @@ from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, ren
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.keyed import MOST_IDEMPOTENT
 from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.rounds import IdempotentRequest, Replayed
 from fencepost.server.gateway.use_cases import write
-from fencepost.server.gateway.writes.batched import MOST_IDEMPOTENT
-from fencepost.server.gateway.writes.idempotency import IdempotentRequest, Replayed
-from fencepost.server.gateway.writes.write import Verb
+from fencepost.server.gateway.write import Verb
 from fencepost.server.postgres import keyed as idempotency
 from fencepost.server.postgres.connection import GatewayConnection
 from fencepost.server.postgres.keyed import OF_QUEUES

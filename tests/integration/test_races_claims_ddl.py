@@ -16,8 +16,8 @@ from tests.support.use_cases import gateway_pid, grants_pid, keyed, open_gateway
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Rule, Token
-from fencepost.server.gateway.claims.claim import Claim
-from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.claims import Claim
+from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.demo import LEASES_BEGIN

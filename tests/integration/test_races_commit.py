@@ -18,7 +18,7 @@ from tests.support.use_cases import (
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database

@@ -13,10 +13,10 @@ from tests.support.use_cases import delete, keyed, listed, matching, open_gatewa
 
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.gateway.writes.write import Write
+from fencepost.server.gateway.write import Write
 from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.marks import KeyState, ask

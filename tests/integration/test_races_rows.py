@@ -14,10 +14,10 @@ from tests.support.stepping import answer_after
 from tests.support.use_cases import gateway_pid, listed, open_gateway, patch, result_of
 
 from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway import rounds
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
-from fencepost.server.gateway.writes import rounds
-from fencepost.server.gateway.writes.write import Write
+from fencepost.server.gateway.write import Write
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.marks import ElementState, ask_elements
 from fencepost.server.postgres.tables import ProtectedTable
@@ -107,7 +107,7 @@ async def test_a_row_that_is_never_met_is_given_up(
         return asked
 
     await race.delete(race.a, "b", 31)
-    monkeypatch.setattr("fencepost.server.gateway.writes.patch_rows.ask_elements", there)
+    monkeypatch.setattr("fencepost.server.gateway.many.ask_elements", there)
     answer = await patch(gateway, changing(90, "abc"))
     assert isinstance(answer, Problem)
     assert (answer.name, answer.resource, met) == ("FP010", "orders/b", rounds.ROUNDS)
@@ -129,7 +129,7 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
             tries.append(await race.waits(race.c, outcome(race.update(race.c, "b", 41))))
         return asked
 
-    monkeypatch.setattr("fencepost.server.gateway.writes.patch_rows.ask_elements", in_between)
+    monkeypatch.setattr("fencepost.server.gateway.many.ask_elements", in_between)
     holder = await race.begin(race.a)
     await race.delete(race.a, "a", 35)
     await race.insert(race.a, "a", 36)

@@ -24,7 +24,7 @@ from tests.support.use_cases import delete, keyed, listed, matching, open_gatewa
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Rule, Token
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import claim

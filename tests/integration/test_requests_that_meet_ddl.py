@@ -7,16 +7,16 @@ from tests.support.racing import Race, open_race
 from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
-from fencepost.server import gateway_wiring
+from fencepost.server import wiring
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.use_cases import MOST_DOUBTS, on_table
-from fencepost.server.gateway_wiring import Configured
 from fencepost.server.observe import events
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.tables import Table
 from fencepost.server.settings import Settings
+from fencepost.server.wiring import Configured
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_it_is_not_run_for_ever(race: Race) -> None:
 async def test_a_look_that_finds_nothing_new_keeps_the_picture_and_is_no_news(race: Race) -> None:
     settings = Settings.model_validate({"database_url": race.dsn, "consume_here": False})
     found: list[events.Event] = []
-    async with gateway_wiring.open_gateway(settings, race.dsn, found.append, Configured((), (), None)) as gateway:
+    async with wiring.open_gateway(settings, race.dsn, found.append, Configured((), (), None)) as gateway:
         catalog, before = gateway.catalog, gateway.catalog.current
         again = await catalog.reload()
         assert (again.version, again.tables is before.tables, again.begun > before.begun) == (

@@ -13,11 +13,11 @@ from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, res
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource, parse_resource
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.claims.claim import Claim
-from fencepost.server.gateway.explain import Explained
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
+from fencepost.server.gateway.leases import Granted, acquire_lease
 from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.read import Explained
 from fencepost.server.gateway.use_cases import claim, explain
 from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect
 from fencepost.server.postgres.leases import LockRequest

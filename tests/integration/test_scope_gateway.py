@@ -15,7 +15,7 @@ from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.gateway.writes.write import Write
+from fencepost.server.gateway.write import Write
 from fencepost.server.ops.protect import plan_protect, protect
 
 SCOPE = "account/{account_id}"

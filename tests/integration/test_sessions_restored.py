@@ -17,7 +17,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.atomic import Undone, atomically
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.use_cases import claim, read_many, read_one

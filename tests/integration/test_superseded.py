@@ -11,7 +11,7 @@ from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway import superseded
+from fencepost.server.gateway import refusals
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.observe.events import Event, HolderUnknown, Refused
 from fencepost.server.observe.logs import EventLog
@@ -115,7 +115,7 @@ async def test_a_lookup_that_hangs_does_not_hold_the_answer(race: Race, monkeypa
     async def never(_connection: Connection, _token: int, _source: str) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(superseded, "issued_to", never)
+    monkeypatch.setattr(refusals, "issued_to", never)
     hurried = Times(requests=RequestTimes(explain_within=0.01))
     async with open_gateway(race.dsn, times=hurried) as gateway:
         answer, events = await asyncio.wait_for(refused(gateway, race), PATIENCE)

@@ -31,12 +31,12 @@ from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Rule, Token
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.gateway.writes.idempotency import Replayed
-from fencepost.server.gateway.writes.write import IdempotencyKey
+from fencepost.server.gateway.write import IdempotencyKey
 from fencepost.server.postgres import connection
 from fencepost.server.times import ConnectionTimes
 from fencepost.testing.servers.processes import PATIENCE, eventually

@@ -11,8 +11,8 @@ from tests.support.violations import promised
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.gateway.outcomes import Done
-from fencepost.server.gateway.writes.idempotency import Replayed
-from fencepost.server.gateway.writes.write import IdempotencyKey
+from fencepost.server.gateway.rounds import Replayed
+from fencepost.server.gateway.write import IdempotencyKey
 from fencepost.server.postgres import keyed as idempotency
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.testing.servers.processes import PATIENCE

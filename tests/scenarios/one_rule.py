@@ -11,7 +11,7 @@ from tests.support.racing import Race, open_race, protected_table
 from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
-from fencepost.server.gateway.writes.rounds import judge
+from fencepost.server.gateway.rounds import judge
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import Appeared, KeyState
 

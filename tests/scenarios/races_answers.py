@@ -7,7 +7,7 @@ from tests.support.use_cases import delete, keyed, matching, open_gateway, patch
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.postgres.many import ManyRefused, ManyWritten
 

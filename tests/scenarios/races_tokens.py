@@ -9,7 +9,7 @@ from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import MAX_TOKEN, Token
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import claim_absent

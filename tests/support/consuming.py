@@ -12,11 +12,11 @@ from pydantic import SecretStr
 from tests.support.interleave import Connection
 from tests.support.unhurried import UNHURRIED
 
-from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.results import STATE_HEADER
+from fencepost.server.gateway.gathered import STATE_HEADER
 from fencepost.server.ops.protect import protect
+from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.postgres import queues
 from fencepost.server.queues.log import DeadLetter, Log, Message, Position
 from fencepost.server.queues.message import Method, WriteMessage, message_of, new_nonce

@@ -1,4 +1,4 @@
-"""A clock that a test moves by hand: of the gateway's parts (server/clock.py), and of the client."""
+"""A clock that a test moves by hand: of the gateway's parts (server/times.py), and of the client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -13,7 +13,7 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
-from fencepost.server.gateway.writes.rounds import judge
+from fencepost.server.gateway.rounds import judge
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed as statements
 from fencepost.server.postgres import marks

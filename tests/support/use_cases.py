@@ -15,12 +15,10 @@ from tests.support.unhurried import UNHURRIED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered_reads import GatheredReads
-from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.shares import CallerShares, Reads
-from fencepost.server.gateway.turns import Turns
+from fencepost.server.gateway.gathered import GatheredReads
+from fencepost.server.gateway.outcomes import CallerShares, Done, Outcome, Reads, Turns
 from fencepost.server.gateway.use_cases import write
-from fencepost.server.gateway.writes.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
+from fencepost.server.gateway.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
 from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Limits

@@ -13,8 +13,8 @@ from tests.support.consuming import settings_of
 from tests.support.interleave import Connect
 from tests.support.queued import queueing
 
-from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.ops.protect import protect
+from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.message import nonce_of, parse_write_id
 from fencepost.testing.servers.kafka import Kafka, jars

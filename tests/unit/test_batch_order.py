@@ -9,8 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fencepost.server.gateway.writes.naming import is_spelled_so
-from fencepost.server.gateway.writes.places import Place, place_of
+from fencepost.server.gateway.write import Place, is_spelled_so, place_of
 from fencepost.server.http.batch import MOST_BYTES, Behind, Order, Turn, Window
 
 ORDER_1, ORDER_2, ORDERS = (Place("orders", "orders", row) for row in ("1", "2", None))

@@ -14,8 +14,8 @@ from starlette.types import Message
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
-from fencepost.server.gateway.batches import Batches
-from fencepost.server.gateway.writes.places import Place
+from fencepost.server.gateway.gateway import Batches
+from fencepost.server.gateway.write import Place
 from fencepost.server.http import batch as running
 from fencepost.server.http import batch_lines
 from fencepost.server.http.batch import Batch, Window, atomic_answer

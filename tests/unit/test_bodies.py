@@ -8,8 +8,7 @@ import pytest
 from starlette.types import Message
 from tests.unit.catalog_tables import column, table
 
-from fencepost.server.gateway.writes.expansion import refuse_expansion
-from fencepost.server.gateway.writes.write import UNREAD, Body
+from fencepost.server.gateway.write import UNREAD, Body, refuse_expansion
 from fencepost.server.http import bodies
 from fencepost.server.http.bodies import BodiesInHand, read_object
 from fencepost.server.http.headers import body_of

@@ -9,9 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 from ruamel.yaml import YAML
 
-from fencepost.server.queue_wiring import read_queues
+from fencepost.server.parts import read_queues, read_source
 from fencepost.server.settings import Settings
-from fencepost.server.source_wiring import read_source
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = YAML(typ="safe", pure=True).load(ROOT / "docker-compose.yml")

@@ -6,8 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from fencepost.server.election.state import Election, Leader
-from fencepost.server.election.watching import Key, Subscription, Watches
+from fencepost.server.election import Election, Key, Leader, Subscription, Watches
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.leases import LeaseId

@@ -2,7 +2,7 @@
 
 from tests.support.manual_clock import ManualClock
 
-from fencepost.server.gateway.kept import _MOST_CALLERS, MOST, SMALL, KeptAnswers
+from fencepost.server.gateway.outcomes import _MOST_CALLERS, MOST, SMALL, KeptAnswers
 
 
 async def test_a_caller_has_a_quarter_all_have_the_whole_and_it_comes_back_evenly() -> None:

@@ -20,7 +20,7 @@ from fencepost.server.consuming.applying import (
 from fencepost.server.consuming.deciding import MOST_FAULTS, Decider, Settled
 from fencepost.server.fence.problem_types import SPENT_TOKEN, STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.gateway.results import DROPPED, IN_HAND, LETTER_HEADER, RETRIED_AS, STATE_HEADER, state_of
+from fencepost.server.gateway.gathered import DROPPED, IN_HAND, LETTER_HEADER, RETRIED_AS, STATE_HEADER, state_of
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.log import DeadLetter, LogUnavailableError, Message, Position, Received

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import SecretStr
 
-from fencepost.server.queue_wiring import names_of_queues, read_queues
+from fencepost.server.parts import names_of_queues, read_queues
 from fencepost.server.queues import registry
 from fencepost.server.queues.log import LogConfigError
 from fencepost.server.settings import Settings

@@ -6,9 +6,9 @@ import pytest
 from tests.support.queue_mock import MockLog, message
 
 from fencepost.server.consuming.deciding import Progress
+from fencepost.server.health import look_at_queue, publish
 from fencepost.server.observe.metrics import Metrics
 from fencepost.server.postgres.queues import KnownPartition, KnownQueue
-from fencepost.server.queue_status import look_at_queue, publish
 from fencepost.server.queues.log import DeadLetter, LogUnavailableError, Position, Received
 from fencepost.server.queues.redis import seconds_of
 from fencepost.testing.servers.processes import PATIENCE

@@ -4,7 +4,7 @@ import pytest
 from starlette.types import Message, Scope
 
 from fencepost.server.gateway.outcomes import Done
-from fencepost.server.gateway.writes.write import NO_PREFERENCES, Preferences
+from fencepost.server.gateway.write import NO_PREFERENCES, Preferences
 from fencepost.server.http.answers import RawResponse, fence_headers, to_recorded
 from fencepost.server.http.bodies import read_json
 from fencepost.server.http.edge import caller_of

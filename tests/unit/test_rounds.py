@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.writes.rounds import ROUNDS, Answer, Verdict, decide_alone
+from fencepost.server.gateway.rounds import ROUNDS, Answer, Verdict, decide_alone
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.group_commit import AGAIN, ALONE
 from fencepost.server.postgres.row_sql import RowWrite

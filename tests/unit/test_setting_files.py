@@ -11,10 +11,9 @@ from tests.support.tokens import RSA, SECRET
 from fencepost.cli.gateway import read_api_token
 from fencepost.cli.shared import BadSettingError, flag, read_settings, to_environment, variable
 from fencepost.server.fence.seal import parse_keys
-from fencepost.server.identity_wiring import check_authentication
 from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.source import SourceConfigError
-from fencepost.server.seal_wiring import read_seal_keys
+from fencepost.server.parts import check_authentication, read_seal_keys
 from fencepost.server.settings import DECIDING, FILES, Settings
 from fencepost.server.startup import StartupError
 

@@ -5,8 +5,8 @@ import pytest
 from fencepost.server.locks import etcd
 from fencepost.server.locks import zookeeper_session as zookeeper
 from fencepost.server.locks.source import KINDS, SourceConfigError, SourceContext, make, seconds, whole
+from fencepost.server.parts import check_sources
 from fencepost.server.settings import Settings
-from fencepost.server.source_wiring import check_sources
 from fencepost.server.startup import StartupError
 
 SIGNED = [

@@ -3,7 +3,7 @@
 import pytest
 from tests.support.manual_clock import ManualClock
 
-from fencepost.server.stopping import LEAST, Stopping
+from fencepost.server.startup import LEAST, Stopping
 
 
 async def test_time_counts_from_the_first_signal() -> None:

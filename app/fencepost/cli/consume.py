@@ -47,7 +47,7 @@ def consume(settings: Settings, names: tuple[str, ...], workers: int, member: st
     As many consumers work at a time as a queue has partitions. The gateways of `fencepost serve` consume
     postgres:default themselves, unless they have --no-consume-here.
     """
-    from fencepost.server.consumer_wiring import own_member  # noqa: PLC0415 - heavy, as in serve
+    from fencepost.server.parts import own_member  # noqa: PLC0415 - heavy, as in serve
     from fencepost.server.startup import StartupError  # noqa: PLC0415
 
     resolved = settings.model_copy(update={"database_url": SecretStr(database_url(settings))})
@@ -72,8 +72,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 async def _check(settings: Settings, names: Sequence[str]) -> None:
     """Find out what keeps the workers from starting. Raises StartupError."""
-    from fencepost.server.gateway_wiring import check_database  # noqa: PLC0415
     from fencepost.server.startup import within  # noqa: PLC0415
+    from fencepost.server.wiring import check_database  # noqa: PLC0415
 
     chosen_queues(settings, names)
     await within(settings.start_timeout, lambda: check_database(database_url(settings)))
@@ -81,7 +81,7 @@ async def _check(settings: Settings, names: Sequence[str]) -> None:
 
 async def _consume(settings: Settings, names: Sequence[str], member: str, *, echo: bool = False) -> None:
     """Consume until the process is asked to stop. Raises StartupError."""
-    from fencepost.server.consumer_wiring import consumer_of, consuming  # noqa: PLC0415
+    from fencepost.server.parts import consumer_of, consuming  # noqa: PLC0415
     from fencepost.server.wiring import consumer_gateway  # noqa: PLC0415
 
     wanted = chosen_queues(settings, names)

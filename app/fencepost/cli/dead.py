@@ -19,8 +19,7 @@ from fencepost.server.consuming.applying import reason_of
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, number_of
 from fencepost.server.fence.token import accepts
-from fencepost.server.gateway.preconditions import require_key
-from fencepost.server.gateway.results import (
+from fencepost.server.gateway.gathered import (
     CALLER_HEADER,
     CLAIMED_HEADER,
     DROPPED,
@@ -29,6 +28,7 @@ from fencepost.server.gateway.results import (
     letter_of,
     state_of,
 )
+from fencepost.server.gateway.refusals import require_key
 from fencepost.server.observe.events import Event, SourceTrouble
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.catalog_cache import CatalogCache
@@ -372,7 +372,7 @@ def retry(
     retried is named, and stays; with --all the others are retried all the same. --all leaves letters of which the
     message was in another partition than its key belongs to.
     """
-    from fencepost.server.seal_wiring import read_seal_keys  # noqa: PLC0415 - heavy
+    from fencepost.server.parts import read_seal_keys  # noqa: PLC0415 - heavy
     from fencepost.server.startup import StartupError  # noqa: PLC0415
 
     try:
@@ -543,9 +543,9 @@ async def _without_letter(log: Log, database: Database, queue: str) -> Sequence[
 
 def _on_queue(settings: Settings, queue: str, work: Work[T]) -> T:
     """Run `work` on a queue's log. What goes wrong is one line and exit code 1."""
-    from fencepost.server.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
-    from fencepost.server.queue_wiring import queues_opened  # noqa: PLC0415 - heavy
+    from fencepost.server.parts import queues_opened  # noqa: PLC0415 - heavy
     from fencepost.server.startup import StartupError  # noqa: PLC0415
+    from fencepost.server.wiring import check_database, database_for_commands  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})

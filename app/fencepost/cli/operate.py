@@ -9,6 +9,7 @@ from fencepost.cli.shared import on_database, settings_options
 from fencepost.cli.status import read_configured_sources
 from fencepost.server.fence.token import BUILTIN, GENERATION_BITS, GENERATIONS, MAX_TOKEN
 from fencepost.server.locks.source import SourceError
+from fencepost.server.parts import ConfiguredSource, read_source
 from fencepost.server.postgres import sources, upkeep
 from fencepost.server.postgres.database_identity import Origin
 from fencepost.server.postgres.leases import Forced, force_release
@@ -16,7 +17,6 @@ from fencepost.server.postgres.queues import is_queue
 from fencepost.server.postgres.upkeep import LOCK_TIMEOUT, Generation, Reset, ResetError
 from fencepost.server.postgres.upkeep import reset as lower
 from fencepost.server.settings import Settings
-from fencepost.server.source_wiring import ConfiguredSource, read_source
 from fencepost.server.startup import StartupError
 
 # `fencepost fence`: marks, as an operator mends them.

@@ -9,15 +9,15 @@ import click
 from pydantic import SecretStr
 
 from fencepost.cli.shared import database_url, print_table, run_command, settings_options
-from fencepost.server.queue_wiring import ConfiguredQueue, names_of_queues, read_queues
+from fencepost.server.parts import ConfiguredQueue, names_of_queues, read_queues
 from fencepost.server.queues.log import LogConfigError
 from fencepost.server.queues.registry import DEFAULT, require_name
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 
 if TYPE_CHECKING:
+    from fencepost.server.health import QueueStatus
     from fencepost.server.observe.events import Event
-    from fencepost.server.queue_status import QueueStatus
 
 
 # Names of queues on the command line.
@@ -57,14 +57,14 @@ _NEVER_OPENED: Final = "its log was not asked: no gateway and no consumer has op
 
 def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the database and the logs, and write nothing; what is the trouble with logs, a line each."""
-    from fencepost.server.gateway_wiring import check_database, database_for_commands  # noqa: PLC0415
+    from fencepost.server.health import look_at  # noqa: PLC0415
     from fencepost.server.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
+    from fencepost.server.parts import queues_opened, read_queues  # noqa: PLC0415
     from fencepost.server.postgres import queues  # noqa: PLC0415
-    from fencepost.server.queue_status import look_at  # noqa: PLC0415
-    from fencepost.server.queue_wiring import queues_opened, read_queues  # noqa: PLC0415
     from fencepost.server.queues.registry import DEFAULT  # noqa: PLC0415
     from fencepost.server.startup import StartupError  # noqa: PLC0415
     from fencepost.server.times import TIMES  # noqa: PLC0415
+    from fencepost.server.wiring import check_database, database_for_commands  # noqa: PLC0415
 
     dsn = database_url(settings)
     resolved = settings.model_copy(update={"database_url": SecretStr(dsn)})

@@ -45,11 +45,13 @@ def serve(settings: Settings) -> None:
 
 def _serve(settings: Settings) -> None:
     from fencepost.server.http.edge import read_sites  # noqa: PLC0415
-    from fencepost.server.identity_wiring import check_authentication  # noqa: PLC0415
-    from fencepost.server.queue_wiring import read_queues  # noqa: PLC0415
-    from fencepost.server.seal_wiring import read_seal_keys  # noqa: PLC0415
+    from fencepost.server.parts import (  # noqa: PLC0415
+        check_authentication,
+        check_sources,
+        read_queues,
+        read_seal_keys,
+    )
     from fencepost.server.serving.server import run_gateway  # noqa: PLC0415
-    from fencepost.server.source_wiring import check_sources  # noqa: PLC0415
 
     check_sources(settings)
     read_queues(settings)
@@ -111,10 +113,10 @@ async def _prepare(url: str, settings: Settings, *, embedded: bool) -> int | Non
 
     Returns the token for the demo's curl line; None without a demo.
     """
-    from fencepost.server.gateway_wiring import check_database  # noqa: PLC0415
     from fencepost.server.ops.checks import ProtectError  # noqa: PLC0415
     from fencepost.server.ops.demo import load  # noqa: PLC0415
     from fencepost.server.startup import StartupError, within  # noqa: PLC0415
+    from fencepost.server.wiring import check_database  # noqa: PLC0415
 
     if embedded:
         # Alembic is heavy, and no other database is migrated here.

@@ -24,6 +24,14 @@ from fencepost.server.ops import doctor_tables as inspect_partitions
 from fencepost.server.ops import doctor_tables as inspect_tables
 from fencepost.server.ops import doctor_tables as inspect_triggers
 from fencepost.server.ops.doctor import BreakGlassUse, Finding, Protected
+from fencepost.server.parts import (
+    ConfiguredQueue,
+    ConfiguredSource,
+    names_of_queues,
+    read_queues,
+    read_seal_keys,
+    read_sources,
+)
 from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres import queues as progress
 from fencepost.server.postgres import queues as table_log
@@ -32,16 +40,13 @@ from fencepost.server.postgres.leases import LockState
 from fencepost.server.postgres.queues import KnownQueue
 from fencepost.server.postgres.sources import KnownSource
 from fencepost.server.postgres.upkeep import WHERE_TO_LOOK, CallersRefusals, Size
-from fencepost.server.queue_wiring import ConfiguredQueue, names_of_queues, read_queues
 from fencepost.server.queues.log import LogError
 from fencepost.server.queues.registry import DEFAULT
-from fencepost.server.seal_wiring import read_seal_keys
 from fencepost.server.settings import Settings
-from fencepost.server.source_wiring import ConfiguredSource, read_sources
 from fencepost.server.startup import StartupError
 
 if TYPE_CHECKING:
-    from fencepost.server.queue_status import QueueStatus
+    from fencepost.server.health import QueueStatus
 
 
 # What `fencepost doctor` asks the logs of the queues: dead letters, and which settings of servers lose messages.
@@ -292,7 +297,7 @@ def status(settings: Settings, as_json: bool) -> None:
 
 def _look_at_queues(settings: Settings, seen: _Snapshot) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
-    from fencepost.server.queue_status import as_noted  # noqa: PLC0415 - heavy
+    from fencepost.server.health import as_noted  # noqa: PLC0415 - heavy
 
     if not seen.queues:
         return [], []

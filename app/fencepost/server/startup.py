@@ -1,10 +1,37 @@
-"""What keeps the gateway from starting, and how long it tries."""
+"""What keeps a gateway from starting, how long it tries; and the time that is left at its end."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from fencepost.server.times import TIMES, Times
+
+# How much time is left for the end, counted from the moment when the process was asked to stop.
+
+LEAST: Final = 1.0
+"""Seconds that there always are, also when requests in flight have used up all of them."""
+
+
+class Stopping:
+    """The process's end. `within`: the seconds of --shutdown-timeout."""
+
+    def __init__(self, within: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._within, self._now = within, now
+        self._asked: float | None = None
+
+    def ask(self) -> None:
+        """The process is asked to stop. Only the first time counts."""
+        if self._asked is None:
+            self._asked = self._now()
+
+    def left(self) -> float:
+        """Seconds that what is still to be closed may take; all of them where the process was not asked."""
+        gone = 0.0 if self._asked is None else self._now() - self._asked
+        return max(self._within - gone, LEAST)
+
+
+# What keeps the gateway from starting, and how long it tries.
 
 LOGGER: Final = logging.getLogger("fencepost")
 Started = TypeVar("Started")

@@ -4,10 +4,64 @@ What an operator chooses is in settings.py, and not here. A test hands in times 
 clock that it moves by hand.
 """
 
+import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-from fencepost.server.clock import SYSTEM_CLOCK, Clock
+# The clock that the parts of a gateway wait by. wiring.py hands it down; a test hands in one that it moves by hand.
+
+
+class Timer(Protocol):
+    """A call that is due later."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Seconds from any origin; it never goes back. What waits by it is woken by it."""
+
+    def monotonic(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after so long."""
+        ...
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call this after so long, in the running event loop."""
+        ...
+
+
+class SystemClock:
+    """The machine's, by the timers of the running event loop."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait by the event loop's timers."""
+        await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Have the event loop call it."""
+        return asyncio.get_running_loop().call_later(seconds, call)
+
+
+SYSTEM_CLOCK: Final = SystemClock()
+
+
+async def wait_until_set(event: asyncio.Event, seconds: float, clock: Clock) -> bool:
+    """Wait for an event for so long at most; whether it is set."""
+    timer = clock.call_later(seconds, (late := asyncio.Event()).set)
+    waits = [asyncio.ensure_future(each.wait()) for each in (event, late)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        timer.cancel()
+        for each in waits:
+            each.cancel()
+    return event.is_set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +163,7 @@ class SourceTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepTimes:
-    """What is done now and then (background.py). Where it says `about`, more or less, so that gateways take turns."""
+    """What is done now and then (wiring.py). Where it says `about`, more or less, so that gateways take turns."""
 
     reload_every: float = 30.0
     """What was not announced and no request stumbles over, for example a new column, is seen after so long at most."""
@@ -136,14 +190,14 @@ class HealthTimes:
     answer_within: float = 1.5
     """An answer waits for PostgreSQL's for so long."""
     log_within: float = 0.75
-    """A queue's log is waited for so long; after that what was recorded has to do (queue_status.py)."""
+    """A queue's log is waited for so long; after that what was recorded has to do (health.py)."""
     ask_for: float = 10.0
     """After so long a question is given up, and the next caller asks anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTimes:
-    """Who watches elections (election/watching.py), and who waits for queued writes (gateway/results.py)."""
+    """Who watches elections (server/election.py), and who waits for queued writes (gateway/gathered.py)."""
 
     elections_every: float = 0.5
     """Between two looks at who leads."""
@@ -192,7 +246,7 @@ class IdentityTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumingTimes:
-    """Consumers of queues (consuming, consumer_wiring.py). They wait by the event loop's clock."""
+    """Consumers of queues (consuming, parts.py). They wait by the event loop's clock."""
 
     take_for: float = 0.5
     """The log is waited for so long when it has no messages."""

@@ -13,10 +13,10 @@ from tests.support.interleave import Connection
 
 from fencepost.cli.main import main
 from fencepost.cli.queue import chosen_queues
-from fencepost.server.consumer_wiring import consumer_of, consuming
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.fence.token import GENERATION_BITS
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.postgres import sources
 from fencepost.server.queues.log import DeadLetter, Log, LogUnavailableError, Position
 from fencepost.server.settings import Settings

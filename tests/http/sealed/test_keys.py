@@ -14,10 +14,10 @@ from tests.support.interleave import Connect
 
 from fencepost.server.fence.seal import Binding, parse_keys
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.seals import Seals
+from fencepost.server.gateway.gateway import Seals
 from fencepost.server.observe.events import Event, SealKeysRead, SealKeysUnreadable
 from fencepost.server.ops.protect import protect
-from fencepost.server.seal_wiring import SealKeysFile, read_seal_keys
+from fencepost.server.parts import SealKeysFile, read_seal_keys
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 from fencepost.testing.servers.processes import eventually

@@ -7,8 +7,8 @@ from tests.scenarios.sealed import WAYS, SealedShop, refused_elsewhere
 from tests.support.asking import Api
 
 from fencepost.server.fence.seal import Binding
-from fencepost.server.gateway.writes import insert, keyed, matching, perform
-from fencepost.server.gateway.writes.batched import in_a_batch
+from fencepost.server.gateway import alone, keyed, many
+from fencepost.server.gateway.keyed import in_a_batch
 
 
 def nothing_is_compared_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def nothing_is_compared_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def nothing_is_compared_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit what was written, whatever the seal is for."""
-    monkeypatch.setattr(perform, "elsewhere", lambda *_: None)
+    monkeypatch.setattr(alone, "elsewhere", lambda *_: None)
 
 
 def the_path_names_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,11 +47,11 @@ def a_put_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_post_is_named_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insert.NewRows, "written", lambda _self, _done: ())
+    monkeypatch.setattr(many.NewRows, "written", lambda _self, _done: ())
 
 
 def rows_that_match_are_named_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching.RowsMatching, "written", lambda _self, done: done.resources[:1])
+    monkeypatch.setattr(many.RowsMatching, "written", lambda _self, done: done.resources[:1])
 
 
 def cascades_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

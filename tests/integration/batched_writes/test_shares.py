@@ -11,8 +11,7 @@ from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.gateway.turns import Turns
+from fencepost.server.gateway.outcomes import Outcome, Turns
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 LOCK = "SELECT FROM orders WHERE order_id = $1 FOR UPDATE"

@@ -16,9 +16,8 @@ from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gat
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.gateway.turns import Turns
-from fencepost.server.gateway.writes.idempotency import Replayed
+from fencepost.server.gateway.outcomes import Outcome, Turns
+from fencepost.server.gateway.rounds import Replayed
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 WAITING = """

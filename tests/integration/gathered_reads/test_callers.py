@@ -12,7 +12,7 @@ from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway.gathered_reads import read_lanes
+from fencepost.server.gateway.gathered import read_lanes
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.query import Field, Selected
 from fencepost.server.postgres.reading import MOST_JSON

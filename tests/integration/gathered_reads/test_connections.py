@@ -11,10 +11,9 @@ from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered_reads import GatheredReads
-from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.gathered import GatheredReads
+from fencepost.server.gateway.outcomes import CallerShares, Done, Reads
 from fencepost.server.gateway.read import ReadOne
-from fencepost.server.gateway.shares import CallerShares, Reads
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.query import Field, Selected

@@ -16,11 +16,11 @@ from tests.support.use_cases import keyed, listed, patch, post, result_of
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.claims.claim import Claim
-from fencepost.server.gateway.explain import Explained
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.read import Explained
 from fencepost.server.gateway.use_cases import claim, explain
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import scopes

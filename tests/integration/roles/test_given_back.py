@@ -18,9 +18,9 @@ from tests.support.use_cases import delete, keyed, listed, matching, patch, post
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.atomic import atomically
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import claim, explain, read_one
 from fencepost.server.ops.protect import protect

@@ -13,8 +13,8 @@ from tests.support.racing import Race
 from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 
 from fencepost.server.fence.caller import Caller
+from fencepost.server.gateway.keyed import Lanes
 from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.gateway.writes.batched import Lanes
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import group_commit
 from fencepost.server.postgres.errors import RefusedError

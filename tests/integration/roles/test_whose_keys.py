@@ -11,11 +11,11 @@ from tests.support.use_cases import keyed, patch, rendered, result_of
 
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import claim
-from fencepost.server.gateway.writes.idempotency import Replayed
 
 WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
     "write": lambda g: patch(g, replace(keyed("k", 40, n=1), idempotency_key=once())),

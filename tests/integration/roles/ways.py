@@ -15,14 +15,13 @@ from fencepost.server.fence.seal import parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway import use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
-from fencepost.server.gateway.claims.claim import Claim
-from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway
-from fencepost.server.gateway.leases.acquire import Granted
+from fencepost.server.gateway.claims import Claim
+from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
+from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.read import ReadMany, ReadOne
-from fencepost.server.gateway.seals import Seals
 from fencepost.server.gateway.use_cases import claim, explain, read_many, read_one
-from fencepost.server.gateway.writes.write import Verb, Write
+from fencepost.server.gateway.write import Verb, Write
 from fencepost.server.postgres.query import Condition, Field, Query, Selected
 from fencepost.server.postgres.tables import KnownPrivileges
 from fencepost.server.queues.message import WriteMessage

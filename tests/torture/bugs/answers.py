@@ -8,8 +8,8 @@ from tests.torture.bugs.marks import ENTER_EACH
 from tests.torture.bugs.settings import ROWS, SCOPES
 from tests.torture.planted import Line, Planted, swap
 
-from fencepost.server.gateway.writes import batched
-from fencepost.server.gateway.writes.batched import Batched
+from fencepost.server.gateway import keyed
+from fencepost.server.gateway.keyed import Batched
 from fencepost.server.postgres import group_commit
 from fencepost.server.postgres.connection import Connection
 
@@ -44,7 +44,7 @@ def _neighbours_share_a_scope() -> None:
         if write.once is not None:
             yield ("key", write.once.key)
 
-    swap(batched, "_clashes", broken)
+    swap(keyed, "_clashes", broken)
 
 
 BUGS: Final = [

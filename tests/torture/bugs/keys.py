@@ -6,8 +6,8 @@ from typing import Any, Final
 from tests.torture.bugs.settings import KEYS, KEYS_AT_ONCE, LOST_ANSWERS
 from tests.torture.planted import Line, Planted, swap
 
-from fencepost.server.gateway.writes import batched, perform
-from fencepost.server.gateway.writes.batched import _Batches
+from fencepost.server.gateway import alone, keyed
+from fencepost.server.gateway.keyed import _Batches
 from fencepost.server.postgres.connection import Connection
 
 BEGIN: Final = "fencepost.idem_begin(text, text, bytea)"
@@ -27,7 +27,7 @@ def _records_are_written_after_the_commit() -> None:
         await record(connection, batch, range(len(batch)), answers)
         return answers
 
-    record = swap(batched, "_record", nothing)
+    record = swap(keyed, "_record", nothing)
     run = swap(_Batches, "run_in_transaction", broken)
 
 
@@ -37,7 +37,7 @@ def _unknown_outcomes_are_repeated() -> None:
     async def broken(*_: object, **__: object) -> None:
         return None
 
-    swap(perform, "_settle", broken)
+    swap(alone, "_settle", broken)
 
 
 BUGS: Final = [

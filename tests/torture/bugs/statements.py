@@ -10,9 +10,8 @@ from tests.torture.bugs.marks import JUDGE_DELETE, JUDGE_UPDATE, NO_TRIGGER
 from tests.torture.bugs.settings import ROWS, SCOPES
 from tests.torture.planted import Line, Planted, TableLine, replaced, swap
 
-from fencepost.server.gateway import read
-from fencepost.server.gateway.claims import claim
-from fencepost.server.gateway.claims.claim import ClaimOfRow
+from fencepost.server.gateway import claims, read
+from fencepost.server.gateway.claims import ClaimOfRow
 from fencepost.server.postgres import keyed, many, marks
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.keyed import FencedRow, WriteStatement
@@ -139,7 +138,7 @@ def _claim_of_a_key_without_a_row_raises_nothing() -> None:
     async def broken(*_: object) -> None:
         return None
 
-    swap(claim, "claim_absent", broken)
+    swap(claims, "claim_absent", broken)
 
 
 def _reads_are_remembered() -> None:

@@ -31,7 +31,7 @@ from fencepost.server.consuming.applying import (
 from fencepost.server.fence.problem_types import INTERNAL_ERROR, RESOURCE_STOPPED, SPENT_TOKEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
-from fencepost.server.gateway.results import IN_HAND, State, letter_of, of_caller, state_of
+from fencepost.server.gateway.gathered import IN_HAND, State, letter_of, of_caller, state_of
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.server.postgres.queues import Blocked, PartitionProgress
 from fencepost.server.queues.log import DeadLetter, DeadLetters, LogError, Message, Received

@@ -19,9 +19,8 @@ import asyncpg
 from fencepost.server.fence.problem_types import OUTCOME_UNKNOWN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.refusals import RETRY_AFTER, as_for, problem_of_refused, unavailable
-from fencepost.server.gateway.roles import acting
-from fencepost.server.gateway.together import NOTHING, Together
+from fencepost.server.gateway.outcomes import NOTHING, Together
+from fencepost.server.gateway.refusals import RETRY_AFTER, acting, as_for, problem_of_refused, unavailable
 from fencepost.server.gateway.use_cases import MOST_DOUBTS
 from fencepost.server.observe.events import Accepted, Event, Refused
 from fencepost.server.postgres.connection import Connection

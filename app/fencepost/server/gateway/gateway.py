@@ -1,24 +1,22 @@
 """The parts that use cases share: the database, the picture of its tables, locks, group commit."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from fencepost.server.election.watching import Watches
+from fencepost.server.election import Watches
 from fencepost.server.fence.caller import ANYBODY, EVERYBODY, Caller
-from fencepost.server.fence.problem_types import OF_CALLERS, SEAL_REFUSED
+from fencepost.server.fence.problem_types import NO_SEAL_KEYS, OF_CALLERS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.token import BUILTIN
-from fencepost.server.gateway.batches import Batches, Share
-from fencepost.server.gateway.gathered_reads import GatheredReads
-from fencepost.server.gateway.kept import KeptAnswers
-from fencepost.server.gateway.results import Results
-from fencepost.server.gateway.seals import Seals
-from fencepost.server.gateway.shares import CallerShares, Reads
-from fencepost.server.gateway.together import Together
-from fencepost.server.gateway.turns import Turns
+from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
+from fencepost.server.fence.token import BUILTIN, Token
+from fencepost.server.gateway.gathered import GatheredReads, Results
+from fencepost.server.gateway.outcomes import CallerShares, KeptAnswers, Reads, Together, Turns
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import Leases
 from fencepost.server.locks.source_leases import SourceLocks
@@ -26,12 +24,182 @@ from fencepost.server.observe.events import CallerRefused, Emit
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import AllowedRoles, Database, run_write
+from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import KnownPrivileges, Table
 from fencepost.server.queues.log import Log
-from fencepost.server.quota import ASKING, Quota
+from fencepost.server.quota import ASKING, Quota, Shares, most_of
 from fencepost.server.times import TIMES, Times
+
+# Seals of tokens at this gateway: its keys as they are now, and what is answered where a seal does not hold.
+
+RETRY_AFTER: Final = 10
+"""Seconds that a caller is asked to wait for an operator, or for another gateway."""
+_MINT: Final = "Mint new tokens under the lease: POST /v1/leases/{lease_id}/tokens."
+_WHOLE: Final = "Send sealed_token whole and unchanged, as the gateway gave it."
+
+
+def _now() -> float:
+    return time.time()  # noqa: TID251 - gateways compare the ends of seals with each other's clocks; no write is decided by it
+
+
+@dataclass(slots=True)
+class Seals:
+    """Makes and verifies seals. `keys` None: there are none here. `lifetime`: seconds from making a seal to its end."""
+
+    keys: SealKeys | None = None
+    lifetime: float = 86_400.0
+    now: Callable[[], float] = field(default=_now)
+
+    def seal(self, tokens: Sequence[Token], binding: Binding) -> list[str]:
+        """Seal tokens of one lease; nothing where there are no keys."""
+        if self.keys is None:
+            return []
+        return self.keys.seal(tokens, binding, int(self.now() + self.lifetime))
+
+    def verify(self, presented: SealedToken) -> Binding | Problem:
+        """Verify a token's seal, and give what it is bound to. Without keys each key is an unknown one."""
+        found: Binding | Fault = "unknown-key" if self.keys is None else self.keys.open(presented, self.now())
+        if isinstance(found, Binding):
+            return found
+        return refused(presented.number, found, *_said(found, presented))
+
+
+def no_keys(table: str) -> Problem:
+    """Refuse a write of a table that takes sealed tokens only, where there are no keys."""
+    return Problem(
+        NO_SEAL_KEYS,
+        f"{table} takes sealed tokens only, and this gateway has no keys by which to verify one.",
+        hint="FENCEPOST_SEAL_KEYS_FILE names the file with them; all gateways of a database have the same.",
+        retry_after=RETRY_AFTER,
+    )
+
+
+def refused(number: Token, fault: Fault, detail: str, hint: str, resource: str | None = None) -> Problem:
+    """Refuse a seal."""
+    return Problem(
+        SEAL_REFUSED,
+        f"The seal of token {number} {detail}",
+        hint=hint,
+        resource=resource,
+        presented_token=number,
+        extra={"reason": fault},
+    )
+
+
+def _said(fault: Fault, presented: SealedToken) -> tuple[str, str]:
+    match fault:
+        case "unknown-key":
+            key = presented.text.split(".")[1]
+            return f"was made with the key {key}, which this gateway has not, or no more.", _MINT
+        case "ended":
+            return "has ended.", _MINT
+        case _:
+            return "is not one that this gateway, or another one with its keys, has made for it.", _WHOLE
+
+
+def elsewhere(binding: Binding, number: Token, resources: Sequence[str]) -> Problem | None:
+    """Refuse a write of resources that the seal is not bound to; None: it is bound to all of them."""
+    for resource in resources:
+        if not binding.covers(resource):
+            return refused(
+                number,
+                "other-resource",
+                f"is not for {resource}: lease {binding.lease} is bound to other resources.",
+                'Acquire a lock of that name, or claim it, or name it in "writes": ["table/*"], with the lease.',
+                resource,
+            )
+    return None
+
+
+# What batches (POST /v1/batch) have of this process: places for their lines, and a share of the connections.
+#
+# Who sends a million lines at once is not to keep others from writing, nor who sends a few to rows that are locked. So
+# lines that share transactions are decided some at a time, whichever batch they are of. Of half of the pool's
+# connections one half is for lines that go alone, no batch having all of these, and one for batches that land as a
+# whole. Who waits for a lock has no place meanwhile. Lines are never refused for want of a place or of a connection,
+# and take none of FENCEPOST_MAX_WAITING.
+
+BATCHES_AT_ONCE: Final = 4
+"""So many batches decide all lines that they may have in hand; the lines of more of them wait for places. A batch whose
+table is locked keeps its places for as long, and leaves those of three others."""
+
+
+class Batches:
+    """`lines`: a batch has so many in hand at most. `connections` of the pool are for those that go alone, `wait`
+    seconds at most for a turn at a locked row. One at a time looks whether a table has changed (`looks`). A batch that
+    is to land as a whole waits for `pool_timeout` seconds at most.
+    """
+
+    def __init__(self, lines: int, connections: int, wait: float, pool_timeout: float) -> None:
+        self.lines, self.wait = lines, wait
+        of_whole = max(connections // 2, 1)
+        self.of_lines = max(connections - of_whole, 1)
+        self._pool_timeout = pool_timeout
+        self.places = asyncio.Semaphore(BATCHES_AT_ONCE * lines)
+        self.looks = asyncio.Semaphore(1)
+        self.room = asyncio.Semaphore(self.of_lines)
+        self._whole, self._of_caller = asyncio.Semaphore(of_whole), Shares(most_of(of_whole))
+        self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
+        self._stopped = False
+
+    @asynccontextmanager
+    async def whole(self) -> AsyncIterator[None]:
+        """Have a turn for a batch that is to land as a whole: it keeps a connection, as a request does, and they have
+        half of those of batches; one caller's have three quarters of these. UnavailableError: the turn did not come in
+        time, or the gateway stops.
+        """
+        with self._of_caller.of(ASKING.get()) as own:
+            async with self._in_time(own), self._in_time(self._whole):
+                if self._stopped:
+                    raise UnavailableError("the gateway is stopping: nothing was written")
+                yield
+
+    @asynccontextmanager
+    async def _in_time(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._pool_timeout):
+                await places.acquire()
+        except TimeoutError as error:
+            reason = f"other batches that land as a whole were not done within {self._pool_timeout:g} s"
+            raise UnavailableError(f"{reason}: nothing was written") from error
+        try:
+            yield
+        finally:
+            places.release()
+
+    @property
+    def stopping(self) -> "asyncio.Future[None]":
+        """Done once the process is asked to stop: batches read no more then. It is not to be cancelled."""
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_future()
+            if self._stopped:
+                self._stopping.set_result(None)
+        return self._stopping
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._stopping is not None and not self._stopping.done():
+            self._stopping.set_result(None)
+
+
+class Share:
+    """What one batch has: connections for all lines of it but one's, and turns of its own at locked rows."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.places, self.looks = batches.places, batches.looks
+        at_once = max(batches.of_lines // 2, 1)
+        self.turns = Turns(at_once=at_once, wait=batches.wait, most_waiting=sys.maxsize, of_one_caller=True)
+        self._all = batches.room
+        self._own = asyncio.Semaphore(max(batches.of_lines - 1, 1))
+
+    @asynccontextmanager
+    async def connection(self, connection: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
+        """Lend it as one of the share, which is waited for as long as it takes."""
+        async with self._own, self._all, connection as lent:
+            yield lent
+
 
 DEFAULT_QUEUE: Final = "postgres:default"
 T = TypeVar("T")

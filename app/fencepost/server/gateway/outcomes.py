@@ -1,9 +1,24 @@
-"""What a use case answers with: rows, or a problem."""
+"""What a use case answers, what is kept for a repetition, and how callers share what there is of the gateway."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
+from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.problem_types import DATABASE_BUSY
 from fencepost.server.fence.problems import Problem
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import Database, users_code
+from fencepost.server.postgres.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.tables import Table
+from fencepost.server.quota import ASKING, UNKNOWN, Shares, most_of, waiting_quota
+from fencepost.server.times import SYSTEM_CLOCK, Clock
+
+# What a use case answers with: rows, or a problem.
 
 
 @dataclass(slots=True)
@@ -24,3 +39,289 @@ class Done:
 
 
 Outcome = Done | Problem
+
+
+# How many bytes of answers a process has kept under Idempotency-Keys (R16), and under the ids of queued writes.
+#
+# The record of a write is always made: that a write is done once does not depend on how large its answer is. What is
+# bounded are the rows in it. Of an answer that is too large, or one too many, the record has what the write would have
+# been answered under `Prefer: return=minimal`, and says so to those who repeat it.
+#
+#     up to SMALL bytes    kept: the record itself has a tenth of that
+#     above MOST bytes     never kept
+#     between them         as long as the caller has not had kept a quarter of `most`, and all have not had kept `most`
+#
+# What was counted is forgotten evenly over the retention, as the records are later. So twice `most` is there in the
+# end at most, of a caller half of `most`. Nothing is asked of the database for it.
+
+SMALL: Final = 2_000
+"""Bytes that PostgreSQL keeps in a row, without a place of their own."""
+MOST: Final = 65_536
+_SHARE: Final = 4
+"""A caller has the fourth part."""
+_MOST_CALLERS: Final = 1_000
+"""Callers that are counted; one more, and the shares of all begin anew, within that of all."""
+
+
+class KeptAnswers:
+    """`most` bytes in `retention` seconds."""
+
+    def __init__(self, most: int, retention: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._all = _Bucket(most, retention, clock)
+        self._callers: dict[str, _Bucket] = {}
+        self._new = partial(_Bucket, most // _SHARE, retention, clock)
+
+    def takes(self, caller: str, size: int) -> bool:
+        """Whether so many bytes of a caller's answer are kept, which are counted then."""
+        if size <= SMALL:
+            return True
+        if size > MOST:
+            return False
+        own = self._bucket(caller)
+        if not (own.has_room(size) and self._all.has_room(size)):
+            return False
+        own.level += size
+        self._all.level += size
+        return True
+
+    def _bucket(self, caller: str) -> "_Bucket":
+        found = self._callers.get(caller)
+        if found is None:
+            if len(self._callers) >= _MOST_CALLERS:
+                self._callers.clear()
+            found = self._callers[caller] = self._new()
+        return found
+
+
+class _Bucket:
+    """Bytes that were counted, and are forgotten evenly."""
+
+    def __init__(self, most: int, retention: float, clock: Clock) -> None:
+        self.most, self._rate, self._clock = most, most / retention, clock
+        self.level, self._at = 0.0, clock.monotonic()
+
+    def has_room(self, size: int) -> bool:
+        now = self._clock.monotonic()
+        self.level, self._at = max(self.level - (now - self._at) * self._rate, 0.0), now
+        return self.level + size <= self.most
+
+
+# The transaction that several writes and claims are parts of (gateway/atomic.py).
+
+NOTHING: Final = "nothing was written: {}"
+
+
+@dataclass(slots=True)
+class Together:
+    """The transaction."""
+
+    connection: Connection
+    failed: RefusedError | None = None
+    """A deadlock, a serialization failure or an old query plan: for this all of it starts over."""
+    doubted: "list[tuple[str, Table | None]]" = field(default_factory=list)
+    """Tables, by their names, whose picture may be outdated: a part of it was refused, maybe for that."""
+
+    @asynccontextmanager
+    async def part(self, caller: Caller, *, runs_code: bool) -> AsyncIterator[Connection]:
+        """Decide a part of it. `runs_code`: of users', which may change the session: what comes next finds it as it
+        was. UnavailableError: the connection has broken, and nothing was written.
+        """
+        try:
+            async with users_code(self.connection, caller, runs=runs_code, local=False):
+                yield self.connection
+        except RefusedError as error:
+            if error.sqlstate in RETRIED or error.of_an_old_query_plan:
+                self.failed = error
+            raise
+        except OutcomeUnknownError as error:  # before the COMMIT
+            raise UnavailableError(NOTHING.format(error)) from error
+
+
+# Writes that go alone because something holds their row take turns: one of them waits in PostgreSQL, with a
+# connection, and the others here, without one. Else a dozen writes to a locked row would leave no
+# connection for any other request. One caller has three quarters of the turns, and of the places of those that wait.
+
+
+@dataclass(slots=True)
+class _Row:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asked: int = 0
+
+
+class Turns:
+    """Whose turn it is, for each row (or scope). `at_once` writes of different rows go at the same time; `wait` is in
+    seconds. `of_one_caller`: all are one's, who may have all turns.
+    """
+
+    def __init__(self, *, at_once: int, wait: float, most_waiting: int = 1000, of_one_caller: bool = False) -> None:
+        self._rows: dict[Hashable, _Row] = {}
+        self._room = asyncio.Semaphore(at_once)
+        self._of_caller = Shares(at_once if of_one_caller else most_of(at_once))
+        self._wait = wait
+        self.waiting = waiting_quota(most_waiting)
+        """Places of those that have their turn, or wait for it."""
+
+    def __len__(self) -> int:
+        """How many rows are waited for."""
+        return len(self._rows)
+
+    @asynccontextmanager
+    async def of(self, row: Hashable) -> AsyncIterator[bool]:
+        """Wait for the turn of a row; False: it did not come in time. UnavailableError: too many wait already."""
+        caller = ASKING.get()
+        with self.waiting.place(caller) as full, self._of_caller.of(caller) as own:
+            if full is not None:
+                raise UnavailableError(
+                    f"no more writes may wait for locked rows: there are {full}. Nothing was written"
+                )
+            turn = self._rows.setdefault(row, _Row())
+            turn.asked += 1
+            taken: list[asyncio.Lock | asyncio.Semaphore] = []
+            try:
+                try:
+                    async with asyncio.timeout(self._wait):
+                        await self._come_in(turn.lock, own, taken)
+                except TimeoutError:
+                    yield False
+                    return
+                yield True
+            finally:
+                for each in taken:
+                    each.release()
+                turn.asked -= 1
+                if not turn.asked:
+                    self._rows.pop(row, None)
+
+    async def _come_in(
+        self, row: asyncio.Lock, own: asyncio.Semaphore, taken: "list[asyncio.Lock | asyncio.Semaphore]"
+    ) -> None:
+        """Take the row, one of the caller's turns and one of all. Those behind the caller's own writes keep others from
+        no row meanwhile; those that wait for a row have no turn yet.
+        """
+        await row.acquire()
+        order: list[asyncio.Lock | asyncio.Semaphore]
+        if own.locked():
+            row.release()
+            order = [own, row, self._room]
+        else:
+            taken.append(row)
+            order = [own, self._room]
+        for each in order:
+            await each.acquire()
+            taken.append(each)
+
+
+def busy(table: Table, key: Key) -> Problem:
+    """The problem when the turn did not come."""
+    what = f"{table.name}/{','.join(key)}" if key else f"What a row of {table.name} needs"
+    return Problem(
+        DATABASE_BUSY,
+        f"{what} is locked, or too many other writes wait already: nothing was written.",
+        code="55P03",
+        retry_after=1,
+    )
+
+
+# Whose the connections are: no caller ever has all of them, and reads never have all, either.
+#
+# A read may hold a connection for as long as PostgreSQL takes to look through a large value, which no time limit
+# interrupts; a write by a filter for as long as it takes to find no row. Others, and grants, need connections
+# meanwhile. So one caller has three quarters of the pool at most, with all that it asks for; reads have three quarters
+# of it, and one caller's reads three quarters of that. Who has its share waits behind itself.
+#
+# Writes that share transactions (group_commit.py), and the lines of batches (gateway.py), have connections of their
+# own.
+
+
+class CallerShares:
+    """One caller has three quarters of `connections`. Who waits does so for `wait` seconds; so many may at once."""
+
+    def __init__(self, connections: int, wait: float, most_waiting: int = 1000) -> None:
+        self._shares = Shares(most_of(connections))
+        self._wait = wait
+        self.waiting = waiting_quota(most_waiting)
+        """Places of those that wait for a connection, or for a statement that they share."""
+
+    def of(self, caller: str) -> AbstractContextManager[asyncio.Semaphore]:
+        return self._shares.of(caller)
+
+    def has_room(self, caller: str) -> bool:
+        """Whether a caller has a place free."""
+        return self._shares.has_room(caller)
+
+    @asynccontextmanager
+    async def place(self, caller: str) -> AsyncIterator[None]:
+        """Take one of a caller's places for a write that goes alone. UnavailableError: none was free in time."""
+        with self.of(caller) as own:
+            await self.come_in((own,), caller, "writes")
+            try:
+                yield
+            finally:
+                own.release()
+
+    async def come_in(
+        self, places: Sequence[asyncio.Semaphore], caller: str, what: str, *, counted: bool = False
+    ) -> None:
+        """Take a place of each, in this order: who has many so waits behind itself. `counted`: those that it is for
+        are counted as waiting already. UnavailableError: they were not free in time.
+        """
+        if not any(each.locked() for each in places):
+            for each in places:
+                await each.acquire()
+            return
+        with nullcontext() if counted else self.waiting.place(caller) as full:
+            if full is not None:
+                raise UnavailableError(f"no more {what} may wait for a connection: there are {full}")
+            taken: list[asyncio.Semaphore] = []
+            try:
+                async with asyncio.timeout(self._wait):
+                    for each in places:
+                        await each.acquire()
+                        taken.append(each)
+            except BaseException as error:
+                for each in taken:
+                    each.release()
+                if not isinstance(error, TimeoutError):
+                    raise
+                among_its_own = len(taken) < len(places) - 1 or len(places) == 1
+                who = f"{caller} has as many as one may have" if among_its_own else f"{what} have all that are theirs"
+                raise UnavailableError(
+                    f"no connection for {what} within {self._wait:g} s: {who}, the rest is for others"
+                    " (FENCEPOST_POOL_SIZE)"
+                ) from None
+
+
+class Reads:
+    """The reads of a gateway: `at_once` of them have a connection."""
+
+    def __init__(self, at_once: int, shares: CallerShares) -> None:
+        self._room, self._own, self._shares = asyncio.Semaphore(at_once), Shares(most_of(at_once)), shares
+        self.waiting = shares.waiting
+
+    @asynccontextmanager
+    async def connection(
+        self,
+        database: Database,
+        acting: Caller,
+        caller: str = UNKNOWN,
+        *,
+        counted: bool = False,
+        runs_code: bool = False,
+    ) -> AsyncIterator[Connection]:
+        """Lend a connection for a read of rows, which acts as the role of `acting`. `caller`: whose place it takes.
+        `counted`: those it is for are counted as waiting already. `runs_code`: see Database.connection. Raises
+        UnavailableError, RoleError.
+        """
+        with self._own.of(caller) as own, self._shares.of(caller) as every:
+            places = (own, every, self._room)
+            await self._shares.come_in(places, caller, "reads", counted=counted)
+            try:
+                async with database.connection(caller=acting, runs_code=runs_code) as connection:
+                    yield connection
+            finally:
+                for each in places:
+                    each.release()
+
+    def has_room(self, caller: str) -> bool:
+        """Whether a caller has fewer connections than it may have."""
+        return self._own.has_room(caller) and self._shares.has_room(caller)

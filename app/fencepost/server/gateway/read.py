@@ -1,23 +1,34 @@
-"""Reads: rows by filters, and one row by key. They carry no token and take no lock."""
+"""Reads of rows, and what is known of a resource's fence."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fencepost.server.fence.caller import EVERYBODY
 from fencepost.server.fence.problem_types import ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.token import shown_mark
+from fencepost.server.fence.resource import Resource, Scope
+from fencepost.server.fence.token import Rule, Token, accepts, shown_mark
+from fencepost.server.gateway.claims import refuse_scope, scope_named
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered_reads import ReadLanes, read_lanes
+from fencepost.server.gateway.gathered import ReadLanes, read_lanes
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.preconditions import require_key, require_served
-from fencepost.server.gateway.writes.culprit import with_column
+from fencepost.server.gateway.refusals import holder_of, is_visible, require_key, require_protected, require_served
+from fencepost.server.gateway.write import with_column
 from fencepost.server.postgres import reading
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import as_gateway
 from fencepost.server.postgres.errors import map_errors
 from fencepost.server.postgres.group_commit import Alone
 from fencepost.server.postgres.keyed import FencedRow
+from fencepost.server.postgres.leases import Issued
+from fencepost.server.postgres.marks import ResourceState, read_resource
 from fencepost.server.postgres.query import Query, Select
 from fencepost.server.postgres.row_sql import Key
-from fencepost.server.postgres.tables import Table
+from fencepost.server.postgres.scopes import marks, scope_of_row, scopes_typed, tables_of
+from fencepost.server.postgres.tables import Fence, ProtectedTable, Table
 from fencepost.server.quota import UNKNOWN
+
+# Reads: rows by filters, and one row by key. They carry no token and take no lock.
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +100,129 @@ def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:
     if row is None:
         return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
     return Done([row.json], shown_mark(table.fence.rule, row.mark) if table.fence else None)
+
+
+# What is known of a resource: its mark, rule and source, and how it came by them.
+
+
+@dataclass(slots=True)
+class Explained(Done):
+    """The answer of GET /v1/fences, as members of its JSON body."""
+
+    body: dict[str, object] | None = None
+
+
+async def explain(gateway: Gateway, resource: Resource, caller: str, asked: Table) -> Outcome:
+    """Look a resource up."""
+    table = require_protected(asked)
+    if isinstance(table, Problem):
+        return table
+    fence = table.fence
+    named = scope_named(table, resource)
+    if isinstance(named, Problem):
+        return named
+    if fence.scope is not None:
+        return await _of_scope(gateway, table, fence.scope, resource.key, caller, named=named is not None)
+    require_key(table, resource.key)
+    async with (
+        gateway.read_connection(caller, runs_code=table.reads_run_code) as connection,
+        with_column(connection, table, key=resource.key),
+    ):
+        with map_errors(writing=False):
+            found = await read_resource(connection, table, resource.key)
+        if gateway.caller.role is not None and table.row_security and found.live is None:
+            return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(resource.key)}.")
+        tokens = {found.live, found.recorded} - {None} if fence.pinned else set()
+        async with as_gateway(connection, gateway.caller if tokens else EVERYBODY):
+            holders = {token: await _holder(gateway, connection, token, fence) for token in tokens if token}
+    return Explained([], body=_body(found, fence, holders))
+
+
+async def _of_scope(
+    gateway: Gateway, table: ProtectedTable, scope: Scope, key: Key, caller: str, *, named: bool
+) -> Outcome:
+    if not named:
+        require_key(table, key)
+    sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
+    runs_code = any(each.reads_run_code for each in (table, *sharing))
+    async with gateway.read_connection(caller, runs_code=runs_code) as connection:
+        with map_errors(writing=False):
+            if named:
+                name = (await scopes_typed(connection, table, scope, [key]))[0]
+            elif (of_row := await scope_of_row(connection, table, scope, key)) is not None:
+                name = of_row
+            else:
+                return bad_request(
+                    f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
+                    f"Ask for the scope: {scope.template}.",
+                )
+        if refused := await refuse_scope(connection, gateway.caller, scope, sharing, name, writing=False):
+            return refused
+        with map_errors(writing=False):
+            tables = await tables_of(connection, table.fence, scope)
+            (found,) = await marks(connection, scope, [name])
+        token = found.recorded if table.fence.pinned else None
+        async with as_gateway(connection, gateway.caller if token else EVERYBODY):
+            by = None if token is None else await _holder(gateway, connection, token, table.fence)
+    written = None
+    if found.recorded is not None:
+        written = _entry("last written or claimed", found.recorded, found.mark, table.fence.rule, found.changed_at, by)
+    body: dict[str, object] = {
+        "resource": name,
+        "mark": _mark(table.fence.rule, found.mark),
+        "rule": table.fence.rule,
+        "source": table.fence.source,
+        "sealed": table.fence.sealed,
+        **_ceiling(table.fence),
+        "row_exists": False,
+        "story": [written] if written else [],
+        "tables": tables,
+    }
+    return Explained([], body=body)
+
+
+async def _holder(gateway: Gateway, connection: Connection, token: int, fence: Fence) -> Issued | None:
+    """Look up whose token this is; None also where the caller may not see his locks."""
+    found = await holder_of(connection, token, fence.source)
+    return found if found is not None and is_visible(found, gateway.caller) else None
+
+
+def _ceiling(fence: Fence) -> dict[str, object]:
+    """How high a token may be, where the source is external."""
+    if fence.ceiling is None:
+        return {}
+    jump = fence.ceiling.max_jump
+    return {"max_token": str(fence.ceiling.max_token), "max_jump": None if jump is None else str(jump)}
+
+
+def _mark(rule: Rule, mark: int) -> str | None:
+    shown = shown_mark(rule, mark)
+    return None if shown is None else str(shown)
+
+
+def _entry(event: str, token: int, mark: int, rule: Rule, at: str | None, by: Issued | None) -> dict[str, object]:
+    """Write a line of a resource's story. A token that its rule accepts still is not shown."""
+    shown = None if accepts(rule, mark, Token(token)) else str(token)
+    return {"event": event, "token": shown, "at": at, "by": by.body() if by else None}
+
+
+def _body(found: ResourceState, fence: Fence, holders: Mapping[int, Issued | None]) -> dict[str, object]:
+    mark = found.mark
+    story: list[dict[str, object]] = []
+    if found.recorded is not None:
+        event = "deleted, or claimed without a row" if found.row_absent else "created"
+        by = holders.get(found.recorded)
+        story.append(_entry(event, found.recorded, mark, fence.rule, found.changed_at, by))
+    if found.live is not None and found.live != found.recorded:
+        by = holders.get(found.live)
+        story.append(_entry("last written or claimed", found.live, mark, fence.rule, None, by))
+    return {
+        "resource": found.resource,
+        "mark": _mark(fence.rule, mark),
+        "rule": fence.rule,
+        "source": fence.source,
+        "sealed": fence.sealed,
+        **_ceiling(fence),
+        "row_exists": found.live is not None,
+        "story": story,
+    }

@@ -1,9 +1,11 @@
 """Errors of PostgreSQL and of lock services as problems: which SQLSTATE is which status, and whose fault."""
 
+import asyncio
 import json
 import re
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from fencepost.server.fence.caller import ANONYMOUS, Caller
 from fencepost.server.fence.problem_types import (
@@ -15,21 +17,323 @@ from fencepost.server.fence.problem_types import (
     INTERNAL_ERROR,
     INVALID_VALUE,
     PERMISSION_DENIED,
+    ROLE_NOT_ALLOWED,
     SOURCE_FAILED,
     SOURCE_QUARANTINED,
     SOURCE_UNAVAILABLE,
     SPENT_TOKEN,
     STALE_TOKEN,
+    TOKEN_REQUIRED,
     UNPROTECTED_TABLE,
     ProblemType,
 )
 from fencepost.server.fence.problems import Problem, bad_request, problem_of
+from fencepost.server.fence.seal import Binding, Presented, SealedToken
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, BeyondCeiling, Rule, Token, Unissued, shown_mark
-from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.gateway import Gateway, Seals, no_keys, refused
 from fencepost.server.locks.source import SourceError, SourceNameError, SourceQuarantinedError, SourceUnavailableError
-from fencepost.server.postgres.errors import QuarantinedError, RefusedError, UnavailableError
+from fencepost.server.observe.events import HolderUnknown
+from fencepost.server.postgres import upkeep
+from fencepost.server.postgres.answers import Shown, nothing
+from fencepost.server.postgres.answers import shown as read_shown
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.errors import (
+    QuarantinedError,
+    RefusedError,
+    RoleError,
+    StorageError,
+    UnavailableError,
+    map_errors,
+)
+from fencepost.server.postgres.leases import Issued, issued_to
+from fencepost.server.postgres.query import OtherKeyError, QueryError, Select, UnknownColumnError
 from fencepost.server.postgres.row_sql import encode_name
-from fencepost.server.postgres.tables import MARK_CHECK, Table
+from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN, Catalog, Fence, ProtectedTable, Table
+
+# Whether the gateway acts as a caller's role: decided before anything of the request is sent to the database.
+
+T = TypeVar("T")
+
+
+async def acting(gateway: Gateway, work: Coroutine[Any, Any, T]) -> T | Problem:
+    """Do what acts as the caller on users' tables, if the gateway acts as its role. Raises UnavailableError, and what
+    the work raises.
+    """
+    role = gateway.caller.role
+    if role is None:
+        return await work
+    try:
+        reason = await gateway.roles.why_not(gateway.database, role)
+        return await work if reason is None else _not_allowed(role, reason)
+    except RoleError as error:  # it was allowed a moment ago
+        gateway.roles.forget()
+        return _not_allowed(role, str(error))
+    finally:
+        work.close()
+
+
+def _not_allowed(role: str, reason: str) -> Problem:
+    return Problem(ROLE_NOT_ALLOWED, f"The role {role[:63]} is not one that this gateway acts as: {reason}.")
+
+
+# What a request must have before PostgreSQL is asked: a protected table, a token, columns, a key.
+
+
+def require_served(catalog: Catalog, table: Table) -> Problem | None:
+    """Refuse to read what is not protected, unless the gateway serves that, too."""
+    if catalog.reads(table):
+        return None
+    return Problem(
+        UNPROTECTED_TABLE,
+        f"{table.name} is not protected, and this gateway serves what is protected only.",
+        hint=f"fencepost protect {table.name}, or FENCEPOST_SERVE_UNPROTECTED=1 at the gateway: it is read then.",
+    )
+
+
+def require_protected(table: Table) -> ProtectedTable | Problem:
+    """Refuse a write to what is not protected (R13), or whose protection is broken."""
+    if isinstance(table, ProtectedTable):
+        return table
+    if table.fence is None:
+        what = "is not protected" if table.kind in ("table", "partitioned table") else f"is a {table.kind}"
+        return Problem(
+            UNPROTECTED_TABLE,
+            f"{table.name} {what}: Fencepost reads it, and writes only where a fence checks.",
+            hint=f"fencepost protect {table.name}" if table.key else None,
+        )
+    return Problem(
+        UNPROTECTED_TABLE,
+        f"{table.name} is registered as protected, and its fence does not hold: {table.fence.broken}.",
+        hint=f"`fencepost doctor` shows what is missing; `fencepost protect {table.name}` mends it.",
+    )
+
+
+Authority = tuple[Token, Binding | None]
+"""The number of a token, and what its seal is bound to; None: it has no seal, and needs none."""
+
+
+def require_token(table: ProtectedTable, presented: Presented | None, seals: Seals) -> Authority | Problem:
+    """Refuse a write without token (R13), whether or not its row exists; and without a seal where the table wants one.
+    A seal that is there is verified in any case. Whether it is for what is written, the caller has to see to.
+    """
+    if presented is None:
+        return Problem(
+            TOKEN_REQUIRED,
+            f"{table.name} is protected: the write carries no X-Fence-Token.",
+            hint=_SEND_SEALED if table.fence.sealed else "Send the token that your lock service gave with the grant.",
+        )
+    if table.fence.sealed and seals.keys is None:
+        return no_keys(table.name)
+    if isinstance(presented, SealedToken):
+        return _require_seal(table, presented, seals)
+    if table.fence.sealed:
+        return Problem(
+            TOKEN_REQUIRED,
+            f"{table.name} takes sealed tokens only, and token {presented} has no seal.",
+            hint=_SEND_SEALED,
+            presented_token=presented,
+        )
+    return presented, None
+
+
+def _require_seal(table: ProtectedTable, presented: SealedToken, seals: Seals) -> Authority | Problem:
+    binding = seals.verify(presented)
+    if isinstance(binding, Problem):
+        return binding
+    if table.fence.pinned and binding.source != table.fence.source:
+        return refused(
+            presented.number,
+            "other-source",
+            f"is of the source {binding.source}, and {table.name} takes tokens of {table.fence.source}.",
+            f'Acquire with "source": "{table.fence.source}".',
+        )
+    return presented.number, binding
+
+
+def require_reach(table: ProtectedTable, authority: Authority) -> Problem | None:
+    """Refuse a DELETE under a seal that is not for all of the table, where foreign keys may take other rows of it with
+    the one that is named (ON DELETE CASCADE from a row to its children). It is for rows that have marks of their own:
+    a scope's own trigger sees to it.
+    """
+    number, binding = authority
+    fence = table.fence
+    if binding is None or not fence.deletes_own_rows:
+        return None
+    if binding.covers_all(f"{encode_name(fence.name)}/"):
+        return None
+    return refused(
+        number,
+        "other-resource",
+        f"is not for all rows of {table.name}, and a foreign key takes others of them with a row that is deleted.",
+        f'Acquire with "writes": ["{encode_name(fence.name)}/*"].',
+    )
+
+
+_SEND_SEALED: Final = "Send `sealed_token` whole, as the gateway gave it with the lease: a number alone can be made up."
+
+
+def require_columns(table: Table, columns: Sequence[str]) -> None:
+    """Refuse body keys that are no columns, and the mark, which only the gateway writes."""
+    for name in columns:
+        if name == MARK_COLUMN:
+            raise QueryError(f"body: {MARK_COLUMN} is the mark and not data: the token travels in X-Fence-Token")
+        if name not in table.columns:
+            raise UnknownColumnError(f"body: {name}", table.name)
+
+
+def require_key(table: Table, key: Sequence[str]) -> None:
+    """Refuse a path whose key does not fit the table's (OtherKeyError)."""
+    if not table.key:
+        raise OtherKeyError(f"{table.name} has no primary key: name rows by filters, ?column=eq.value")
+    if len(key) != len(table.key):
+        raise OtherKeyError(
+            f"the key of {table.name} has {len(table.key)} value(s), {','.join(table.key)}; the path has {len(key)}"
+            " (a comma inside a value is written %2C)"
+        )
+
+
+def require_once(fence: Fence, once: object | None) -> Problem | None:
+    """Refuse a write without a key where the table wants one."""
+    if once is not None or not fence.requires_key:
+        return None
+    return bad_request(
+        f"Idempotency-Key: writes to {fence.name} need one.",
+        "Choose a new one for every write, for example a UUID, and send it again when you repeat the write.",
+    )
+
+
+def not_with_queue(fence: Fence, what: str) -> Problem:
+    """Refuse what a table cannot take whose tokens are positions in a queue (R12)."""
+    return bad_request(
+        f"{fence.name} takes all its writes by the queue {fence.queue}, one row each: {what} cannot be one of them.",
+        "The place of a write in the queue is its token: send PATCH, PUT or DELETE of a row, or POST of one object,"
+        " without X-Fence-Token.",
+    )
+
+
+def ready_to_write(
+    table: Table, presented: Presented | None, columns: tuple[str, ...], once: object | None, seals: Seals
+) -> tuple[ProtectedTable, Authority] | Problem:
+    """Check what every write to a collection needs: a fence, columns that there are, a token."""
+    protected = require_protected(table)
+    if isinstance(protected, Problem):
+        return protected
+    require_columns(table, columns)
+    if (keyless := require_once(protected.fence, once)) is not None:
+        return keyless
+    checked = require_token(protected, presented, seals)
+    return checked if isinstance(checked, Problem) else (protected, checked)
+
+
+def target_of(table: Table, select: Select, most: int, *, shown: bool) -> Shown:
+    """Read what the answer shows, in at most so many bytes; nothing if no row is shown. QueryError for an unknown
+    column in any case.
+    """
+    target = read_shown(table, select, most)
+    return target if shown else nothing(most)
+
+
+# R18: a 409 names who was refused, and who superseded that holder, when they can be known: whose token was presented,
+# and whose the mark is.
+#
+# Asked after the refusal, in statements of their own, and only for tables that are pinned to a source: there a token
+# was given to some lease. The verdict does not wait for the answers, nor depend on them.
+
+_UNKNOWN: Final = (
+    "Whose tokens these are is not known: {0} takes those of any lock service. `fencepost protect {0} --source NAME`"
+    " binds it to one that Fencepost knows: then a 409 names both holders."
+)
+_NAMED: Final = 3
+"""How many locks the sentence names; `locks` has them all."""
+
+
+async def with_holders(gateway: Gateway, table: Table | None, refused: Problem) -> Problem:
+    """Add what is known of the presented token and of the mark's to a stale or spent refusal, if PostgreSQL says it
+    soon (RequestTimes).
+    """
+    fence = table.fence if table is not None else None
+    if fence is None or refused.type not in (STALE_TOKEN, SPENT_TOKEN):
+        return refused
+    if refused.resource is not None and not refused.resource.startswith(encode_name(fence.prefix) + "/"):
+        return refused  # another table's trigger refused, and its marks may be another source's
+    if not fence.pinned:
+        return replace(refused, hint=f"{refused.hint or ''} {_UNKNOWN.format(fence.name)}".lstrip())
+    tokens = dict.fromkeys(each for each in (refused.presented_token, refused.current_token) if each is not None)
+    found: dict[int, Issued | None] = {}
+    within = gateway.times.requests.explain_within
+    try:
+        async with asyncio.timeout(within), gateway.own_connection() as connection:
+            for token in tokens:
+                found[token] = await holder_of(connection, token, fence.source)
+    except (StorageError, TimeoutError) as error:
+        # The verdict is certain, for marks never fall; only its story is missing. Answering 503 instead would invite
+        # the caller to try again, with a token that can never be accepted.
+        gateway.emit(HolderUnknown(fence.name, str(error) or f"no answer within {within:g} s"))
+        return refused
+    seen = {token: by for token, by in found.items() if by is not None and is_visible(by, gateway.caller)}
+    return _add_holders(refused, seen)
+
+
+def is_visible(found: Issued, caller: Caller) -> bool:
+    """Whether a caller may see who has, or had, these locks."""
+    return all(caller.may_lock(name) for name in found.locks)
+
+
+async def holder_of(connection: Connection, token: int, source: str) -> Issued | None:
+    """Look up whose token of a source this is."""
+    with map_errors(writing=False):
+        return await issued_to(connection, token, source)
+
+
+def _add_holders(refused: Problem, seen: Mapping[int, Issued]) -> Problem:
+    """Spent is the caller's own token, or a copy of it: then both are one holder, and no news."""
+    presented, mark = refused.presented_token, refused.current_token
+    extra, said = dict(refused.extra), []
+    if presented is not None and presented in seen:
+        extra["presented_by"] = seen[presented].body()
+        if mark != presented:
+            said.append(f"Token {presented} was issued to {_sentence(seen[presented])}.")
+    if mark is not None and mark in seen:
+        extra["superseded_by"] = seen[mark].body()
+        if mark != presented:
+            said.append(f"The newer token was issued to {_sentence(seen[mark])}.")
+    detail = refused.detail if refused.detail.endswith(".") else f"{refused.detail}."
+    return replace(refused, detail=" ".join((detail, *said)), extra=extra) if extra != refused.extra else refused
+
+
+def _sentence(by: Issued) -> str:
+    named = ", ".join(by.locks[:_NAMED])
+    more = f" and {len(by.locks) - _NAMED} more" if len(by.locks) > _NAMED else ""
+    locks = f"the lock{'s' if len(by.locks) > 1 else ''} {named}{more}"
+    return f"{by.holder}, who was granted {locks} at {by.granted_at}"
+
+
+# Names the prepared transaction that a write waited for in vain: pg_stat_activity does not show it.
+#
+# Asked after a lock timeout only. The answer does not depend on it.
+
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+
+
+async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) -> Problem:
+    """Add to a lock timeout which prepared transactions hold locks on the table, or where to look for others. Without
+    a table: on any table, for a grant may have claimed rows of several.
+    """
+    if refused.name != _LOCK_NOT_AVAILABLE:
+        return refused
+    hint = f"A transaction has held the row, or a lock on the table, all the while: see {upkeep.WHERE_TO_LOOK}."
+    name = table.fence.name if table is not None and table.fence is not None else None
+    try:
+        async with asyncio.timeout(gateway.times.requests.explain_within), gateway.own_connection() as connection:
+            with map_errors(writing=False):
+                found = await upkeep.lock_holders(connection, name)
+    except (StorageError, TimeoutError):  # too busy: no more can be found out
+        found = []
+    if not found:
+        return replace(refused, hint=hint)
+    gids = [each.gid for each in found]
+    return replace(refused, hint=upkeep.describe_holders(found), extra={**refused.extra, "prepared_transactions": gids})
+
 
 RETRY_AFTER: Final = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""

@@ -14,8 +14,7 @@ from fencepost.server.fence.problem_types import NOT_ACCEPTABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.results import (
+from fencepost.server.gateway.gathered import (
     CALLER_HEADER,
     CLAIMED_HEADER,
     DROPPED,
@@ -25,9 +24,10 @@ from fencepost.server.gateway.results import (
     letter_of,
     state_of,
 )
-from fencepost.server.gateway.submit import Submitted
-from fencepost.server.gateway.writes.idempotency import Replayed
-from fencepost.server.gateway.writes.write import OneRow, Preferences, Write
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.rounds import Replayed
+from fencepost.server.gateway.use_cases import Submitted
+from fencepost.server.gateway.write import OneRow, Preferences, Write
 from fencepost.server.http.headers import SINGULAR, UNNAMEABLE
 from fencepost.server.http.problems import problem_response
 from fencepost.server.postgres.keyed import Recorded
@@ -161,7 +161,7 @@ def _not_one_row(done: Done) -> Response:
 
 def kept_answer(gateway: Gateway, write: Write, done: Done) -> Recorded:
     """Give what is kept of an answer for those who repeat the request: all of it, or as if no rows were asked for
-    (gateway/kept.py).
+    (gateway/outcomes.py).
     """
     whole = to_recorded(answer(write, done))
     if gateway.kept.takes(gateway.caller.name, len(whole.body)):

@@ -4,7 +4,7 @@
    client that does not read its answer is not read either, and a batch of any length needs the same memory.
 2. A line that can be understood is given its turn (batch.py) before the next one is read. Then it waits, for its turn
    and for room for its verdict, and is decided as a request is (http/writes.py), with what batches have of
-   this process (gateway/batches.py).
+   this process (gateway/gateway.py).
 3. Its verdict waits until those before it are sent.
 4. Where the client has gone, no more is read, and what was read is decided. Where the process is asked to stop, the
    caller's token ends, or too much is to be sent again, no more is read either, and a last line says how far it came.
@@ -37,7 +37,7 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.atomic import Undone, atomically
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.refusals import unavailable
-from fencepost.server.gateway.writes.places import Place, units_of
+from fencepost.server.gateway.write import Place, units_of
 from fencepost.server.http.answers import NO_STORE, RawResponse
 from fencepost.server.http.batch_lines import (
     LINES_IN_A_ROW,

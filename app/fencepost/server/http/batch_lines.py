@@ -20,7 +20,7 @@ from starlette.responses import Response
 from fencepost.server.fence.problem_types import BODY_TOO_LARGE, METHOD_NOT_ALLOWED
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.writes.places import Place, place_of, place_of_claim
+from fencepost.server.gateway.write import Place, place_of, place_of_claim
 from fencepost.server.http.bodies import may_repeat
 from fencepost.server.http.headers import (
     KEY_HEADER,

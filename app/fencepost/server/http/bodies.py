@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fencepost.server.fence.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.refusals import unavailable
-from fencepost.server.gateway.writes.write import UNREAD, Body
+from fencepost.server.gateway.write import UNREAD, Body
 from fencepost.server.http.edge import caller_of
 from fencepost.server.http.headers import Headers, by_name
 from fencepost.server.http.problems import RequestError, problem_response

@@ -15,7 +15,7 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, decode_key, decode_segment
 from fencepost.server.fence.seal import Presented, parse_presented, quotable
 from fencepost.server.fence.token import MalformedTokenError
-from fencepost.server.gateway.writes.write import NO_PREFERENCES, Preferences
+from fencepost.server.gateway.write import NO_PREFERENCES, Preferences
 from fencepost.server.http.problems import RequestError
 from fencepost.server.http.query import query_pairs
 from fencepost.server.postgres.query import NO_QUERY, Query, QueryError

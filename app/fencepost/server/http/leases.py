@@ -20,10 +20,9 @@ from fencepost.server.fence.problem_types import LEASE_LOST
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
 from fencepost.server.fence.token import BUILTIN
+from fencepost.server.gateway import leases
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import held as leases
-from fencepost.server.gateway.leases.acquire import Granted, acquire_lease
-from fencepost.server.gateway.leases.held import Minted
+from fencepost.server.gateway.leases import Granted, Minted, acquire_lease
 from fencepost.server.http.answers import json_response
 from fencepost.server.http.bodies import read_json, read_no_body
 from fencepost.server.http.edge import caller_of

@@ -19,8 +19,8 @@ from fencepost.server import wire
 from fencepost.server.fence.problem_types import NO_ROUTE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
-from fencepost.server.gateway.explain import Explained
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.read import Explained
 from fencepost.server.gateway.use_cases import explain
 from fencepost.server.http.answers import json_response
 from fencepost.server.http.bodies import read_json

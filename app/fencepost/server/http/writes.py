@@ -12,13 +12,13 @@ from starlette.responses import Response
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, Resource, parse_resource
 from fencepost.server.fence.seal import Presented, SealedToken
-from fencepost.server.gateway.claims.claim import Claim
+from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.use_cases import write as decide
-from fencepost.server.gateway.writes.idempotency import Replayed
-from fencepost.server.gateway.writes.write import (
+from fencepost.server.gateway.write import (
     NO_BODY,
     Body,
     IdempotencyKey,
@@ -187,7 +187,7 @@ def _without_others_mark(answer: Recorded, token: Presented | None) -> Recorded:
 
 
 def _kept_answer(gateway: Gateway, done: Done) -> Recorded:
-    """Give what is kept of an answer: all of it, or without the member `row` (gateway/kept.py)."""
+    """Give what is kept of an answer: all of it, or without the member `row` (gateway/outcomes.py)."""
     whole = to_recorded(_answer(done))
     if gateway.kept.takes(gateway.caller.name, len(whole.body)):
         return whole

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, Literal, Protocol
 
-from fencepost.server.clock import wait_until_set
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL, VERIFICATION_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.times import TIMES, Times
+from fencepost.server.times import TIMES, Times, wait_until_set
 
 MOST_KEPT: Final = 4096
 """Callers that are kept."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Final, Literal, TypeVar
 from uuid import UUID, uuid4
 
-from fencepost.server.clock import Clock, Timer
 from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
 from fencepost.server.postgres import leases
 from fencepost.server.postgres import leases as withdrawn
@@ -27,7 +26,7 @@ from fencepost.server.postgres.errors import (
     map_errors,
 )
 from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, LockState, LostLease, Withdrawal
-from fencepost.server.times import TIMES, Times
+from fencepost.server.times import TIMES, Clock, Timer, Times
 
 # Waiting for locks, across gateways: first come, first served, and no waiter is woken in vain.
 #

@@ -43,7 +43,7 @@ from fencepost.server.quota import ASKING, Shares, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:
-    from fencepost.server.clock import Timer
+    from fencepost.server.times import Timer
 
 
 # A caller's role on a connection: SET ROLE for as long as a block has the connection, and never longer.

@@ -32,9 +32,9 @@ from typing import Final, Generic, TypeVar
 
 import asyncpg
 
-from fencepost.server.clock import Clock
 from fencepost.server.fence.token import GENERATION_BITS
 from fencepost.server.postgres.errors import QuarantinedError, StandbyError, UnavailableError
+from fencepost.server.times import Clock
 
 # Answers of PostgreSQL that count for a while: one request asks for all that want the same answer meanwhile.
 

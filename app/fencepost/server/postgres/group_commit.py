@@ -16,7 +16,7 @@ The protocol of one queue (the writes that one statement can carry: a table, a v
 5. A batch that PostgreSQL refuses is undone as a whole, and its halves are tried again, each in a transaction of its
    own beside the queue's next batch; a write that fails by itself gets ALONE. So a caller's bad value, or wait, costs
    its neighbours a few round trips, and no verdict. An answer that is too large for a batch fails it, too (answers.py).
-6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (perform.py):
+6. A write that goes ALONE is decided from the start on a connection and in a transaction of its own (alone.py):
    it may wait, and its answer is the same as without group commit.
 7. A connection that breaks under a batch leaves all of its writes unknown (R15): each gets BROKEN, with the connection
    whose backend has to be ended before it can be known what landed.
@@ -29,7 +29,7 @@ A queue of a role has its connection act as that for as long as it has it: taken
 wants one: those that were answered write again, often. A privilege that the role lacks for the statement as such is the
 answer to each write of the batch, at once.
 
-Reads of single rows gather so, too (gateway/gathered_reads.py). Others want their connections: a batch gives its back.
+Reads of single rows gather so, too (gateway/gathered.py). Others want their connections: a batch gives its back.
 
 Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. Where
 `most_waiting` writes wait already, or three quarters of that of one caller, one more is refused at once (those that
@@ -56,7 +56,7 @@ from fencepost.server.quota import ASKING, UNKNOWN, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:
-    from fencepost.server.clock import Timer
+    from fencepost.server.times import Timer
 
 
 # A queue of group_commit.py: the writes that one statement can carry, their waiting callers, and their answers.
@@ -356,7 +356,7 @@ class GroupCommit:
         self._queues: set[BatchQueue[Any, Any]] = set()
         self._lingering: dict[BatchQueue[Any, Any], Place] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Whose turn it is to read is found by those who lend (gathered_reads.py).
+        # Whose turn it is to read is found by those who lend (gathered.py).
         self._places = Places(sys.maxsize if self._reads else database.most_batches_of_caller)
         self._parked: dict[BatchQueue[Any, Any], None] = {}
         """Those in which somebody waits for a place."""

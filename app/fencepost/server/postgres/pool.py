@@ -29,7 +29,7 @@ from fencepost.server.quota import ASKING, Shares, most_of
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:
-    from fencepost.server.clock import Timer
+    from fencepost.server.times import Timer
 
 
 # PostgreSQL that takes no writes: `default_transaction_read_only` is on. Or no fenced ones: `session_replication_role`

@@ -38,7 +38,7 @@ def listen(host: str, port: int, *, allow_remote: bool, prefix: str = "") -> soc
     """Bind a TCP socket and listen on it. `port` 0 takes a free one. Raises ListenError, which names the options by
     `prefix`: `admin-` for those of the admin port.
 
-    An address that other machines can reach needs `allow_remote`, and that needs authentication (identity_wiring.py).
+    An address that other machines can reach needs `allow_remote`, and that needs authentication (parts.py).
     """
     family, address = _resolve(host, port, prefix)
     if not allow_remote and not _is_loopback(address[0]):

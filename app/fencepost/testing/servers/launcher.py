@@ -32,7 +32,7 @@ LOADED: Final = (
     "fencepost.cli.operate",
     "fencepost.server.serving.server",
     "fencepost.server.serving.worker",
-    "fencepost.server.source_wiring",
+    "fencepost.server.parts",
     "fencepost.server.wiring",
 )
 """What commands import. Only the launcher's process loads them: nothing that the tests import does."""

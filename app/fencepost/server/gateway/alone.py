@@ -1,10 +1,10 @@
 """One write, from a connection to its outcome: transaction, retries, and what happens when it is not decided at once.
 
 Every write of every verb that is decided alone comes through `perform`. What an attempt does on a connection, the verb
-(operation.py) and its marks (marks.py) say. It may be run several times, each time from the start:
+(rounds.py) and its marks (rounds.py) say. It may be run several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
-- inside a transaction when it needs several statements, or has an Idempotency-Key (idempotency.py), or a sealed token.
+- inside a transaction when it needs several statements, or has an Idempotency-Key (rounds.py), or a sealed token.
   A refusal rolls that back: an answer that is no success has no effect. A connection that breaks before COMMIT was sent
   has none either. With a seal, the resources that were written are compared with what it is bound to, last: only then
   is known which they are, of a filter, of an array, of a row to which a trigger gave its key;
@@ -23,13 +23,11 @@ from typing import Final
 from fencepost.server.fence.problem_types import OUTCOME_UNKNOWN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import shown_mark
-from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import RETRY_AFTER
-from fencepost.server.gateway.seals import elsewhere
-from fencepost.server.gateway.writes.culprit import with_column
-from fencepost.server.gateway.writes.idempotency import Replayed, attempt_keyed, landed_meanwhile
-from fencepost.server.gateway.writes.operation import Evidence, Operation
+from fencepost.server.gateway.rounds import Evidence, Operation, Replayed, attempt_keyed, landed_meanwhile
+from fencepost.server.gateway.write import with_column
 from fencepost.server.postgres import connection as backends
 from fencepost.server.postgres.connection import Connection, GatewayConnection, gateway_connection
 from fencepost.server.postgres.database import as_gateway, in_transaction

@@ -3,13 +3,11 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from fencepost.server.election.state import PREFIX, Election, election_of, lock_of
-from fencepost.server.election.watching import Key, Subscription
+from fencepost.server.election import PREFIX, Election, Key, Subscription, election_of, lock_of
 from fencepost.server.fence.caller import EVERYBODY
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases.acquire_problems import forbidden_lock
-from fencepost.server.gateway.leases.held import locks
+from fencepost.server.gateway.leases import forbidden_lock, locks
 
 PAGE = 1000
 

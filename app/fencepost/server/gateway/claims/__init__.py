@@ -1,1 +1,0 @@
-"""Claims: raising a mark without writing data."""

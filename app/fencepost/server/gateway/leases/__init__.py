@@ -1,1 +1,0 @@
-"""Leases: acquired with their claims, renewed, released, observed."""

@@ -1,0 +1,587 @@
+"""A write as a value: what a request, a line of a batch and the message of a queue ask for alike. It says what is to be
+written to which rows, and how that is to be answered; it knows no table and no connection.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NoReturn
+
+from fencepost.server.fence.problem_types import BODY_TOO_LARGE
+from fencepost.server.fence.problems import Problem, problem_of
+from fencepost.server.fence.resource import Resource, Scope, parse_resource
+from fencepost.server.fence.seal import Presented
+from fencepost.server.fence.token import Token, refusal
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.postgres import marks
+from fencepost.server.postgres import scopes as scope_marks
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database import savepoint
+from fencepost.server.postgres.errors import RefusedError, map_errors
+from fencepost.server.postgres.marks import converts_key, converts_text, converts_value
+from fencepost.server.postgres.query import (
+    CAST,
+    NO_QUERY,
+    Condition,
+    Filter,
+    OtherKeyError,
+    Query,
+    QueryError,
+    Select,
+    Selected,
+    cast_type,
+)
+from fencepost.server.postgres.row_sql import Key, RowWrite, encode_name
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table, is_canonical
+
+Verb = Literal["patch", "put", "post", "delete"]
+
+
+@dataclass(frozen=True, slots=True)
+class OneRow:
+    """The row that has this key."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """All rows that match these filters, of which there is at least one."""
+
+    filters: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The rows of the objects in the body, which is an array: those that they name by their keys, or (POST) make."""
+
+    count: int
+    """How many objects there are."""
+
+
+Target = OneRow | Matching | Listed
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A JSON object (or array of objects) as it came, and the keys that it sets. A body may wait for long: in bytes it
+    takes a tenth of what it takes as objects of Python.
+    """
+
+    raw: bytes
+    columns: tuple[str, ...]
+    values: Mapping[str, object]
+    """The values of an object, or of the array's first one, by their keys. Other values than short texts, numbers,
+    booleans and null are UNREAD.
+    """
+
+    @property
+    def text(self) -> str:
+        return self.raw.decode()
+
+    def gives(self, column: str, value: str) -> bool:
+        """Whether the body gives a column this value, for a string or an integer; False for other types of JSON."""
+        given = self.values.get(column)
+        if isinstance(given, str):
+            return given == value
+        return isinstance(given, int) and not isinstance(given, bool) and str(given) == value
+
+
+NO_BODY: Final = Body(b"{}", (), {})
+UNREAD: Final = object()
+"""Stands for a value that no key of a row is likely to have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What a request prefers (RFC 7240), as far as its route does something about it."""
+
+    answer: Literal["minimal", "representation", "headers-only"] | None = None
+    count: bool = False
+    most: int | None = None
+    """`max-affected`: more rows than these refuse the request."""
+    complete: bool = False
+    """`missing=default`: no object may lack a column that counts. It would get null, and not its default."""
+    applied: bytes = b""
+    """What Preference-Applied names, once the write is done."""
+    queued: bool = False
+    """`respond-async`: the write is to be queued."""
+    in_sql: frozenset[str] = frozenset()
+    """Those that change the statements of the write, as they are spelled: plans are kept under them."""
+
+    def shows(self, *, by_default: bool) -> bool:
+        """Whether the answer of a write has the rows; `by_default` where nothing was preferred."""
+        return self.answer == "representation" or (self.answer is None and by_default)
+
+    def without_rows(self) -> "Preferences":
+        others = [each for each in self.applied.split(b", ") if each and not each.startswith(b"return=")]
+        return replace(self, answer="minimal", applied=b", ".join([b"return=minimal", *others]))
+
+
+NO_PREFERENCES: Final = Preferences()
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A request's Idempotency-Key, and the hash of what it may stand for: everything but token and preferences, so that
+    the lock's next holder may repeat a write.
+    """
+
+    text: str
+    payload_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write to a table."""
+
+    verb: Verb
+    table: str
+    """As the request names it, with its schema unless that is public."""
+    target: Target
+    token: Presented | None
+    """None is what R13 refuses, except where a queue gives the token (R12)."""
+    body: Body = NO_BODY
+    """A DELETE has none."""
+    select: Select = None
+    preferences: Preferences = NO_PREFERENCES
+    exactly_one: bool = False
+    """PostgREST's single-object form: of a collection, anything but one row is refused, and nothing is written."""
+    idempotency_key: IdempotencyKey | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether the answer has the rows; else no column is read but key and mark."""
+        by_default = self.verb == "post" or (self.verb != "delete" and isinstance(self.target, OneRow))
+        return self.preferences.shows(by_default=by_default)
+
+    @property
+    def single(self) -> bool:
+        """Whether it is of one row: that of the path, or a POST of one object."""
+        return isinstance(self.target, OneRow) or (self.verb == "post" and self.target == Listed(1))
+
+
+# Whether a key can be taken as it was written: only PostgreSQL knows which texts are one value, and what is stored.
+
+
+def may_need_fitting(table: Table) -> bool:
+    """Whether storing could change some key's values."""
+    return table.lossy_key or any(table.columns[name].max_length is not None for name in table.key)
+
+
+def needs_fitting(table: Table, key: Key) -> bool:
+    """Whether storing could change the key's values: rounded numbers, texts cut to length (of spaces, silently)."""
+    lengths = (table.columns[name].max_length for name in table.key)
+    too_long = any(most is not None and len(value) > most for most, value in zip(lengths, key, strict=True))
+    return table.lossy_key or too_long
+
+
+async def require_fitting(connection: Connection, table: Table, key: Key, where: str) -> None:
+    """Refuse a key that would be another one when stored: it would be created, or claimed, in vain."""
+    with map_errors(writing=False):
+        fits = await marks.fits(connection, table, key)
+    if not fits:
+        raise OtherKeyError(f"{where}: the key {','.join(key)} would be changed when stored in {table.name}")
+
+
+def doubtful_columns(table: Table, key: Key, body: Body) -> tuple[str, ...]:
+    """Name the key columns in the body whose text differs from the path's: for an integer, 7 and 07 are one key."""
+    return tuple(
+        name for name, value in zip(table.key, key, strict=True) if name in body.columns and not body.gives(name, value)
+    )
+
+
+async def require_same_key(
+    connection: Connection, table: Table, key: Key, doubtful: tuple[str, ...], body: str
+) -> None:
+    """Refuse a body that contradicts the path's key in one of these columns (OtherKeyError)."""
+    with map_errors(writing=False):
+        same = await marks.same_key(connection, table, key, doubtful, body)
+    if not same:
+        raise OtherKeyError(
+            f"body: {', '.join(doubtful)} contradicts the path's key {','.join(key)}; a row's key cannot change"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCheck:
+    """What precedes a write that is decided alone. `doubtful`: see doubtful_columns; `to_fit`: storing may change the
+    key.
+    """
+
+    table: Table
+    row: RowWrite
+    doubtful: tuple[str, ...]
+    to_fit: bool
+
+    async def run(self, connection: Connection) -> None:
+        """Refuse a key that the body contradicts, or that would be another one when stored (OtherKeyError)."""
+        if self.doubtful:
+            await require_same_key(connection, self.table, self.row.key, self.doubtful, self.row.body)
+        if self.to_fit:
+            await require_fitting(connection, self.table, self.row.key, "path")
+
+
+# Entering scopes (R8), and what refuses it.
+
+
+async def enter(
+    connection: Connection, table: ProtectedTable, scope: Scope, scopes: Sequence[str], token: Token
+) -> list[Entered]:
+    """Enter scopes; those that refused, or nothing."""
+    with map_errors(writing=True):
+        outcome = await scope_marks.enter(connection, table, scope, scopes, token)
+    return [each for each in outcome if each.refused_by is not None]
+
+
+def refused_scope(table: ProtectedTable, by: Entered, token: Token) -> Problem:
+    """Give the answer when a scope was not entered."""
+    rule = table.fence.rule
+    # Or the rule has changed since the catalog was read.
+    verdict = refusal(rule, by.scope, by.refused_by or 0, token) or refusal(
+        "strict", by.scope, by.refused_by or 0, token
+    )
+    if verdict is None:
+        raise RuntimeError(f"{by} refused the token {token}")
+    return problem_of(verdict, rule)
+
+
+def require_columns_of(scope: Scope, table: Table, given: Collection[str]) -> None:
+    """Refuse rows whose scope cannot be known (QueryError): the request does not name all of its columns."""
+    if missing := [column for column in scope.columns if column not in given]:
+        raise QueryError(_without(table, scope, missing))
+
+
+def no_scope(scope: Scope, table: Table) -> NoReturn:
+    """Refuse rows that have no value for a column of their scope (QueryError)."""
+    raise QueryError(_without(table, scope, scope.columns))
+
+
+def _without(table: Table, scope: Scope, columns: Sequence[str]) -> str:
+    return (
+        f"body: a row of {table.name} belongs to a scope, {scope.template}:"
+        f" every object gives {', '.join(columns)} a value"
+    )
+
+
+# Names the column whose value PostgreSQL could not take: its message has the value and the type, not the column.
+#
+# Asked only after a refusal: each value is converted alone, and the one that fails is it. Some extensions' types
+# (hstore, PostGIS's) call a text that they cannot read an internal error: with a culprit it is none.
+
+
+@asynccontextmanager
+async def with_column(
+    connection: Connection, table: Table, body: Body = NO_BODY, key: Key = (), query: Query = NO_QUERY
+) -> AsyncIterator[None]:
+    """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
+    try:
+        yield
+    except RefusedError as error:
+        if _lacks_column(error):
+            with map_errors(writing=False):
+                culprit = await _culprit(connection, table, body, key, query)
+            if culprit is None and error.is_internal:
+                culprit = _cast_elsewhere(table, query)
+            if culprit is not None:
+                error.blame(culprit)
+        raise
+
+
+def _lacks_column(error: RefusedError) -> bool:
+    # A domain's refusal is a constraint violation without a table; a table's own names its column. 22P05 is a NUL in
+    # the body's JSON, over which PostgreSQL stumbles whatever column it is asked for.
+    of_a_domain = error.sqlstate in ("23514", "23502") and error.table is None
+    of_a_value = error.may_be_of_a_value and error.sqlstate != "22P05"
+    return error.column is None and (of_a_value or of_a_domain)
+
+
+async def _culprit(connection: Connection, table: Table, body: Body, key: Key, query: Query) -> str | None:
+    for position, name in enumerate(table.key if key else ()):
+        if not await converts_key(connection, table, position, key[position]):
+            return name
+    for name in body.columns:
+        if name in table.columns and not await converts_value(connection, table, name, body.text):
+            return name
+    for each in _conditions(query.filters):
+        if not await converts_text(connection, table, each.field.column, each.value):
+            return each.field.column
+    return None
+
+
+def _cast_elsewhere(table: Table, query: Query) -> str | None:
+    """Find what is cast to a type outside of pg_catalog: how that fails is the type's own matter."""
+    for item in query.select or ():
+        if isinstance(item, Selected) and item.cast is not None and "." in cast_type(table, item.cast):
+            return item.field.column
+    return None
+
+
+def _conditions(filters: Sequence[Filter]) -> Iterator[Condition]:
+    """List the conditions whose values are cast to the types of their columns."""
+    for each in filters:
+        if not isinstance(each, Condition):
+            yield from _conditions(each.members)
+        elif not each.field.path and each.operator in CAST:
+            yield each
+
+
+# The one name that a resource has, `table/key`: all writes of a resource are in order only if they agree on it.
+#
+# 7 and 07 are one row. Which text of a value is the canonical one is known here for texts, and for integers and UUIDs
+# that are spelled so; for all others PostgreSQL is asked. So most names need no database.
+
+
+def known_name(table: ProtectedTable, key: Key) -> str | None:
+    """Render the name of a key, if that needs no database; None: PostgreSQL has to be asked. `key` has as many values
+    as the table's.
+    """
+    if not is_canonical(table, key):
+        return None
+    return f"{encode_name(table.fence.name)}/{','.join([encode_name(value) for value in key])}"
+
+
+def is_spelled_so(value: object) -> bool:
+    """Whether PostgreSQL has the same text of a value in a body as Python. It keeps the sign of -0, which is 0 here."""
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != 0
+
+
+async def name_of_key(gateway: Gateway, table: ProtectedTable, key: Key) -> str:
+    """Give the name of a key. Raises StorageError, RefusedError where a value is none of its column's type."""
+    known = known_name(table, key)
+    if known is not None:
+        return known
+    async with gateway.connection(table) as connection, with_column(connection, table, key=key), savepoint(connection):
+        with map_errors(writing=False):
+            ((_, name),) = await marks.in_key_order(connection, table, [key])
+    return name
+
+
+async def name_of_body(gateway: Gateway, table: ProtectedTable, body: Body) -> str:
+    """Give the name of the row that a POST would make; empty: the body does not name its key. `body.text` is an array
+    of one object. Raises StorageError, RefusedError where a value is none of its column's type, QueryError where the
+    key would be another one when stored: PostgreSQL rounds numbers, and cuts blanks at the end of texts, in silence.
+    """
+    name = await _name_in_body(gateway, table, body)
+    if name and needs_fitting(table, key := parse_resource(name).key):
+        async with gateway.connection(table) as connection:
+            await require_fitting(connection, table, key, "body")
+    return name
+
+
+async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> str:
+    values = [body.values.get(column) if column in body.columns else None for column in table.key]
+    if not values or None in values:
+        return ""
+    if all(is_spelled_so(value) for value in values):
+        return await name_of_key(gateway, table, tuple(str(value) for value in values))
+    # A number with a fraction, for example: Python would spell it otherwise.
+    async with gateway.connection(table) as connection, with_column(connection, table, body), savepoint(connection):
+        with map_errors(writing=False):
+            found = await marks.ask_elements(connection, table, body.text)
+    return found[0].standing.resource if found else ""
+
+
+# How large a body becomes when its numbers are written out. `1e131071` has eight characters in a body, takes twenty
+# bytes in a jsonb, and has 131,072 digits in each answer: a body of 36 kB would have PostgreSQL make half a gigabyte
+# for each GET. So PostgreSQL is not given numbers that have more digits in all than `MOST` of the largest answer.
+#
+# Once a value is stored nobody can tell how large its text is without making it.
+
+_SHARE: Final = 8
+"""Of the largest answer the numbers of a body may fill the eighth part: a row has several columns."""
+_MOST_DIGITS: Final = 131_072
+_MOST_FRACTION: Final = 16_383
+"""PostgreSQL's own limits of a number: digits before the point, and after it."""
+_SHORTEST: Final = 8
+"""Characters that a number of so many digits has at least, with what divides it from the next one."""
+_OF_SHORT: Final = 20
+"""Digits a byte that numbers with exponents of two digits have at most: `1e99,`."""
+_SHAPE: Final = bytes.maketrans(b"123456789._E-", b"00000000000e+")
+_LONG: Final = (b"0e000", b"0e+000")
+"""Exponents of three digits, as _SHAPE leaves them: it takes a twentieth of the time of a regular expression."""
+_UNQUOTED: Final = str.maketrans("", "", '"\\\\')
+"""Without what may stand anywhere in the text of an array or a composite: `{1\\e131071}`, `(1"e"131071)`."""
+_EXPONENT: Final = re.compile(r"[0-9.][eE]([-+]?)([0-9_]+)")
+
+
+def refuse_expansion(table: Table, body: Body, largest_answer: int) -> Problem | None:
+    """Refuse a body whose numbers would have too many digits in the columns that they are for."""
+    most = largest_answer // _SHARE
+    if len(body.raw) < most // _MOST_DIGITS * _SHORTEST or table.expanding.isdisjoint(body.columns):
+        return None
+    text = body.text
+    # Escapes may hide an exponent from both: `"1\\u0065131071"`.
+    if b"\\" not in body.raw:
+        shape = body.raw.translate(_SHAPE)
+        if len(shape) * _OF_SHORT <= most and not any(each in shape for each in _LONG):
+            return None
+        if _digits(text) <= most:  # in strings, too
+            return None
+    try:
+        given = json.loads(text, parse_float=_Number, parse_int=_Number)
+    except RecursionError:
+        given = [dict.fromkeys(body.columns, text)]
+    for name in table.expanding.intersection(body.columns):
+        strings = table.columns[name].base_name != "jsonb"
+        digits = sum(_within(row.get(name), strings=strings) for row in _rows(given))
+        if digits > most:
+            return Problem(
+                BODY_TOO_LARGE,
+                f"body: the numbers of {name} have {digits} digits when they are written out, more than {most}.",
+                hint="An eighth of FENCEPOST_MAX_ANSWER_BYTES is allowed. A column of type json or text keeps numbers"
+                " as they are written.",
+            )
+    return None
+
+
+class _Number(str):
+    """A number as it is written."""
+
+    __slots__ = ()
+
+
+def _rows(given: object) -> Iterator[Mapping[str, object]]:
+    for each in given if isinstance(given, list) else [given]:
+        if isinstance(each, dict):
+            yield each
+
+
+def _within(value: object, *, strings: bool) -> int:
+    """Add up the digits of all numbers in a value; those in strings, too, where the column's type reads strings."""
+    digits, left = 0, [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, str) and (strings or isinstance(each, _Number)):
+            digits += _digits(each if isinstance(each, _Number) else each.translate(_UNQUOTED))
+    return digits
+
+
+def _digits(text: str) -> int:
+    """Add up the digits that exponents stand for. PostgreSQL refuses numbers that are too large."""
+    digits = 0
+    for sign, written in _EXPONENT.findall(text):
+        exponent = written.replace("_", "").lstrip("0")[:7] or "0"
+        if sign == "-":
+            digits += min(int(exponent), _MOST_FRACTION)
+        elif int(exponent) <= _MOST_DIGITS:
+            digits += int(exponent)
+    return digits
+
+
+# Which lines of a batch must wait for which, as far as the picture of the tables tells.
+#
+# A line has a place: its row, or its scope, where that is known without a database; else it is one of all rows of its
+# table. The latter goes alone among the lines of the table. So it is with
+#
+# - filters, arrays, a POST that does not name its key, and names that only PostgreSQL can tell (write.py);
+# - tables with triggers or defaults of others' making, which may write to any row; and those of which a foreign key
+#   leads
+#   from rows to others of them.
+#
+# Tables that foreign keys or a scope join, over others too, are one group: of a group, lines of one table wait for
+# those of another. The tables of a scope's template count as one table.
+
+
+@dataclass(slots=True)
+class Place:
+    """Lines of one group wait for each other, unless they are of one unit and name two rows of it."""
+
+    group: Hashable
+    unit: Hashable
+    """A table, or the tables that share a scope's template."""
+    row: Hashable | None
+    """A row of the table, or a scope of the template; None: any of them."""
+
+
+_UNKNOWN: Final = Place(None, None, None)
+"""Of all tables that the picture does not have. They are refused, or there since a moment, maybe by two names."""
+
+
+def units_of(catalog: Catalog) -> AbstractSet[Hashable]:
+    """List the units of a picture: in another one, rows of the same unit are named alike."""
+    return {_unit_of(table) for table in catalog.tables.values() if table.fence}
+
+
+def place_of(catalog: Catalog, write: Write) -> Place:
+    """Find the place of a write."""
+    table = catalog.find(write.table)
+    if not isinstance(table, ProtectedTable):
+        return _UNKNOWN
+    row: Hashable | None = None
+    if isinstance(write.target, OneRow):
+        row = _row_of_key(table, write.target.key)
+    elif write.single:
+        given = {name: write.body.values.get(name) for name in write.body.columns}
+        row = _row_of_values(table, given)
+    return _place(catalog, table, row)
+
+
+def place_of_claim(catalog: Catalog, resource: Resource) -> Place:
+    """Find the place of a claim."""
+    table = catalog.find_or_scope(resource.table)
+    if not isinstance(table, ProtectedTable):
+        return _UNKNOWN
+    row = _named(table, resource.key) if resource.table == table.fence.prefix else _row_of_key(table, resource.key)
+    return _place(catalog, table, row)
+
+
+def _place(catalog: Catalog, table: ProtectedTable, row: Hashable | None) -> Place:
+    unit = _unit_of(table)
+    of_unit: tuple[Table, ...] = catalog.scopes[unit] if isinstance(unit, str) else (table,)
+    if row is not None:
+        oids = tuple(each.oid for each in of_unit)
+        row = None if any(each.kept(_goes_alone, oids) for each in of_unit) else row
+    return Place(catalog.related[table.oid], unit, row)
+
+
+def _unit_of(table: Table) -> int | str:
+    """Give the table's oid, or the prefix of its scope's template."""
+    scope = table.fence.scope if table.fence is not None else None
+    return table.oid if scope is None else scope.prefix
+
+
+def _naming(table: ProtectedTable) -> tuple[str, ...]:
+    """List the columns whose values name what the table's marks judge."""
+    return table.key if table.fence.scope is None else table.fence.scope.columns
+
+
+def _goes_alone(table: Table, of_unit: tuple[int, ...]) -> bool:
+    """Whether a line to a table has its unit to itself, the tables of these oids."""
+    within = not table.refers.isdisjoint(of_unit)
+    return within or not table.shares_transactions or (table.fence is not None and table.fence.deletes_own_rows)
+
+
+def _row_of_key(table: ProtectedTable, key: Key) -> Hashable | None:
+    columns = _naming(table)
+    if len(key) != len(table.key) or needs_fitting(table, key) or not set(columns) <= set(table.key):
+        return None
+    return _named(table, tuple(key[table.key.index(column)] for column in columns))
+
+
+def _row_of_values(table: ProtectedTable, given: Mapping[str, object]) -> Hashable | None:
+    """Find the row, or the scope, that a body names."""
+    values = [given.get(column) for column in _naming(table)]
+    if not values or not all(is_spelled_so(value) for value in values):
+        return None
+    return _named(table, tuple(str(value) for value in values))
+
+
+def _named(table: ProtectedTable, values: Key) -> Hashable | None:
+    """Find the row, or the scope, that these values name; none where they may be stored as others."""
+    columns = _naming(table)
+    if len(values) != len(columns) or not is_canonical(table, values, columns):
+        return None
+    too_long = (
+        most is not None and len(value) > most
+        for most, value in zip((table.columns[name].max_length for name in columns), values, strict=True)
+    )
+    return None if any(too_long) else values
