@@ -14,9 +14,18 @@ from fencepost.server.election import Election
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway.elections import elections, observe, watch_election
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import Granted, inspect, locks, mint, release, renew
+from fencepost.server.gateway.leases import (
+    Granted,
+    elections,
+    inspect,
+    locks,
+    mint,
+    observe,
+    release,
+    renew,
+    watch_election,
+)
 from fencepost.server.postgres.leases import Lease, LeaseId
 from fencepost.testing.servers.processes import PATIENCE
 

@@ -22,8 +22,8 @@ from fencepost.server import wire
 from fencepost.server.election import PREFIX, Election, Leader, Subscription
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.token import BUILTIN
-from fencepost.server.gateway.elections import elections, observe, watch_election
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.leases import elections, observe, watch_election
 from fencepost.server.http.answers import json_response
 from fencepost.server.http.edge import HEAD, caller_of
 from fencepost.server.http.guard import leaving, unless
