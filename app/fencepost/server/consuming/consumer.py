@@ -1,6 +1,4 @@
-"""A consumer of a queue: one session after the other (consumer.py), and once a second it notes how far it got. Now
-and then it asks the log, too, what that has committed: records of such messages may be forgotten.
-"""
+"""A consumer of a queue: it takes messages, keeps each resource's in order, has them decided, and says what is done."""
 
 import asyncio
 from collections import deque
@@ -495,6 +493,10 @@ class Session:
                 await self._finisher.say()
         finally:
             await self.consumer.close()
+
+
+# A consumer of a queue: one session after the other (consumer.py), and once a second it notes how far it got. Now
+# and then it asks the log, too, what that has committed: records of such messages may be forgotten.
 
 
 _OF_BEFORE: Final = "what a former process of this member has noted"

@@ -1,8 +1,4 @@
-"""The dead letters of a topic: `<topic>.dead`, compacted, the id of a write its key.
-
-A record without a value removes the letter of its key. The topic is made, with as many replicas as the log has, when
-the first letter is put. What a letter consists of is in kafka_settings.py.
-"""
+"""Kafka's cluster as the gateway asks it: topics, groups, what is appended; and the topic of dead letters."""
 
 import asyncio
 import functools
@@ -482,6 +478,12 @@ def _partition_of(letter_id: str) -> int:
         return parse_write_id(letter_id).position.partition
     except MalformedWriteIdError:
         return -1
+
+
+# The dead letters of a topic: `<topic>.dead`, compacted, the id of a write its key.
+#
+# A record without a value removes the letter of its key. The topic is made, with as many replicas as the log has, when
+# the first letter is put. What a letter consists of is in kafka_settings.py.
 
 
 Result = TypeVar("Result")

@@ -1,10 +1,4 @@
-"""Finds partitions that no member of the group has, so that the group is made to give out all of them anew.
-
-With cooperative rebalances (KIP-429) a partition changes its member in two assignments: the first takes it from the
-one, the second, for which the one that gave it up joins again, gives it to the other. A member that dies between the
-two and comes back under its static name (KIP-345) gets its part of the first, and there is no second: the partition has
-no member, and nothing is taken from it until another member joins or leaves. So each member looks at the group.
-"""
+"""How far a member's partitions are decided, what it has of each, and partitions that nobody has."""
 
 import re
 import struct
@@ -335,6 +329,14 @@ def _epoch(position: TopicPartition) -> int:
     """Give the leader epoch of a committed position; -1 where it has none."""
     epoch: int | None = position.leader_epoch
     return -1 if epoch is None else epoch
+
+
+# Finds partitions that no member of the group has, so that the group is made to give out all of them anew.
+#
+# With cooperative rebalances (KIP-429) a partition changes its member in two assignments: the first takes it from the
+# one, the second, for which the one that gave it up joins again, gives it to the other. A member that dies between the
+# two and comes back under its static name (KIP-345) gets its part of the first, and there is no second: the partition
+# has no member, and nothing is taken from it until another member joins or leaves. So each member looks at the group.
 
 
 _LOOKS_EVERY_S: Final = 5.0

@@ -1,6 +1,4 @@
-"""Finds when the first message that is not decided was appended. Kafka tells the time of a message only with the
-message, so each is read, once for as long as it is the first of its partition.
-"""
+"""A topic's URL and settings, errors of librdkafka, and what messages of Kafka are labelled with."""
 
 import asyncio
 import logging
@@ -600,6 +598,10 @@ def letter_from(record: KafkaMessage) -> DeadLetter:
 def _cut(text: str, most: int) -> str:
     """Cut a text to so many bytes of UTF-8."""
     return text.encode(errors="replace")[:most].decode(errors="ignore")
+
+
+# Finds when the first message that is not decided was appended. Kafka tells the time of a message only with the
+# message, so each is read, once for as long as it is the first of its partition.
 
 
 _Read = dict[int, Written | None]

@@ -1,4 +1,4 @@
-"""A queue in Redis: appending, and what it is now. Taking is in redis.py, what is in the server in redis_server.py."""
+"""A queue in Redis: appending, taking, dead letters, and what the queue is now. In the server: redis_server.py."""
 
 import asyncio
 import base64
@@ -428,6 +428,9 @@ class RedisConsumer:
         self._giving_up -= gone
         if gone and lost:
             self._lost(gone)
+
+
+# A queue in Redis: appending, and what it is now. Taking is in redis.py, what is in the server in redis_server.py.
 
 
 _LOOKS = 3

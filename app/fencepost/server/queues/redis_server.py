@@ -1,4 +1,4 @@
-"""What in a Redis server's settings loses messages or repeats their offsets: for `fencepost doctor`."""
+"""The Redis of a queue: its URL, its keys, its scripts, the connection, and what its settings lose."""
 
 import asyncio
 import hashlib
@@ -641,6 +641,9 @@ class Layouts:
         if version < (_LEAST_VERSION_FSYNC if fsync else _LEAST_VERSION):
             least = "fsync=1 needs 7.2 or newer (WAITAOF)" if fsync else "queues need 7.0 or newer (XADD 0-*)"
             raise LogUnavailableError(f"{self._server.name} is Redis {found[1].decode()}: {least}")
+
+
+# What in a Redis server's settings loses messages or repeats their offsets: for `fencepost doctor`.
 
 
 _SETTINGS: Final = ("appendonly", "appendfsync", "min-replicas-to-write")

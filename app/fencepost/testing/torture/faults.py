@@ -1,4 +1,4 @@
-"""The kinds of faults, by name: how long each lasts, and what a run must have for it."""
+"""Faults of a run: their kinds by name, when each comes by the seed, and what they interrupt."""
 
 import random
 import signal
@@ -10,6 +10,9 @@ from types import FrameType
 from typing import Final, Literal
 
 from fencepost.testing.torture.assignment import BadInputError
+
+# The kinds of faults, by name: how long each lasts, and what a run must have for it.
+
 
 Need = Literal["holders", "gateways", "postgres", "standby", "database", "builtin", "lock-service", "sessions"]
 """What a fault is done to. holders: our processes, which every run has. gateways: processes that we started, and links

@@ -1,4 +1,4 @@
-"""What an actor does to locks. It does not stop when its lease is over: that is what fences are for."""
+"""Holders: what an actor of a run sends, to the gateway or to the database, and under which lock."""
 
 import asyncio
 import os
@@ -371,6 +371,9 @@ _BACK_OFF: Final = 0.1
 """Seconds before the next request, after one that no gateway could take."""
 _AVOIDED_FOR: Final = 0.5  # seconds
 _BUSY: Final = 503
+# What an actor does to locks. It does not stop when its lease is over: that is what fences are for.
+
+
 _MISSING: Final = 404
 
 

@@ -1,4 +1,4 @@
-"""What the actors of a run do, one module a workload."""
+"""What the actors of a run do: one class a workload."""
 
 import asyncio
 import contextlib

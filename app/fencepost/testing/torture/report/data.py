@@ -1,4 +1,4 @@
-"""From when to when a process held a lock or a resource, as far as its operations show it."""
+"""What a report shows of a history: which operations and timelines are chosen, all counted, and who held what."""
 
 import re
 from bisect import bisect_right
@@ -600,6 +600,9 @@ def _shared(lifetimes: dict[str, tuple[int, int]]) -> dict[str, TimelineRow]:
         row.processes.append(process)
         assigned[process] = row
     return assigned
+
+
+# From when to when a process held a lock or a resource, as far as its operations show it.
 
 
 @dataclass(slots=True)

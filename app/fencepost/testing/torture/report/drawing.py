@@ -1,4 +1,4 @@
-"""The overview as SVG: each row has three lines, of accepted, refused and unknown operations, darker where more are."""
+"""A report's pictures as SVG: where everything is, timelines, and the overview of all operations."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -641,6 +641,9 @@ def arrow_path(start: tuple[float, float], end: tuple[float, float], unit: float
     x1, x2 = x1 + HALO * unit, x2 - (HALO + 7) * unit
     bend = max(60 * unit, (x2 - x1) / 2)
     return f"M{x1:.1f} {y1:.0f}C{x1 + bend:.1f} {y1:.0f} {x2 - bend:.1f} {y2:.0f} {x2:.1f} {y2:.0f}"
+
+
+# The overview as SVG: each row has three lines, of accepted, refused and unknown operations, darker where more are.
 
 
 CELL: Final = 4
