@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.testing.checker import Verdict
-from fencepost.testing.history import End, Event, Fault, Invoke, read
+from fencepost.testing.history import End, Event, FaultEvent, Invoke, read
 from fencepost.testing.torture import BadInputError, Config, RunFailedError, run
 from fencepost.testing.torture.config import HISTORY, SOURCES
 from fencepost.testing.torture.workloads import WORKLOADS
@@ -137,7 +137,7 @@ def is_as_promised(row: dict[str, Any]) -> bool:
 
 def _counting(events: Iterable[Event], kinds: Counter[str]) -> Iterator[Event]:
     for event in events:
-        if isinstance(event, Fault):
+        if isinstance(event, FaultEvent):
             kinds[event.kind] += 1
         yield event
 

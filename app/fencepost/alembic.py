@@ -28,7 +28,14 @@ from sqlalchemy.exc import DBAPIError
 from fencepost.server.ops import schema as versions
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.ddl import MISMATCH, TOO_HIGH
-from fencepost.server.ops.protect import LOCK_TIMEOUT_MS, PAUSE, Asked, ProtectPlan, plan_protect, plan_unprotect
+from fencepost.server.ops.protect import (
+    LOCK_TIMEOUT_MS,
+    PAUSE,
+    ProtectOptions,
+    ProtectPlan,
+    plan_protect,
+    plan_unprotect,
+)
 from fencepost.server.ops.schema import SCHEMA
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN
@@ -55,7 +62,9 @@ class Operations(Protocol):
         """Return the migration's connection."""
 
 
-def protect(op: Operations, table: str, *, validate: bool = True, wait: float = 30.0, **asked: Unpack[Asked]) -> None:
+def protect(
+    op: Operations, table: str, *, validate: bool = True, wait: float = 30.0, **asked: Unpack[ProtectOptions]
+) -> None:
     """Protect a table as `fencepost protect` does, or change how it is protected. Can be repeated.
 
     table: as the catalog spells it, with or without schema.

@@ -16,7 +16,7 @@ from tests.support.demo_gateway import DemoGateway, demo_gateway
 from tests.support.ready_made import ReadyMade
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from fencepost.server.http.guard import Bounds
+from fencepost.server.http.guard import ConnectionBounds
 from fencepost.server.ops.protect import protect
 from fencepost.server.serving.guarded import GuardedProtocol
 from fencepost.server.settings import Settings
@@ -24,7 +24,7 @@ from fencepost.server.times import EdgeTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 T = TypeVar("T")
-HEAD_BYTES = Bounds().head_bytes
+HEAD_BYTES = ConnectionBounds().head_bytes
 HOST = b"Host: localhost\r\n"
 PATCH = b"PATCH /v1/data/orders/order-123 HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\n" + HOST + b"\r\n"

@@ -19,7 +19,7 @@ from tests.support.consuming import Queue, consumed, opened, write
 from tests.support.interleave import Connect
 from tests.support.queued import queueing
 
-from fencepost.server.consuming.applying import Applier, Later, Standing
+from fencepost.server.consuming.applying import Applier, Later, QueueNow
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.gateway.gathered import STATE_HEADER, of_caller
@@ -298,7 +298,7 @@ async def test_a_consumer_without_keys_leaves_the_message_to_one_that_has_them(s
     assert waiting is not None
     stage.queue.gateway.seals.keys = None
     applier = Applier(stage.queue.gateway, DEFAULT, 10_000)
-    result = await applier.apply(waiting[0], Standing(1, 8), MessageName(str(write_id), b""))
+    result = await applier.apply(waiting[0], QueueNow(1, 8), MessageName(str(write_id), b""))
     assert isinstance(result, Later)
     assert result.by_others
     assert "FENCEPOST_SEAL_KEYS_FILE" in result.reason

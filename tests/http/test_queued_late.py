@@ -9,7 +9,7 @@ from tests.http.test_queued_role_gone import decider
 from tests.support.acting import LOGIN, WEB
 from tests.support.commands import command
 
-from fencepost.server.consuming.applying import DatabaseLedger, Standing
+from fencepost.server.consuming.applying import DatabaseLedger, QueueNow
 from fencepost.server.consuming.deciding import Settled
 from fencepost.server.postgres import sources
 from fencepost.server.queues.log import Position, Received, partition_of
@@ -49,7 +49,7 @@ async def test_a_message_that_a_paused_consumer_had_taken_is_no_dead_letter(stag
     (taken,) = await queue.log.waiting(Position(partition_of(message.key, 8), 0)) or ()
     await stage.consume()
     assert await pruned(stage) == 1
-    settled = await decider(stage).decide(taken, Standing(await ledger.generation(), 8))
+    settled = await decider(stage).decide(taken, QueueNow(await ledger.generation(), 8))
     assert (settled, await queue.log.dead.list(9)) == (Settled("applied", before=True), [])
 
 
@@ -59,7 +59,7 @@ async def test_a_retry_of_which_nothing_was_done_does_not_take_the_writes_effect
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
     dead, message = stage.queue.log.dead, signed(stage, "stamps/s", "PATCH", {"n": 7})
     elsewhere = Position((partition_of(message.key, 8) + 1) % 8, 5)
-    await decider(stage).decide(Received(elsewhere, message, 0.0), Standing(1, 8))
+    await decider(stage).decide(Received(elsewhere, message, 0.0), QueueNow(1, 8))
     (copy,) = await dead.list(9)
     await dead.put(replace(copy, id=f"{DEFAULT}.7.9.{'0' * 16}"))  # made up
     await stage.queue.append(message)

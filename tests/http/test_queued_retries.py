@@ -10,7 +10,7 @@ from tests.support.acting import OTHER, WEB, caller
 from tests.support.commands import command
 from tests.support.consuming import write
 
-from fencepost.server.consuming.applying import DatabaseLedger, Standing
+from fencepost.server.consuming.applying import DatabaseLedger, QueueNow
 from fencepost.server.queues.log import DeadLetter, Message, Position, Received, partition_of
 from fencepost.server.queues.message import sign
 from fencepost.server.queues.registry import DEFAULT
@@ -85,7 +85,7 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
     message = signed(stage, "stamps/s", "PATCH", {"n": 7}, role=OTHER)
     elsewhere = Position((partition_of(message.key, 8) + 1) % 8, 5)
-    await decider(stage).decide(Received(elsewhere, message, 0.0), Standing(1, 8))
+    await decider(stage).decide(Received(elsewhere, message, 0.0), QueueNow(1, 8))
     await stage.queue.append(message)
     if first == "the write":
         await stage.consume()
@@ -96,5 +96,5 @@ async def test_a_copy_in_another_partition_that_is_retried_and_the_write_are_one
     assert await stage.queue.states() == {"failed": 1, "applied": 1}
     if first == "the copy":
         again = Received(elsewhere, message, stage.queue.gateway.seals.now())
-        await decider(stage).decide(again, Standing(1, 8))
+        await decider(stage).decide(again, QueueNow(1, 8))
         assert await stage.queue.log.dead.list(9) == [], "it comes again, and was retried"

@@ -4,7 +4,7 @@ from tests.http.test_queued_as_role import Stage, stage
 from tests.support.acting import LOGIN, OTHER, caller
 from tests.support.consuming import write
 
-from fencepost.server.consuming.applying import Applier, DatabaseLedger, Standing
+from fencepost.server.consuming.applying import Applier, DatabaseLedger, QueueNow
 from fencepost.server.consuming.deciding import Decider, Settled
 from fencepost.server.ops.protect import protect
 from fencepost.server.queues.log import Position, Received, partition_of
@@ -35,7 +35,7 @@ async def test_a_role_that_is_gone_is_a_dead_letter_where_the_key_is_a_date(stag
         write("days/2026-01-01", "PATCH", {"n": 1}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now()
     )
     received = Received(Position(partition_of(message.key, 8), 0), message, stage.queue.gateway.seals.now())
-    settled = await decider(stage).decide(received, Standing(1, 8))
+    settled = await decider(stage).decide(received, QueueNow(1, 8))
     assert isinstance(settled, Settled), settled
     assert settled.reason.startswith("FP043"), settled
 
@@ -46,7 +46,7 @@ async def test_a_copy_in_another_partition_does_not_take_the_writes_effect(stage
     assert keys is not None
     message = sign(write("stamps/s", body={"n": 7}), DEFAULT, keys, caller(OTHER), stage.queue.gateway.seals.now())
     meant, now = partition_of(message.key, 8), stage.queue.gateway.seals.now()
-    copied = await decider(stage).decide(Received(Position((meant + 1) % 8, 5), message, now), Standing(1, 8))
+    copied = await decider(stage).decide(Received(Position((meant + 1) % 8, 5), message, now), QueueNow(1, 8))
     assert isinstance(copied, Settled)
     assert copied.state == "failed"
     await stage.queue.append(message)

@@ -14,7 +14,7 @@ from tests.support.use_cases import open_gateway
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases import mint, release, renew
 from fencepost.server.locks.source_leases import SourceLocks
-from fencepost.server.postgres.leases import Lease, LeaseId
+from fencepost.server.postgres.leases import LeaseId, LeaseRow
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 MADE_UP = LeaseId("other", 2**47 + 999)
@@ -54,6 +54,6 @@ async def test_who_asks_about_very_many_leases_leaves_a_connection_to_others(
             asked = [asked_by("ann", attack(gateway, anns.lease_id)) for _ in range(12)]
             await eventually(waiting, what="requests that wait in PostgreSQL")
             renewed = await asyncio.wait_for(asked_by("bob", renew(gateway, bobs.lease_id, BOBS, None)), PATIENCE)
-            assert isinstance(renewed, Lease)
+            assert isinstance(renewed, LeaseRow)
             assert not any(each.done() for each in asked)
         await asyncio.gather(*asked)

@@ -16,7 +16,7 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import owner, racer
 
 from fencepost.server.postgres import leases
-from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, hash_secret
+from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, hash_secret
 from fencepost.testing.servers.processes import eventually
 
 T = TypeVar("T")
@@ -108,10 +108,10 @@ class LeaseRace:
         await self.observer.execute("UPDATE fencepost.waiters SET give_up_at = give_up_at + interval '1 day'")
         return got
 
-    async def renew(self, connection: Connection, lease_id: int | None, secret: str) -> Lease | None:
+    async def renew(self, connection: Connection, lease_id: int | None, secret: str) -> LeaseRow | None:
         return await leases.extend(connection, lease_id or 0, hash_secret(secret), ttl_ms=-1)
 
-    async def mint(self, connection: Connection, lease_id: int | None, secret: str, count: int = 1) -> Lease | None:
+    async def mint(self, connection: Connection, lease_id: int | None, secret: str, count: int = 1) -> LeaseRow | None:
         return await leases.extend(connection, lease_id or 0, hash_secret(secret), tokens=count)
 
     async def release(self, connection: Connection, lease_id: int | None, secret: str) -> bool:

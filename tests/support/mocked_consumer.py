@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from tests.support.queue_mock import Applying, MockLedger, MockLog, MockReports, message
 
-from fencepost.server.consuming.applying import Decided, Result, Standing
+from fencepost.server.consuming.applying import Decided, QueueNow, Result
 from fencepost.server.consuming.consumer import ConsumerLimits, QueueConsumer
 from fencepost.server.consuming.deciding import Decider
 from fencepost.server.queues.log import Received
@@ -14,7 +14,7 @@ from fencepost.server.times import TIMES, ConsumingTimes
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
-def applied(_received: Received, _standing: Standing) -> Result:
+def applied(_received: Received, _standing: QueueNow) -> Result:
     return Decided("applied")
 
 
@@ -22,7 +22,7 @@ class MockedConsumer:
     """A consumer with all its mocks."""
 
     def __init__(
-        self, come_to: Callable[[Received, Standing], Result] = applied, limits: ConsumerLimits | None = None,
+        self, come_to: Callable[[Received, QueueNow], Result] = applied, limits: ConsumerLimits | None = None,
         times: ConsumingTimes = TIMES.consuming,
     ) -> None:  # fmt: skip
         self.log, self.ledger, self.reports = MockLog(), MockLedger(), MockReports()

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from fencepost.server.consuming.applying import Checked, Kept, Result, Standing
+from fencepost.server.consuming.applying import Checked, Kept, QueueNow, Result
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.queues import PartitionProgress
 from fencepost.server.queues.log import DeadLetter, LogError, LogState, Message, Position, Received, partition_of
@@ -254,14 +254,14 @@ class MockReports:
 class Applying:
     """Applies messages by what the test says; keeps what it was asked for, in order."""
 
-    def __init__(self, come_to: Callable[[Received, Standing], Result]) -> None:
+    def __init__(self, come_to: Callable[[Received, QueueNow], Result]) -> None:
         self.come_to = come_to
         self.begun: list[int] = []
         self.ended: list[int] = []
         self.held: dict[bytes, asyncio.Event] = {}
         """Messages of these keys wait for their event."""
 
-    async def __call__(self, received: Received, standing: Standing, name: MessageName) -> Result:
+    async def __call__(self, received: Received, standing: QueueNow, name: MessageName) -> Result:
         del name
         self.begun.append(received.position.offset)
         await asyncio.sleep(0)

@@ -4,7 +4,7 @@ from typing import Any
 
 from fencepost.testing.checker import Verdict, check
 from fencepost.testing.checker.store import MODELS, Model
-from fencepost.testing.history import End, Event, Fault, History, Invoke, Op
+from fencepost.testing.history import End, Event, FaultEvent, History, Invoke, Op
 
 SECOND = 10**9
 
@@ -25,7 +25,7 @@ class Story:
             self.events.append(End(int(until * SECOND), identity, **{"event": "ok", **answer}))
 
     def killed(self, process: str, at: float) -> None:
-        self.events.append(Fault(int(at * SECOND), len(self.events) + 1, "killed", process))
+        self.events.append(FaultEvent(int(at * SECOND), len(self.events) + 1, "killed", process))
 
     @property
     def history(self) -> History:

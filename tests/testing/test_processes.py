@@ -12,7 +12,7 @@ import pytest
 from fencepost.testing import paused
 from fencepost.testing.servers.processes import (
     PATIENCE,
-    Known,
+    KnownProcess,
     alive,
     continue_all,
     descendants,
@@ -118,7 +118,7 @@ def test_all_below_a_process_are_killed(family: tuple[subprocess.Popen[str], int
 
 def test_a_pid_that_was_given_to_another_process_gets_no_signal(family: tuple[subprocess.Popen[str], int]) -> None:
     parent, _ = family
-    Known(parent.pid, started=1).signal(signal.SIGKILL)
+    KnownProcess(parent.pid, started=1).signal(signal.SIGKILL)
     assert alive(parent.pid)
 
 

@@ -11,7 +11,7 @@ from tests.torture.conftest import assert_ended_well
 from fencepost.cli.main import main
 from fencepost.testing.servers.gateway import GatewayServer
 from fencepost.testing.servers.postgres import Databases
-from fencepost.testing.torture.holders import Database
+from fencepost.testing.torture.holders import HolderDatabase
 
 LEASE = """
 INSERT INTO fencepost.leases
@@ -39,7 +39,7 @@ def another_database(databases: Databases) -> Iterator[str]:
 async def test_a_holder_ends_leases_of_its_own_run_only(lock: str, over: bool, database: str) -> None:
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(LEASE, (lock,))
-        ours = Database(database, "torture_1")
+        ours = HolderDatabase(database, "torture_1")
         await ours.expire("7")
         await ours.close()
         assert connection.execute(IS_OVER).fetchone() == (over,)

@@ -16,7 +16,7 @@ from fencepost.testing.history import End, History, Invoke, Recorder
 from fencepost.testing.servers.processes import PATIENCE
 from fencepost.testing.torture import workloads
 from fencepost.testing.torture.assignment import Assignment, Tally
-from fencepost.testing.torture.holders import Actor, Database, Lease
+from fencepost.testing.torture.holders import Actor, HeldLease, HolderDatabase
 from fencepost.testing.torture.merging import read_all
 from fencepost.testing.torture.workloads import WORKLOADS
 
@@ -32,7 +32,7 @@ class Steps:
     def __init__(self) -> None:
         self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
 
-    async def lapse(self, actor: Actor, _lease: Lease, _database: Database | None) -> bool:
+    async def lapse(self, actor: Actor, _lease: HeldLease, _database: HolderDatabase | None) -> bool:
         """Stand in for a lapse by dice."""
         if actor.name == f"w0.{PAUSED}":
             self.has_read.set()
@@ -48,7 +48,7 @@ async def played(on: SourceStage, workload: str, tally: Path, monkeypatch: pytes
         *(1, 0, 2, stage.urls, workload, PREFIX, "", ""),
         source=on.stage.source, resources=1, ttl_ms=on.config.ttl_ms, database_url=stage.database_url,
     )  # fmt: skip
-    database = Database(stage.database_url or "", PREFIX)
+    database = HolderDatabase(stage.database_url or "", PREFIX)
     actors = [Actor(number, made, recorder, Tally.create(tally)) for number in (PAUSED, NEXT)]
     paused, following = (chosen.play(actor, database) for actor in actors)
     try:

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from fencepost.server.gateway.write import Place, is_spelled_so, place_of
+from fencepost.server.gateway.write import ConflictKey, is_spelled_so, place_of
 from fencepost.server.http.batch import MOST_BYTES, Behind, Order, Turn, Window
 
-ORDER_1, ORDER_2, ORDERS = (Place("orders", "orders", row) for row in ("1", "2", None))
-ITEM, ITEMS = Place("orders", "items", "1"), Place("orders", "items", None)
+ORDER_1, ORDER_2, ORDERS = (ConflictKey("orders", "orders", row) for row in ("1", "2", None))
+ITEM, ITEMS = ConflictKey("orders", "items", "1"), ConflictKey("orders", "items", None)
 
 
 async def begun(turns: dict[str, Turn]) -> str:
@@ -29,7 +29,11 @@ async def begun(turns: dict[str, Turn]) -> str:
 
 async def test_lines_under_one_key_wait_for_each_other_whatever_they_concern() -> None:
     order = Order()
-    lines = ((Place("a", "a", "1"), "key"), (Place("b", "b", "1"), "key"), (Place("c", "c", "1"), "other"))
+    lines = (
+        (ConflictKey("a", "a", "1"), "key"),
+        (ConflictKey("b", "b", "1"), "key"),
+        (ConflictKey("c", "c", "1"), "other"),
+    )
     turns = {str(number): order.enter(number, *line) for number, line in enumerate(lines)}
     assert await begun(turns) == "02"
     turns["0"].decided(again=False)
@@ -61,7 +65,7 @@ def test_whose_text_python_does_not_know_is_asked_of_postgresql(text: str, spell
     ],
 )
 async def test_what_an_earlier_line_concerns_that_is_to_be_sent_again_is_not_done(
-    failed: Place, later: Place, behind: bool
+    failed: ConflictKey, later: ConflictKey, behind: bool
 ) -> None:
     order = Order()
     first, second = order.enter(1, failed, None), order.enter(2, later, None)

@@ -15,7 +15,7 @@ from starlette.types import Message
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.gateway.gateway import Batches
-from fencepost.server.gateway.write import Place
+from fencepost.server.gateway.write import ConflictKey
 from fencepost.server.http import batch as running
 from fencepost.server.http import batch_lines
 from fencepost.server.http.batch import Batch, Window, atomic_answer
@@ -228,7 +228,7 @@ async def test_a_batch_that_is_read_no_more_says_how_far_it_came(why: str) -> No
 
 async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those that wait for it: they are not done before it."""
-    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: ConflictKey("tables", "table", resource.key))
     monkeypatch.setattr(batch_lines, "claim_answer", lambda *_: 1 / 0)
     lines = b"".join(b'{"claim": "a/%b", "token": 1}\n' % row for row in (b"b", b"b", b"c"))
     client = Client(lines, most=1)
@@ -247,7 +247,7 @@ async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monke
 
 
 async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: ConflictKey("tables", "table", resource.key))
     monkeypatch.setattr(batch_lines, "claim_answer", lambda *_: 1 / 0)
     monkeypatch.setattr(running, "MOST_AGAIN", 5)
     client = Client(b"".join(b'{"claim": "a/%d", "token": 1}\n' % row for row in range(100)), most=1)
@@ -263,7 +263,7 @@ async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytes
 async def test_a_batch_goes_on_over_a_new_picture_unless_a_table_of_lines_to_be_sent_again_is_another(
     monkeypatch: pytest.MonkeyPatch, units: set[str]
 ) -> None:
-    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: Place("tables", "table", resource.key))
+    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: ConflictKey("tables", "table", resource.key))
     monkeypatch.setattr(running, "units_of", lambda _: units)
     client, catalog = (
         Client(b'{"claim": "a/b", "token": 1}\n', most=2),

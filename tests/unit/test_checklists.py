@@ -20,7 +20,7 @@ from fencepost.cli.main import COMMANDS, main
 from fencepost.cli.protect import protect as command
 from fencepost.server.locks.source import KINDS, SourceContext, kind_of, make
 from fencepost.server.ops import checks, ddl
-from fencepost.server.ops.protect import Asked, plan_protect
+from fencepost.server.ops.protect import ProtectOptions, plan_protect
 from fencepost.server.postgres.catalog_cache import PROTECTED
 from fencepost.server.settings import Settings
 
@@ -93,9 +93,9 @@ def test_a_setting_is_read_somewhere() -> None:
 
 def test_what_a_table_can_be_protected_with_is_an_option_and_an_argument() -> None:
     pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md"))
-    assert inspect.signature(alembic.protect).parameters["asked"].annotation == Unpack[Asked]
+    assert inspect.signature(alembic.protect).parameters["asked"].annotation == Unpack[ProtectOptions]
     for name in [*inspect.signature(plan_protect).parameters][2:]:
-        assert name in Asked.__annotations__, f"protect() and alembic.protect() have no argument {name}"
+        assert name in ProtectOptions.__annotations__, f"protect() and alembic.protect() have no argument {name}"
         option = next((parameter for parameter in command.params if parameter.name == name), None)
         assert option is not None, f"cli/protect.py: the command has no option whose parameter is called {name}"
         assert f"`{name}`" in (ROOT / "docs" / "alembic.md").read_text("utf-8"), f"docs/alembic.md has no `{name}`"

@@ -11,7 +11,7 @@ from tests.support.manual_clock import Due, ManualClock
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.http.edge import Edge, read_sites
-from fencepost.server.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, Bounds, Guard
+from fencepost.server.http.guard import KEPT_ANSWERS, MOST_ENDING, Arrival, ConnectionBounds, Guard
 from fencepost.server.settings import Settings
 from fencepost.server.times import EdgeTimes
 
@@ -142,7 +142,7 @@ class Connection:
 
 
 def opened(*connections: Connection) -> tuple[Guard, Any]:
-    guard, loop = Guard(Bounds(), lambda _: None, TIMES), Loop()
+    guard, loop = Guard(ConnectionBounds(), lambda _: None, TIMES), Loop()
     as_loop: Any = loop
     for each in connections:
         assert guard.opened(each, "peer", as_loop) is None
@@ -208,7 +208,7 @@ async def test_who_does_not_read_the_answer_is_cut_off_and_who_does_is_not() -> 
     ],
 )
 async def test_who_keeps_the_most_gives_way(kept: str, cut: str) -> None:
-    guard, each_kept = Guard(Bounds(kept=800), lambda _: None, TIMES), kept.split()
+    guard, each_kept = Guard(ConnectionBounds(kept=800), lambda _: None, TIMES), kept.split()
     connections = [Connection(unsent=int(each[1:]), caller=each[0]) for each in each_kept]
     for each in connections:
         guard.keeps(each, "peer")
@@ -216,7 +216,7 @@ async def test_who_keeps_the_most_gives_way(kept: str, cut: str) -> None:
 
 
 async def test_of_a_caller_the_slowest_gives_way() -> None:
-    guard = Guard(Bounds(kept=800), lambda _: None, TIMES)
+    guard = Guard(ConnectionBounds(kept=800), lambda _: None, TIMES)
     slow, fast, new = [Connection(unsent=each) for each in (250, 250, 300)]
     for each in (slow, fast):
         guard.keeps(each, "peer")
@@ -230,7 +230,7 @@ def test_the_bounds_are_those_of_the_settings() -> None:
     names = ["connections", "connections_per_address", "head_bytes"]
     of_settings = [f"max_{name}" for name in names] + ["head_timeout", "body_timeout", "least_rate"]
     of_fields = [Settings.model_fields[name].default for name in (*of_settings, "max_answer_bytes")]
-    assert [*of_fields[:-1], KEPT_ANSWERS * of_fields[-1]] == [*astuple(Bounds())]
+    assert [*of_fields[:-1], KEPT_ANSWERS * of_fields[-1]] == [*astuple(ConnectionBounds())]
 
 
 async def test_refused_connections_that_linger_are_bounded() -> None:

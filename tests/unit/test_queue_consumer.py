@@ -6,8 +6,8 @@ import pytest
 from tests.support.mocked_consumer import MockedConsumer, running, until
 from tests.support.queue_mock import message
 
-from fencepost.server.consuming.applying import Decided, Later, Result, Standing
-from fencepost.server.consuming.consumer import ConsumerLimits, Lanes
+from fencepost.server.consuming.applying import Decided, Later, QueueNow, Result
+from fencepost.server.consuming.consumer import ConsumerLimits, KeyQueues
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError, Position, Received
 from fencepost.server.times import ConsumingTimes
@@ -76,7 +76,7 @@ async def test_a_generation_that_was_raised_has_all_taken_anew() -> None:
     """What is in hand may be of the log before: its offsets make no tokens of the new generation."""
     seen: list[tuple[int, int]] = []
 
-    def come_to(received: Received, standing: Standing) -> Result:
+    def come_to(received: Received, standing: QueueNow) -> Result:
         seen.append((received.position.offset, standing.generation))
         return Decided("applied")
 
@@ -96,7 +96,7 @@ async def test_a_generation_that_was_raised_has_all_taken_anew() -> None:
 async def test_an_outage_pauses_all_and_is_over_by_itself_and_the_member_stays_one() -> None:
     away = True
 
-    def come_to(_received: Received, _standing: Standing) -> Result:
+    def come_to(_received: Received, _standing: QueueNow) -> Result:
         return Later("the database is away", everything=True) if away else Decided("applied")
 
     mocked = MockedConsumer(come_to, times=ConsumingTimes(alive_every=0.01))
@@ -126,7 +126,7 @@ async def test_a_pause_that_a_former_process_of_the_member_has_noted_is_over() -
 async def test_what_one_message_waits_for_keeps_no_other_waiting() -> None:
     tries = 0
 
-    def come_to(received: Received, _standing: Standing) -> Result:
+    def come_to(received: Received, _standing: QueueNow) -> Result:
         nonlocal tries
         if received.message.key == b"t/a" and tries < 3:
             tries += 1
@@ -192,7 +192,7 @@ async def test_what_a_key_has_in_another_partition_than_the_lost_one_goes_on() -
         begun.append(received.position)
         await go_on.wait()
 
-    lanes = Lanes(decide)
+    lanes = KeyQueues(decide)
     here, astray, there = (
         Received(Position(partition, offset), message("t/a"), 1.0) for partition, offset in ((0, 1), (1, 1), (0, 2))
     )

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.support.mocked_consumer import MockedConsumer, running, until
 
-from fencepost.server.consuming.applying import Decided, Later, Result, Standing
+from fencepost.server.consuming.applying import Decided, Later, QueueNow, Result
 from fencepost.server.consuming.consumer import ConsumerLimits
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.queues.log import Received
@@ -52,7 +52,7 @@ async def test_the_end_comes_while_the_database_is_away() -> None:
 
 
 async def test_a_raise_while_a_message_is_written_ends_the_session_at_once() -> None:
-    def come_to(_received: Received, standing: Standing) -> Result:
+    def come_to(_received: Received, standing: QueueNow) -> Result:
         return Later("raised meanwhile", everything=True) if standing.generation == 1 else Decided("applied")
 
     mocked = MockedConsumer(come_to, ConsumerLimits(drain=3600.0))
@@ -103,7 +103,7 @@ async def test_a_session_that_ends_by_a_fault_leaves_its_place_to_the_next_one()
 
 
 async def test_a_consumer_that_can_never_decide_a_message_leaves_it_and_all_else_to_others_and_says_so() -> None:
-    def come_to(received: Received, _standing: Standing) -> Result:
+    def come_to(received: Received, _standing: QueueNow) -> Result:
         return Later("no keys", by_others=True) if received.message.key == b"t/b" else Decided("applied")
 
     mocked = MockedConsumer(come_to, times=ConsumingTimes(note_every=0.01))

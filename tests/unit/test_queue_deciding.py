@@ -11,8 +11,8 @@ from fencepost.server.consuming.applying import (
     Decided,
     Later,
     MarkReached,
+    QueueNow,
     Result,
-    Standing,
     kept,
     of_problem,
     reason_of,
@@ -28,7 +28,7 @@ from fencepost.server.queues.message import hash_of
 
 NONCE = "0123456789abcdef"
 ID = f"kafka:q.1.7.{NONCE}"
-STANDING = Standing(3, 2)
+STANDING = QueueNow(3, 2)
 FAILED = of_problem("failed", bad_request("there is no column x"))
 APPLIED = kept(Recorded(200, (), b"{}"), "applied")
 

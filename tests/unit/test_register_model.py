@@ -10,7 +10,7 @@ from tests.support.made_histories import REGISTER, right, wrong
 from tests.support.register_oracle import has_an_order
 
 from fencepost.testing.checker import NothingToCheckError, Verdict, check, register
-from fencepost.testing.checker.store import Call
+from fencepost.testing.checker.store import HistoryCall
 from fencepost.testing.history import NOT_READ, End, Event, History, Invoke, NotRead, Op, Outcome, Reason, Rule
 
 OPS: tuple[Op, ...] = ("write", "write", "delete", "claim", "read", "read")
@@ -115,7 +115,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     steps = itertools.count()
     look = vars(register)["_look"]
 
-    def counted(state: register.State, observers: dict[int, Call]) -> register.State:
+    def counted(state: register.State, observers: dict[int, HistoryCall]) -> register.State:
         next(steps)
         found: register.State = look(state, observers)
         return found

@@ -13,11 +13,20 @@ from pathlib import Path
 import pytest
 
 from fencepost.testing.checker import Verdict, check
-from fencepost.testing.history import End, Fault, Invoke, Recorder, read
+from fencepost.testing.history import End, FaultEvent, Invoke, Recorder, read
 from fencepost.testing.torture.assignment import BadInputError, Counts, Fenced, Kind, RunFailedError, Tally
 from fencepost.testing.torture.config import Config
 from fencepost.testing.torture.faults import choose
-from fencepost.testing.torture.holders import Answer, Exchange, Reason, Refused, Sender, Unknown, mark_read, outcome
+from fencepost.testing.torture.holders import (
+    HolderAnswer,
+    HolderExchange,
+    Reason,
+    Sender,
+    Unknown,
+    WasRefused,
+    mark_read,
+    outcome,
+)
 from fencepost.testing.torture.merging import Merged, Voided, merge, read_all, written
 from fencepost.testing.torture.running import judge, require_accepted, require_faults, require_shown, share_of
 from fencepost.testing.torture.stages import own_available
@@ -38,7 +47,7 @@ def test_parts_are_merged_in_the_order_of_time_with_ids_of_their_own(tmp_path: P
     events = list(whole)
     assert whole.header["seed"] == 1
     assert [event.time for event in events] == sorted(event.time for event in events)
-    assert len({event.id for event in events if isinstance(event, Invoke | Fault)}) == 3
+    assert len({event.id for event in events if isinstance(event, Invoke | FaultEvent)}) == 3
     process = {event.id: event.process for event in events if isinstance(event, Invoke)}
     assert [(process[event.id], event.event) for event in events if isinstance(event, End)] == [
         ("b", "ok"),
@@ -66,8 +75,8 @@ def test_a_run_in_which_nothing_was_accepted_is_no_run(tmp_path: Path) -> None:
         judge(tmp_path / "whole")
 
 
-def answered(status: int, **problem: object) -> Answer:
-    return Answer(status, {}, json.dumps(problem).encode() if problem else b"")
+def answered(status: int, **problem: object) -> HolderAnswer:
+    return HolderAnswer(status, {}, json.dumps(problem).encode() if problem else b"")
 
 
 @pytest.mark.parametrize("status", [200, 201, 204])
@@ -87,11 +96,11 @@ def test_success_is_what_happened(status: int) -> None:
     ],
 )
 def test_a_refusal_has_a_reason(status: int, code: str, reason: Reason) -> None:
-    assert outcome(answered(status, code=code)) == Refused(reason, code)
+    assert outcome(answered(status, code=code)) == WasRefused(reason, code)
 
 
 def test_a_503_that_may_be_repeated_did_nothing() -> None:
-    assert outcome(answered(503, code="FP010", retryable=True)) == Refused("other", "FP010")
+    assert outcome(answered(503, code="FP010", retryable=True)) == WasRefused("other", "FP010")
 
 
 @pytest.mark.parametrize(
@@ -99,17 +108,17 @@ def test_a_503_that_may_be_repeated_did_nothing() -> None:
     [
         answered(503, code="FP009", retryable=False),
         answered(500, code="FP023"),
-        Answer(504, {}, b"<html>a proxy's"),
+        HolderAnswer(504, {}, b"<html>a proxy's"),
         answered(409),
     ],
     ids=str,
 )
-def test_all_else_is_unknown(given: Answer) -> None:
+def test_all_else_is_unknown(given: HolderAnswer) -> None:
     assert isinstance(outcome(given), Unknown)
 
 
-def stale(mark: int) -> Answer:
-    return Answer(409, {}, json.dumps({"code": "FP001", "current_token": str(mark)}).encode())
+def stale(mark: int) -> HolderAnswer:
+    return HolderAnswer(409, {}, json.dumps({"code": "FP001", "current_token": str(mark)}).encode())
 
 
 def test_of_many_rows_it_is_not_known_which_one_was_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +127,11 @@ def test_of_many_rows_it_is_not_known_which_one_was_stale(tmp_path: Path, monkey
         recorder.invoke(process="w1", op="write", resource=f"t/{key}", token=3, value=f"v{key}") for key in (1, 2)
     ]
 
-    async def refuse(*_: object) -> Answer:
+    async def refuse(*_: object) -> HolderAnswer:
         return stale(9)
 
     async def send() -> None:
-        monkeypatch.setattr(Exchange, "send", refuse)
+        monkeypatch.setattr(HolderExchange, "send", refuse)
         sender = Sender(["http://127.0.0.1:1"], random.Random(1), Tally.create(tmp_path / "tally"), 0)
         assert await sender.send(operations, "PATCH", "/v1/data/t", {}, []) is None
 
@@ -134,8 +143,8 @@ def test_of_many_rows_it_is_not_known_which_one_was_stale(tmp_path: Path, monkey
 
 def test_a_token_of_an_earlier_generation_is_no_stale_one_of_the_history() -> None:
     generation = 123 << 48
-    assert outcome(stale(generation - 1)) == Refused("other", "FP001")
-    assert outcome(stale(generation)) == Refused("stale", "FP001", generation)
+    assert outcome(stale(generation - 1)) == WasRefused("other", "FP001")
+    assert outcome(stale(generation)) == WasRefused("stale", "FP001", generation)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +175,13 @@ def test_where_no_mark_is_shown_the_failovers_of_the_run_tell(
 
 
 def test_a_mark_that_a_failover_has_raised_is_none_of_the_history() -> None:
-    def read(mark: int) -> Answer:
-        return Answer(200, {b"x-fence-mark": str(mark).encode()}, b"{}")
+    def read(mark: int) -> HolderAnswer:
+        return HolderAnswer(200, {b"x-fence-mark": str(mark).encode()}, b"{}")
 
     generation = 123 << 48
     assert mark_read(read(generation - 1)) is None
     assert mark_read(read(generation)) == generation
-    assert mark_read(Answer(200, {}, b"{}")) is None
+    assert mark_read(HolderAnswer(200, {}, b"{}")) is None
 
 
 PREFIX = "torture_1"

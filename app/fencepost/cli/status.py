@@ -36,7 +36,7 @@ from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres import queues as progress
 from fencepost.server.postgres import queues as table_log
 from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.leases import LockState
+from fencepost.server.postgres.leases import LockRow
 from fencepost.server.postgres.queues import KnownQueue
 from fencepost.server.postgres.sources import KnownSource
 from fencepost.server.postgres.upkeep import WHERE_TO_LOOK, CallersRefusals, Size
@@ -234,7 +234,7 @@ _SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 class _Snapshot:
     protected: list[Protected]
     unprotected: list[str]
-    locks: list[LockState]
+    locks: list[LockRow]
     sizes: list[Size]
     floors: list[tuple[str, int]]
     broken_glass: list[BreakGlassUse]
@@ -376,7 +376,7 @@ def _human(size: int) -> str:
     return f"{amount:.1f} TB"
 
 
-def _lock(state: LockState) -> tuple[str, ...]:
+def _lock(state: LockRow) -> tuple[str, ...]:
     waiting = ", ".join(waiter["owner"] for waiter in json.loads(state.waiters))
     if state.remaining_ms is None:
         return (state.name, "(free)", "", "", "", waiting)

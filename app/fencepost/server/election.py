@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.postgres.leases import LeaseId, LockState
+from fencepost.server.postgres.leases import LeaseId, LockRow
 from fencepost.server.quota import UNKNOWN, Quota
 from fencepost.server.times import TIMES, Times, wait_until_set
 
@@ -57,7 +57,7 @@ def lock_of(name: str) -> str:
     return PREFIX + name
 
 
-def election_of(source: str, state: LockState) -> Election | None:
+def election_of(source: str, state: LockRow) -> Election | None:
     """See a lock as an election; None: it is not one."""
     name = state.name.removeprefix(PREFIX)
     if name in (state.name, ""):
@@ -65,7 +65,7 @@ def election_of(source: str, state: LockState) -> Election | None:
     return Election(name, source, _leader(source, state), state.waiters)
 
 
-def _leader(source: str, state: LockState) -> Leader | None:
+def _leader(source: str, state: LockRow) -> Leader | None:
     if state.lease_id is None:
         return None
     members = (state.owner, state.granted_at, state.expires_at, state.remaining_ms)

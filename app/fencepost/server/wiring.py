@@ -24,8 +24,8 @@ from fencepost.server.gateway.outcomes import CallerShares, KeptAnswers, Reads, 
 from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
 from fencepost.server.http.edge import RateLimits, read_rate, read_sites
-from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, Bounds, Guard
-from fencepost.server.http.system import Health as HealthParts
+from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, ConnectionBounds, Guard
+from fencepost.server.http.system import ShownHealth as HealthParts
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.locks.leases import LeaseLimits
@@ -95,7 +95,7 @@ class SealFile(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class KeysOfCallers:
     """API keys: who verifies them, and who hears that they change."""
 
     verifier: ApiKeys
@@ -109,7 +109,7 @@ class Upkeep:
     gateway: Gateway
     retention: Retention
     stopping: Stopping
-    keys: Keys | None = None
+    keys: KeysOfCallers | None = None
     """None: the gateway takes no API keys."""
     seal_keys: SealFile | None = None
 
@@ -352,7 +352,7 @@ async def open_gateway(
     dsn: str,
     emit: Emit,
     configured: Configured,
-    keys: Keys | None = None,
+    keys: KeysOfCallers | None = None,
     times: Times = TIMES,
     *,
     roles_named: bool = False,
@@ -383,7 +383,7 @@ async def _opened(
     dsn: str,
     emit: Emit,
     configured: Configured,
-    keys: Keys | None,
+    keys: KeysOfCallers | None,
     times: Times,
     *,
     roles_named: bool,
@@ -619,11 +619,11 @@ class _Serving:
                 await runtime.health.close()
                 runtime.gateway = runtime.health = None
 
-    def _keys(self) -> Keys | None:
+    def _keys(self) -> KeysOfCallers | None:
         of = self.authentication
         if of is None or of.api_keys is None:
             return None
-        return Keys(of.api_keys, Announcements(of.authenticator.forget, self.times))
+        return KeysOfCallers(of.api_keys, Announcements(of.authenticator.forget, self.times))
 
 
 def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAPI:
@@ -667,7 +667,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
 
 def _guards(settings: Settings, emit: Emit, times: Times) -> dict[str, object]:
     """Give what the server finds in the lifespan's state: the bounds within which requests arrive, for each port."""
-    bounds = Bounds(
+    bounds = ConnectionBounds(
         settings.max_connections,
         settings.max_connections_per_address,
         settings.max_head_bytes,

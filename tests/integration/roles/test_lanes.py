@@ -13,7 +13,7 @@ from tests.support.racing import Race
 from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.gateway.keyed import Lanes
+from fencepost.server.gateway.keyed import WriteQueues
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import group_commit
@@ -64,8 +64,8 @@ async def test_two_roles_race_on_one_connection_and_are_never_crossed(stage: Act
 
 
 async def test_with_one_lane_for_all_they_would_be(stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Lanes.of
-    monkeypatch.setattr(Lanes, "of", lambda lanes, caller: real(lanes, replace_role(caller)))
+    real = WriteQueues.of
+    monkeypatch.setattr(WriteQueues, "of", lambda lanes, caller: real(lanes, replace_role(caller)))
     with pytest.raises(AssertionError):
         await rows_are_stamped_by_who_wrote_them(stage, race)
 

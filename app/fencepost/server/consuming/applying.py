@@ -337,7 +337,7 @@ class DatabaseLedger:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class QueueNow:
     """What of the queue a token is made of, and a key checked against: looked at after the message was taken."""
 
     generation: int
@@ -370,7 +370,7 @@ class Applier:
         self._kept_for = kept_for
         self._ledger = DatabaseLedger(gateway.database, queue)
 
-    async def apply(self, received: Received, standing: Standing, name: MessageName) -> Result:
+    async def apply(self, received: Received, standing: QueueNow, name: MessageName) -> Result:
         """Apply a message, once, as the caller whose write it is."""
         try:
             message = read_message(received.message)
@@ -525,7 +525,7 @@ def _source_of(table: Table | None) -> str | None:
     return table.fence.source if table is not None and table.fence is not None else None
 
 
-def _misplaced(received: Received, standing: Standing) -> Decided | None:
+def _misplaced(received: Received, standing: QueueNow) -> Decided | None:
     """Refuse a message that is not in the partition of its key."""
     meant = _partition_of(received.message.key, standing.partitions)
     if meant == received.position.partition:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from fencepost.server.consuming.applying import Checked, Later, Ledger, Standing
+from fencepost.server.consuming.applying import Checked, Later, Ledger, QueueNow
 from fencepost.server.consuming.deciding import Progress, Reports, Settled, noted_reason
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.errors import StorageError
@@ -111,7 +111,7 @@ Decide = Callable[[Received], Awaitable[None]]
 """Decides a message, however long it takes. Raises nothing."""
 
 
-class Lanes:
+class KeyQueues:
     """The lanes of a consumer."""
 
     def __init__(self, decide: Decide) -> None:
@@ -236,7 +236,7 @@ class Decides(Protocol):
     stopped: dict[str, str]
 
     def decide(
-        self, received: Received, standing: Standing, faults: int, too_slow: Problem | None
+        self, received: Received, standing: QueueNow, faults: int, too_slow: Problem | None
     ) -> Awaitable[Settled | Later]:
         """Decide a message, as far as that is possible now."""
         ...
@@ -272,8 +272,8 @@ class Session:
     def __init__(self, parts: SessionParts) -> None:
         self._parts = parts
         self._hand = InHand(parts.limits.messages, parts.limits.bytes)
-        self._lanes = Lanes(self._decide)
-        self._standing: Standing | None = None
+        self._lanes = KeyQueues(self._decide)
+        self._standing: QueueNow | None = None
         self._unchecked: list[Received] = []
         self.over = asyncio.Event()
         self.left_because: str | None = None
@@ -394,7 +394,7 @@ class Session:
         self._parts.pause.begin(reason)
 
     def _go_on(self, checked: Checked) -> None:
-        standing = Standing(checked.generation, checked.partitions)
+        standing = QueueNow(checked.generation, checked.partitions)
         if self._standing is not None and self._standing != standing:
             self.over.set()
             return

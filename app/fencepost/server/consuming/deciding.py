@@ -23,8 +23,8 @@ from fencepost.server.consuming.applying import (
     Later,
     Ledger,
     MarkReached,
+    QueueNow,
     Result,
-    Standing,
     of_problem,
     reason_of,
 )
@@ -179,7 +179,7 @@ class Progress:
             partition.changed = True
 
 
-Apply = Callable[[Received, Standing, MessageName], Awaitable[Result]]
+Apply = Callable[[Received, QueueNow, MessageName], Awaitable[Result]]
 """Applies a message."""
 Prove = Callable[[Received, Decided], Awaitable[Result]]
 """Decides a message that is not to be applied: its caller is noted, where one is proven."""
@@ -230,7 +230,7 @@ class Decider:
         """By resource, the dead letter that stopped it."""
 
     async def decide(
-        self, received: Received, standing: Standing, faults: int = 0, too_slow: Problem | None = None
+        self, received: Received, standing: QueueNow, faults: int = 0, too_slow: Problem | None = None
     ) -> Settled | Later:
         """Decide a message, as far as that is possible now. `faults`: how often it met a fault of the gateway, or was
         given up by PostgreSQL after the statement timeout; `too_slow`: what the latter said.
@@ -250,7 +250,7 @@ class Decider:
         except (RefusedError, StorageError) as error:
             return Later(str(error))
 
-    async def _decide(self, received: Received, standing: Standing, name: MessageName) -> Settled | Later:
+    async def _decide(self, received: Received, standing: QueueNow, name: MessageName) -> Settled | Later:
         if self._now() - received.at >= self._old:
             found = await self._ledger.result(name)
             if found is not None:
@@ -277,7 +277,7 @@ class Decider:
                 return known or await self._settle(received, name, result)
 
     async def _overtaken(
-        self, received: Received, standing: Standing, name: MessageName, problem: Problem
+        self, received: Received, standing: QueueNow, name: MessageName, problem: Problem
     ) -> Settled | Later:
         known = await self._before(received, standing, name)
         if known is not None:
@@ -288,7 +288,7 @@ class Decider:
             return Settled("applied", before=True)
         return await self._settle(received, name, _without_record(problem))
 
-    async def _before(self, received: Received, standing: Standing, name: MessageName) -> Settled | None:
+    async def _before(self, received: Received, standing: QueueNow, name: MessageName) -> Settled | None:
         """Settle a message that was decided before, as far as that is known."""
         found = await self._ledger.result(name)
         if found is not None:

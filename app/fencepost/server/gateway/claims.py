@@ -28,7 +28,7 @@ from fencepost.server.fence.seal import Presented
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, MissingRow, Token, refusal, shown_mark
 from fencepost.server.gateway.alone import perform
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.keyed import Rows
+from fencepost.server.gateway.keyed import VerbStatements
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import (
     not_with_queue,
@@ -246,7 +246,7 @@ def _steps(table: ProtectedTable, most_bytes: int) -> "Claiming":
 
 
 @dataclass(frozen=True, slots=True)
-class Claiming(Rows):
+class Claiming(VerbStatements):
     """An UPDATE that sets nothing but the mark; where there is no row, the mark of the key is raised."""
 
     @property

@@ -54,14 +54,14 @@ CLAIMED_HEADER: Final = "fencepost-claimed"
 RETRY_AFTER: Final = 1
 
 
-class Asked(NamedTuple):
+class AskedWrite(NamedTuple):
     """A write that is asked for, and by whom (`whose`): to others than its caller it is not there."""
 
     write_id: str
     whose: str
 
 
-Look: TypeAlias = Callable[[Sequence[Asked]], Awaitable[Mapping[Asked, Recorded]]]
+Look: TypeAlias = Callable[[Sequence[AskedWrite]], Awaitable[Mapping[AskedWrite, Recorded]]]
 """Asks for the results of writes, and returns those that are there."""
 
 
@@ -110,7 +110,7 @@ class Results:
     def __init__(self, quota: Quota, times: Times = TIMES) -> None:
         self._quota = quota
         self._times, self._clock = times.watches, times.clock
-        self._waiting: dict[Asked, list[asyncio.Future[Recorded | Problem]]] = {}
+        self._waiting: dict[AskedWrite, list[asyncio.Future[Recorded | Problem]]] = {}
         self._newest = 0.0
         self._poller: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -120,7 +120,9 @@ class Results:
     def count(self) -> int:
         return self._quota.count
 
-    async def wait(self, look: Look, asked: Asked, within: float, caller: str = UNKNOWN) -> Recorded | Problem | None:
+    async def wait(
+        self, look: Look, asked: AskedWrite, within: float, caller: str = UNKNOWN
+    ) -> Recorded | Problem | None:
         """Wait for the result of a write. None: there was none within so many seconds. A Problem: the database cannot
         be asked, the gateway is stopping, or too many wait here.
         """
@@ -129,7 +131,7 @@ class Results:
         with self._quota.place(caller) as full:
             return await self._wait(look, asked, within) if full is None else _too_many(full)
 
-    async def _wait(self, look: Look, asked: Asked, within: float) -> Recorded | Problem | None:
+    async def _wait(self, look: Look, asked: AskedWrite, within: float) -> Recorded | Problem | None:
         news: asyncio.Future[Recorded | Problem] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(asked, []).append(news)
         self._newest = self._clock.monotonic()
@@ -149,7 +151,7 @@ class Results:
         self._stopped = True
         self._answer(self._waiting, _stopping())
 
-    def _leave(self, asked: Asked, news: "asyncio.Future[Recorded | Problem]") -> None:
+    def _leave(self, asked: AskedWrite, news: "asyncio.Future[Recorded | Problem]") -> None:
         others = self._waiting[asked]
         others.remove(news)
         if not others:
@@ -178,7 +180,7 @@ class Results:
         else:
             await wait_until_set(self._wake, self._times.results_every, self._clock)
 
-    def _answer(self, asked: Iterable[Asked], news: Recorded | Problem) -> None:
+    def _answer(self, asked: Iterable[AskedWrite], news: Recorded | Problem) -> None:
         for each in asked:
             for waiting in self._waiting.get(each, ()):
                 if not waiting.done():

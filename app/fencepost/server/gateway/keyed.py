@@ -83,23 +83,23 @@ from fencepost.server.postgres.tables import ProtectedTable, Table
 UNIQUE_VIOLATION: Final = "23505"
 
 
-def steps_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> "Rows":
+def steps_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> "VerbStatements":
     """Make a verb's statements."""
     marks = marks_of(table)
     if verb == "post":
         first = keyed.insert(table, change, wait)
-        return Rows(table, marks, wait, first, first, inserts=True)
+        return VerbStatements(table, marks, wait, first, first, inserts=True)
     if verb == "delete":
         first = careful = keyed.delete(table, change, wait)
     else:
         first = keyed.update(table, change, wait)
         careful = keyed.update(table, change, wait, careful=True) if wait == "block" else first
     creating = keyed.create(table, change, wait) if verb == "put" else None
-    return Rows(table, marks, wait, first, careful, creating)
+    return VerbStatements(table, marks, wait, first, careful, creating)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class VerbStatements:
     """A verb's statements. `careful` runs from the second round on: it locks the row first, and undoes itself if
     something then keeps the row from being written.
     """
@@ -206,7 +206,7 @@ WriteQueue = BatchQueue[Batched, Outcome]
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class WriteQueues:
     """The queues of such writes."""
 
     queues: RoleQueues[Batched, Outcome]
@@ -239,7 +239,7 @@ def shape_of(table: Table, write: Write, once: IdempotentRequest | None, *, name
     return Shape(write.verb, write.body.columns, write.select, write.shown, preferences, kept, named)
 
 
-def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> Lanes | None:
+def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> WriteQueues | None:
     """Make the queues of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
     verb, kept, marks = shape.verb, shape.keeping, marks_of(table)
     if not table.shares_transactions or _reaches_further(table, verb, change):
@@ -261,7 +261,7 @@ def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> Lanes | Non
         most = MOST_IDEMPOTENT if looked_up else MOST
         return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, most, caller=lane)
 
-    return Lanes(RoleQueues(make), table.shows_caller)
+    return WriteQueues(RoleQueues(make), table.shows_caller)
 
 
 def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
@@ -287,7 +287,7 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
         yield ("scope", write.row.scope)
 
 
-async def in_a_batch(gateway: Gateway, lanes: Lanes | None, write: Batched) -> Answer | Broken:
+async def in_a_batch(gateway: Gateway, lanes: WriteQueues | None, write: Batched) -> Answer | Broken:
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
     if lanes is None or gateway.together is not None or (queue := lanes.of(gateway.caller)) is None:
         return ALONE
@@ -298,7 +298,7 @@ async def in_a_batch(gateway: Gateway, lanes: Lanes | None, write: Batched) -> A
 
 
 async def alone(
-    gateway: Gateway, operation: Operation, lanes: Lanes | None, write: Batched, why: Alone | Broken
+    gateway: Gateway, operation: Operation, lanes: WriteQueues | None, write: Batched, why: Alone | Broken
 ) -> Outcome:
     """Decide by itself what no batch of `lanes` has decided; where its row is locked, when its turn comes."""
     if isinstance(why, Broken):
@@ -413,7 +413,7 @@ class Plan:
     change: Change
     alone: Steps
     """Its statements for a write that is decided alone."""
-    lanes: Lanes | None
+    lanes: WriteQueues | None
     """Its batches; None: it is never in one."""
     names_key: bool
     """Whether the body gives key columns, too."""

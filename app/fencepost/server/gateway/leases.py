@@ -51,10 +51,10 @@ from fencepost.server.postgres.errors import (
 from fencepost.server.postgres.leases import (
     Acquired,
     EndedBy,
-    Lease,
     LeaseId,
+    LeaseRow,
     LockRequest,
-    LockState,
+    LockRow,
     Withdrawn,
     hash_secret,
 )
@@ -308,7 +308,7 @@ _HOW_ENDED: Final[Mapping[EndedBy | None, str]] = {
 }
 
 
-async def renew(gateway: Gateway, lease_id: LeaseId, secret: str, ttl_ms: int | None) -> Lease | Problem:
+async def renew(gateway: Gateway, lease_id: LeaseId, secret: str, ttl_ms: int | None) -> LeaseRow | Problem:
     """Keep a lease alive, from now on for ttl_ms, or for as long as before."""
     hashed = hash_secret(secret, gateway.caller)
     return await _use_lease(gateway, "renew", lease_id, lambda locks: locks.renew(lease_id.number, hashed, ttl_ms))
@@ -318,7 +318,7 @@ async def renew(gateway: Gateway, lease_id: LeaseId, secret: str, ttl_ms: int | 
 class Minted:
     """A lease, and the tokens that were drawn under it. `sealed`: the same with seals, if the gateway has keys."""
 
-    lease: Lease
+    lease: LeaseRow
     sealed: Sequence[str] = ()
 
 
@@ -391,20 +391,20 @@ def _elsewhere(gateway: Gateway, lease: LeaseId) -> Problem | None:
     return Problem(SOURCE_UNAVAILABLE, detail, hint=hint, retry_after=RETRY_AFTER, extra={"source": lease.source})
 
 
-async def inspect(gateway: Gateway, lease_id: LeaseId) -> Lease | Problem:
+async def inspect(gateway: Gateway, lease_id: LeaseId) -> LeaseRow | Problem:
     """Look at a live lease."""
     locks = gateway.locks_of(lease_id.source)
     if locks is None:
         return _unknown_lease(lease_id)
     lease = await _map_errors(lambda: locks.inspect(lease_id.number), lease_id.source)
-    if isinstance(lease, Lease) and forbidden_lock(gateway.caller, lease.names) is not None:
+    if isinstance(lease, LeaseRow) and forbidden_lock(gateway.caller, lease.names) is not None:
         return _unknown_lease(lease_id)
     return await _explain_loss(gateway, lease_id) if lease is None else lease
 
 
 async def locks(
     gateway: Gateway, source: str, names: Sequence[str] | None, after: str | None, limit: int
-) -> list[LockState] | Problem:
+) -> list[LockRow] | Problem:
     """List the locks of a source that are held or waited for, and that the caller may see: those of these names, or
     all.
     """
@@ -421,8 +421,8 @@ async def _use_lease(
     gateway: Gateway,
     verb: LeaseVerb,
     lease_id: LeaseId,
-    ask: Callable[[Leases], Awaitable[Lease | None]],
-) -> Lease | Problem:
+    ask: Callable[[Leases], Awaitable[LeaseRow | None]],
+) -> LeaseRow | Problem:
     locks = gateway.locks_of(lease_id.source)
     if locks is None:
         return _unknown_lease(lease_id)

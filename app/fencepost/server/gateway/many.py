@@ -24,8 +24,8 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.keyed import (
     UNIQUE_VIOLATION,
     Batched,
-    Lanes,
     Shape,
+    WriteQueues,
     alone,
     in_a_batch,
     lanes_of,
@@ -214,7 +214,7 @@ async def insert_rows(
     return await alone(gateway, rows, lanes, write, answer)
 
 
-def _lanes(table: ProtectedTable, shape: Shape, most_bytes: int) -> Lanes | None:
+def _lanes(table: ProtectedTable, shape: Shape, most_bytes: int) -> WriteQueues | None:
     target = target_of(table, shape.select, most_bytes, shown=shape.shown)
     return lanes_of(table, shape, Change(shape.columns, target, shape.preferences))
 

@@ -33,7 +33,7 @@ from fencepost.server.gateway import read as explaining
 from fencepost.server.gateway import read as reading
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway, elsewhere
-from fencepost.server.gateway.gathered import Asked, is_for, results_unavailable, whose
+from fencepost.server.gateway.gathered import AskedWrite, is_for, results_unavailable, whose
 from fencepost.server.gateway.keyed import replaceable
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadMany, ReadOne
@@ -326,11 +326,11 @@ async def wait(gateway: Gateway, write_id: WriteId, within: float, caller: str) 
     return await gateway.results.wait(look, _asked(gateway, write_id), within, caller)
 
 
-def _asked(gateway: Gateway, write_id: WriteId) -> Asked:
-    return Asked(str(write_id), whose(gateway.caller))
+def _asked(gateway: Gateway, write_id: WriteId) -> AskedWrite:
+    return AskedWrite(str(write_id), whose(gateway.caller))
 
 
-async def _look(gateway: Gateway, asked: Sequence[Asked]) -> dict[Asked, Recorded]:
+async def _look(gateway: Gateway, asked: Sequence[AskedWrite]) -> dict[AskedWrite, Recorded]:
     write_ids = list({each.write_id for each in asked})
     # For writing: a result that is found is first made as safe as a commit is.
     found = await run_write(

@@ -492,7 +492,7 @@ def _digits(text: str) -> int:
 
 
 @dataclass(slots=True)
-class Place:
+class ConflictKey:
     """Lines of one group wait for each other, unless they are of one unit and name two rows of it."""
 
     group: Hashable
@@ -502,7 +502,7 @@ class Place:
     """A row of the table, or a scope of the template; None: any of them."""
 
 
-_UNKNOWN: Final = Place(None, None, None)
+_UNKNOWN: Final = ConflictKey(None, None, None)
 """Of all tables that the picture does not have. They are refused, or there since a moment, maybe by two names."""
 
 
@@ -511,7 +511,7 @@ def units_of(catalog: Catalog) -> AbstractSet[Hashable]:
     return {_unit_of(table) for table in catalog.tables.values() if table.fence}
 
 
-def place_of(catalog: Catalog, write: Write) -> Place:
+def place_of(catalog: Catalog, write: Write) -> ConflictKey:
     """Find the place of a write."""
     table = catalog.find(write.table)
     if not isinstance(table, ProtectedTable):
@@ -525,7 +525,7 @@ def place_of(catalog: Catalog, write: Write) -> Place:
     return _place(catalog, table, row)
 
 
-def place_of_claim(catalog: Catalog, resource: Resource) -> Place:
+def place_of_claim(catalog: Catalog, resource: Resource) -> ConflictKey:
     """Find the place of a claim."""
     table = catalog.find_or_scope(resource.table)
     if not isinstance(table, ProtectedTable):
@@ -534,13 +534,13 @@ def place_of_claim(catalog: Catalog, resource: Resource) -> Place:
     return _place(catalog, table, row)
 
 
-def _place(catalog: Catalog, table: ProtectedTable, row: Hashable | None) -> Place:
+def _place(catalog: Catalog, table: ProtectedTable, row: Hashable | None) -> ConflictKey:
     unit = _unit_of(table)
     of_unit: tuple[Table, ...] = catalog.scopes[unit] if isinstance(unit, str) else (table,)
     if row is not None:
         oids = tuple(each.oid for each in of_unit)
         row = None if any(each.kept(_goes_alone, oids) for each in of_unit) else row
-    return Place(catalog.related[table.oid], unit, row)
+    return ConflictKey(catalog.related[table.oid], unit, row)
 
 
 def _unit_of(table: Table) -> int | str:

@@ -38,7 +38,7 @@ from fencepost.server.http.leases import lease_routes
 from fencepost.server.http.openapi import build_openapi
 from fencepost.server.http.problems import http_problem, problem_response, problem_routes
 from fencepost.server.http.queued import write_routes
-from fencepost.server.http.system import Health, claim_routes, docs_routes, health_routes
+from fencepost.server.http.system import ShownHealth, claim_routes, docs_routes, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
 from fencepost.server.postgres.tables import Catalog
@@ -56,7 +56,7 @@ class Admin:
     sites: Sites
 
 
-def admin_app(health: Health, edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
+def admin_app(health: ShownHealth, edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
     """Give what answers on it."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.include_router(health_routes(health, figures=True, details=lambda _scope: True))
@@ -98,7 +98,7 @@ class Parts:
     """What wiring hands over. `gateway` may be called once the lifespan has begun."""
 
     gateway: Callable[[], Gateway]
-    health: Health
+    health: ShownHealth
     done: RequestDone
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, object]]]
     max_body_bytes: int

@@ -37,7 +37,7 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.atomic import Undone, atomically
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.refusals import unavailable
-from fencepost.server.gateway.write import Place, units_of
+from fencepost.server.gateway.write import ConflictKey, units_of
 from fencepost.server.http.answers import NO_STORE, RawResponse
 from fencepost.server.http.batch_lines import (
     LINES_IN_A_ROW,
@@ -218,7 +218,7 @@ class Turn:
     """A line's turn. `decided` is to be called once, however it ends."""
 
     number: int
-    place: Place
+    place: ConflictKey
     key: str | None
     _order: "Order"
     _phase: _Phase
@@ -255,7 +255,7 @@ class Order:
         self.again = 0
         """How many rows and keys of such lines are kept."""
 
-    def enter(self, number: int, place: Place, key: str | None) -> Turn:
+    def enter(self, number: int, place: ConflictKey, key: str | None) -> Turn:
         """Give the next line its turn. `key`: its Idempotency-Key."""
         loop = asyncio.get_running_loop()
         phase = self._phases.get(place.group)
@@ -298,7 +298,7 @@ class Order:
         """The tables, and templates of scopes, that these lines concern."""
         return self._again.keys()
 
-    def first_of(self, place: Place, key: str | None) -> int | None:
+    def first_of(self, place: ConflictKey, key: str | None) -> int | None:
         """Find a line that is to be sent again before one of this place and key is done."""
         if key is not None and key in self._again_keys:
             return self._again_keys[key]

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from fencepost.server.fence.problem_types import BODY_TOO_LARGE, METHOD_NOT_ALLOWED
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.write import Place, place_of, place_of_claim
+from fencepost.server.gateway.write import ConflictKey, place_of, place_of_claim
 from fencepost.server.http.bodies import may_repeat
 from fencepost.server.http.headers import (
     KEY_HEADER,
@@ -308,7 +308,7 @@ LINES_IN_A_ROW: Final = 16
 class Understood:
     """A line that can be decided."""
 
-    place: Place
+    place: ConflictKey
     key: str | None
     """Its Idempotency-Key."""
     decide: Callable[[Gateway], Awaitable[Response]]

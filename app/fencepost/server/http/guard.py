@@ -119,7 +119,7 @@ MOST_ENDING: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ConnectionBounds:
     """What an operator chooses (settings.py has the same defaults): per worker; bytes, seconds, and bytes a second."""
 
     connections: int = 4096
@@ -131,7 +131,7 @@ class Bounds:
     kept: int = KEPT_ANSWERS * 67_108_864
 
     @property
-    def of_admin_port(self) -> "Bounds":
+    def of_admin_port(self) -> "ConnectionBounds":
         """Give those of the admin port: clients of the main port that have all of theirs keep no operator out."""
         return replace(self, connections=64, connections_per_address=64)
 
@@ -208,7 +208,7 @@ class Guarded(Protocol):
 class Guard:
     """All connections of this process."""
 
-    bounds: Bounds
+    bounds: ConnectionBounds
     emit: Emit
     times: EdgeTimes = field(default_factory=EdgeTimes)
     for_page: Callable[[bytes | None], dict[str, str]] = lambda _origin: {}
@@ -339,7 +339,7 @@ class Guard:
             self._unsent[connection] = now, unsent
 
 
-def _too_slow(connection: Guarded, now: float, took: float, bounds: Bounds) -> Problem | None:
+def _too_slow(connection: Guarded, now: float, took: float, bounds: ConnectionBounds) -> Problem | None:
     """Say that what arrives takes too long, if it does so: it has taken `took` seconds until now."""
     arrival, late = connection.arrival, None
     if connection.held_up:  # then it is not the client who is slow: its time begins anew

@@ -32,7 +32,7 @@ from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.problems import RequestError, answer_or_problem, problem_response
 from fencepost.server.http.query import query_pairs
 from fencepost.server.locks.leases import LeaseLimits
-from fencepost.server.postgres.leases import Lease, LeaseId, LockRequest, LockState, is_lease_number
+from fencepost.server.postgres.leases import LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
 from fencepost.server.postgres.query import QueryError
 
 # Reading what the lease routes are sent, strictly: every error names what is wrong and where.
@@ -425,7 +425,7 @@ def _sealed(sealed: Sequence[str]) -> dict[str, object]:
     return {"sealed_token": sealed[0], "sealed_tokens": list(sealed)} if sealed else {}
 
 
-def state_body(lease_id: LeaseId, lease: Lease) -> wire.LeaseState:
+def state_body(lease_id: LeaseId, lease: LeaseRow) -> wire.LeaseState:
     """Give the state of a live lease."""
     return {
         "lease_id": str(lease_id),
@@ -442,7 +442,7 @@ def state_body(lease_id: LeaseId, lease: Lease) -> wire.LeaseState:
     }
 
 
-def lock_body(source: str, state: LockState) -> dict[str, object]:
+def lock_body(source: str, state: LockRow) -> dict[str, object]:
     """Give wire.LockAnswer."""
     return {
         "name": state.name,

@@ -78,7 +78,7 @@ _RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """A request for a write's page, read."""
 
     write_id: WriteId
@@ -160,7 +160,7 @@ def _body(write_id: WriteId, found: Recorded | None) -> wire.WriteAnswer:
     return queued_answer(write_id) if found is None else decided_answer(write_id, found)
 
 
-def _read(request: Request, named: str) -> Asked:
+def _read(request: Request, named: str) -> PageRequest:
     headers = read_headers(request, "look", query=True)
     try:
         write_id = parse_write_id(named)
@@ -170,7 +170,7 @@ def _read(request: Request, named: str) -> Asked:
     if within is not None and streamed:
         raise RequestError(bad_request("query: wait: a stream waits by itself.", "Leave out ?wait=."))
     last = headers.get(b"last-event-id", b"").decode("latin-1")
-    return Asked(write_id, within or 0.0, streamed, last)
+    return PageRequest(write_id, within or 0.0, streamed, last)
 
 
 def _seconds(raw: bytes) -> float | None:

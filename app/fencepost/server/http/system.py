@@ -168,7 +168,7 @@ async def _explain(gateway: Callable[[Scope], Gateway], request: Request) -> Res
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class ShownHealth:
     """What wiring hands over: who knows whether requests can be served, and who has measured what."""
 
     ready: Callable[[], Awaitable[wire.Readiness]]
@@ -176,7 +176,7 @@ class Health:
     measure: Callable[[], Awaitable[None]]
 
 
-def health_routes(health: Health, *, figures: bool, details: Callable[[Scope], bool]) -> APIRouter:
+def health_routes(health: ShownHealth, *, figures: bool, details: Callable[[Scope], bool]) -> APIRouter:
     """Give the routes. `figures`: /metrics, too. `details`: whether /readyz shows this request more than the status."""
     router = APIRouter(tags=["service"])
 

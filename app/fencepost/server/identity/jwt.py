@@ -457,7 +457,7 @@ _REFUSED: Final = ("crit", "jku", "jwk", "x5u", "x5c", "b64")
 _LONGEST_KID: Final = 256
 
 
-class Keys(Protocol):
+class VerifyingKeys(Protocol):
     """Where the keys are."""
 
     def current(self) -> KeySet | None:
@@ -487,7 +487,7 @@ class JwtVerifier:
 
     def __init__(
         self,
-        keys: Keys,
+        keys: VerifyingKeys,
         expected: Expected,
         *,
         now: Callable[[], float] = time.time,  # noqa: TID251 - exp is a time of the world's clock

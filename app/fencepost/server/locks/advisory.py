@@ -27,7 +27,7 @@ from urllib.parse import quote, urlencode, urlunsplit
 
 import asyncpg
 
-from fencepost.server.locks.leases import PendingReleases
+from fencepost.server.locks.leases import ServiceReleases
 from fencepost.server.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
@@ -398,7 +398,7 @@ class AdvisorySource:
         self._asking = QueryConnection(settings)
         self._holds: dict[str, AdvisorySession] = {}
         self._beginning = 0
-        self._pending = PendingReleases()
+        self._pending = ServiceReleases()
 
     async def open(self) -> None:
         """Nothing: connections are made when they are needed."""

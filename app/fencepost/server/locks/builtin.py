@@ -25,7 +25,7 @@ from fencepost.server.postgres.errors import (
     UnavailableError,
     map_errors,
 )
-from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, LockState, LostLease, Withdrawal
+from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, LockRow, LostLease, Withdrawal
 from fencepost.server.times import TIMES, Clock, Timer, Times
 
 # Waiting for locks, across gateways: first come, first served, and no waiter is woken in vain.
@@ -348,13 +348,13 @@ class PostgresLocks(Leases):
     def _ms_since(self, moment: float) -> int:
         return math.ceil((self.queue.times.clock.monotonic() - moment) * 1000)
 
-    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
         return await self._ask(
             lambda c: leases.extend(c, lease_id, secret_hash, ttl_ms=-1 if ttl_ms is None else ttl_ms), writing=True
         )
 
-    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
         """Draw more tokens. None: the lease is lost."""
         return await self._ask(lambda c: leases.extend(c, lease_id, secret_hash, tokens=count), writing=True)
 
@@ -379,7 +379,7 @@ class PostgresLocks(Leases):
         async with self._withdrawing:
             return await self._ask(statement, writing=True)
 
-    async def inspect(self, lease_id: int) -> Lease | None:
+    async def inspect(self, lease_id: int) -> LeaseRow | None:
         return await self._ask(lambda c: leases.inspect(c, lease_id))
 
     async def find_ended(self, lease_id: int) -> LostLease | None:
@@ -392,7 +392,7 @@ class PostgresLocks(Leases):
         after: str | None,
         limit: int,
         patterns: Sequence[str] | None = None,
-    ) -> list[LockState]:
+    ) -> list[LockRow]:
         """List locks that are held or waited for."""
         return await self._ask(lambda c: leases.lock_states(c, names, after, limit, patterns))
 

@@ -32,7 +32,7 @@ from typing import Any, Final, cast
 import httpx
 import orjson
 
-from fencepost.server.locks.leases import PendingReleases
+from fencepost.server.locks.leases import ServiceReleases
 from fencepost.server.locks.source import (
     REQUEST_TIMEOUT,
     Capabilities,
@@ -330,14 +330,14 @@ class EtcdKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class EtcdHold:
     """A key of ours: the lease that its name has, and the revision that created it. Its text is the handle."""
 
     lease: int
     created: int
 
     @classmethod
-    def of(cls, lock: str, handle: str) -> "Hold":
+    def of(cls, lock: str, handle: str) -> "EtcdHold":
         """Read a handle. Raises SourceError."""
         lease, _, created = handle.partition(":")
         try:
@@ -349,13 +349,13 @@ class Hold:
         return f"{self.lease:x}:{self.created}"
 
 
-class Keys:
+class EtcdKeys:
     """Reads and writes them. Every method raises SourceError."""
 
     def __init__(self, api: EtcdApi) -> None:
         self._api = api
 
-    async def enter(self, lock: str, lease: int, owner: str) -> tuple[Hold, bool]:
+    async def enter(self, lock: str, lease: int, owner: str) -> tuple[EtcdHold, bool]:
         """Create our key: its hold, and whether that made us the owner, so that its revision is a token.
 
         Raises PlaceLostError.
@@ -371,17 +371,17 @@ class Keys:
         )
         shown = EtcdKey.of(answer["responses"][-1]["response_range"]["kvs"][0])
         if not answer.get("succeeded"):  # we have asked twice, the first one landed, and others may have come since
-            return Hold(lease, shown.created), False
-        return Hold(lease, _revision(answer)), shown.encoded == key
+            return EtcdHold(lease, shown.created), False
+        return EtcdHold(lease, _revision(answer)), shown.encoded == key
 
-    async def touch(self, lock: str, hold: Hold) -> int | None:
+    async def touch(self, lock: str, hold: EtcdHold) -> int | None:
         """Put the key again as it is, and return the revision of that; None: it is gone."""
         key = self._key(lock, hold.lease)
         put = {"request_put": {"key": key, "ignore_value": True, "ignore_lease": True}}
         answer = await self._txn([_created(key, hold.created)], [put])
         return _revision(answer) if answer.get("succeeded") else None
 
-    async def attach(self, lock: str, hold: Hold, old: int, new: int) -> bool:
+    async def attach(self, lock: str, hold: EtcdHold, old: int, new: int) -> bool:
         """Attach the key to another lease; False: it is gone, or not attached to `old`, or `new` has ended."""
         key = self._key(lock, hold.lease)
         attached = {"key": key, "target": "LEASE", "lease": str(old)}
@@ -396,7 +396,7 @@ class Keys:
         shown = answer["responses"][-1]["response_range"].get("kvs")
         return bool(shown) and EtcdKey.of(shown[0]).lease == new
 
-    async def delete(self, lock: str, hold: Hold) -> None:
+    async def delete(self, lock: str, hold: EtcdHold) -> None:
         """Delete the key, if it is still the one that was created."""
         key = self._key(lock, hold.lease)
         await self._txn([_created(key, hold.created)], [{"request_delete_range": {"key": key}}])
@@ -410,7 +410,7 @@ class Keys:
         shown = answer.get("kvs")
         return EtcdKey.of(shown[0]) if shown else None, _revision(answer)
 
-    async def read(self, lock: str, hold: Hold) -> tuple[EtcdKey | None, int]:
+    async def read(self, lock: str, hold: EtcdHold) -> tuple[EtcdKey | None, int]:
         """Read the key of a hold, if it is still the one that was created, and the raft term at which it was so."""
         answer = await self._api.ask("kv/range", {"key": self._key(lock, hold.lease)})
         shown = answer.get("kvs")
@@ -513,8 +513,8 @@ class EtcdSource:
     capabilities = Capabilities(order="source", fair=True, verifies=True, least_ttl_ms=1000)
 
     def __init__(self, api: EtcdApi) -> None:
-        self._api, self._keys = api, Keys(api)
-        self._pending = PendingReleases()
+        self._api, self._keys = api, EtcdKeys(api)
+        self._pending = ServiceReleases()
 
     async def open(self) -> None:
         """Read the certificates. Raises SourceConfigError."""
@@ -557,7 +557,7 @@ class EtcdSource:
         """See Source. A lease's TTL cannot change: for a longer one the key gets another lease; a shorter one is not
         followed, and the hold lives for the longer.
         """
-        hold = Hold.of(lock, handle)
+        hold = EtcdHold.of(lock, handle)
         lease = hold.lease
         for _ in range(RENEWALS):
             ttl, term = await self._keys.keep_alive(lease)
@@ -578,7 +578,7 @@ class EtcdSource:
         raise SourceUnavailableError(f"lock {lock} was not renewed, {self._api.where} changes its leader: try again")
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:
-        hold = Hold.of(lock, handle)
+        hold = EtcdHold.of(lock, handle)
         drawn = []
         for _ in range(count):
             if (revision := await self._keys.touch(lock, hold)) is None:
@@ -588,7 +588,7 @@ class EtcdSource:
 
     async def release(self, lock: str, handle: str) -> None:
         """See Source. The key first, which frees the lock whatever lease it has by now."""
-        hold = Hold.of(lock, handle)
+        hold = EtcdHold.of(lock, handle)
         await self._keys.delete(lock, hold)
         await self._keys.revoke(hold.lease)
 
@@ -635,7 +635,7 @@ class EtcdSource:
             raise PlaceLostError
         return Grant(str(hold), (drawn + more)[:tokens])
 
-    async def _turn(self, lock: str, hold: Hold, ends: float, ttl_ms: int) -> Holder | None:
+    async def _turn(self, lock: str, hold: EtcdHold, ends: float, ttl_ms: int) -> Holder | None:
         """Wait until no older key is before ours: None. After `ends`, return who has the lock."""
         loop = asyncio.get_running_loop()
         while True:
@@ -652,7 +652,7 @@ class EtcdSource:
             if (await self._keys.keep_alive(hold.lease))[0] == 0:
                 raise PlaceLostError
 
-    async def _other_holder(self, lock: str, but: Hold | None = None) -> Holder | None:
+    async def _other_holder(self, lock: str, but: EtcdHold | None = None) -> Holder | None:
         """Return who has the lock, unless it is free or held by `but`. Raises SourceError for a foreign key."""
         first, _ = await self._keys.look(lock)
         if first is None or (but is not None and first.created == but.created):
@@ -673,7 +673,7 @@ class EtcdSource:
                 "no lease and never expires: the one that put it there must delete it (etcdctl del)"
             )
 
-    async def _move(self, lock: str, hold: Hold, old: int, ttl_ms: int) -> bool:
+    async def _move(self, lock: str, hold: EtcdHold, old: int, ttl_ms: int) -> bool:
         """Attach the key to a new lease. False: not from the lease `old`, look again.
 
         If no answer comes the new lease is left alone, for the key may be attached to it.

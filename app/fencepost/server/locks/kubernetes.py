@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fencepost.server.locks import kubernetes_api as kubernetes_lease
 from fencepost.server.locks.kubernetes_api import LOCK_ANNOTATION, VERBS, KubernetesApi, LeaseObject, Names, parse
-from fencepost.server.locks.leases import PendingReleases
+from fencepost.server.locks.leases import ServiceReleases
 from fencepost.server.locks.source import MOST_NATIVE, Capabilities, Grant, Holder, SourceError, SourceUnavailableError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class KubernetesLeases:
     def __init__(self, api: KubernetesApi, names: Names) -> None:
         self._api, self._names = api, names
         self._seen: OrderedDict[str, _Observed] = OrderedDict()
-        self._pending = PendingReleases()
+        self._pending = ServiceReleases()
 
     async def open(self) -> None:
         """Do nothing: credentials are read with the first request, and again when they are refused."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from fencepost.server.fence.token import Token
 from fencepost.server.locks.source import Grant, SourceError
 from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, LockState, LostLease
+from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, LockRow, LostLease
 
 # What a request leaves behind that is cancelled, fails or gets no answer, and who gives it back.
 #
@@ -20,7 +20,7 @@ from fencepost.server.postgres.leases import Acquired, Lease, LockRequest, LockS
 T = TypeVar("T")
 
 
-class PendingReleases:
+class ServiceReleases:
     """Tasks that outlive the requests they belong to."""
 
     def __init__(self) -> None:
@@ -117,11 +117,11 @@ class Leases(Protocol):
         """
         ...
 
-    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
         ...
 
-    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
         """Draw more tokens. None: the lease is lost."""
         ...
 
@@ -129,7 +129,7 @@ class Leases(Protocol):
         """Give the locks back; False: the lease is live, and this is not its secret."""
         ...
 
-    async def inspect(self, lease_id: int) -> Lease | None:
+    async def inspect(self, lease_id: int) -> LeaseRow | None:
         """Look at a live lease; None: it is lost, or unknown."""
         ...
 
@@ -143,7 +143,7 @@ class Leases(Protocol):
         after: str | None,
         limit: int,
         patterns: Sequence[str] | None = None,
-    ) -> list[LockState]:
+    ) -> list[LockRow]:
         """List locks that are held or waited for, by name: those of these names, or `limit` after a name; only those
         that one of the patterns names, if there are any.
         """

@@ -22,7 +22,7 @@ from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from fencepost.server.locks.leases import PendingReleases
+from fencepost.server.locks.leases import ServiceReleases
 from fencepost.server.locks.source import (
     MOST_NATIVE,
     REQUEST_TIMEOUT,
@@ -434,7 +434,7 @@ class RedisSource:
         self._replicas = where[REPLICAS]
         self._wait_ms = where[WAIT_MS]
         self._node = RedisNode(where, where.hosts[0], REQUEST_TIMEOUT)
-        self._pending = PendingReleases()
+        self._pending = ServiceReleases()
 
     async def open(self) -> None:
         """Nothing to do: connections are made when they are needed."""

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fencepost.server.locks.leases import PendingReleases
+from fencepost.server.locks.leases import ServiceReleases
 from fencepost.server.locks.redis import (
     EXTEND,
     LEAST_NODES,
@@ -99,7 +99,7 @@ class RedlockSource:
         self.capabilities = Capabilities(order="database", fair=False, verifies=False, least_ttl_ms=SHARE * timeout_ms)
         self._prefix = where[PREFIX]
         self._nodes = [RedisNode(where, host, timeout_ms / 1000) for host in where.hosts]
-        self._pending = PendingReleases()
+        self._pending = ServiceReleases()
 
     async def open(self) -> None:
         """Nothing to do: connections are made when they are needed."""

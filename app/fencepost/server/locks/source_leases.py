@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, TypeVar
 
 from fencepost.server.fence.token import GENERATION_BITS, Token
-from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, PendingReleases, TakeResult
+from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, ServiceReleases, TakeResult
 from fencepost.server.locks.source import (
     MOST_NATIVE,
     REQUEST_TIMEOUT,
@@ -35,7 +35,7 @@ from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError
-from fencepost.server.postgres.leases import Acquired, EndedBy, Lease, LockRequest, LockState, LostLease
+from fencepost.server.postgres.leases import Acquired, EndedBy, LeaseRow, LockRequest, LockRow, LostLease
 from fencepost.server.postgres.sources import GrantRecord, SourceLease, SourceState
 from fencepost.server.times import TIMES, Times
 
@@ -84,9 +84,9 @@ def not_granted(
     return TakeResult(acquired, None, waited_ms)
 
 
-def public(lease: SourceLease, minted: Sequence[int]) -> Lease:
+def public(lease: SourceLease, minted: Sequence[int]) -> LeaseRow:
     """Give a lease as the gateway knows leases, without its handle. `minted`: tokens that were drawn now."""
-    return Lease(
+    return LeaseRow(
         lease.lease_id,
         (lease.lock,),
         lease.owner,
@@ -131,7 +131,7 @@ class Grants:
         self.name, self.source = name, source
         self._database, self._failed, self._quarantined = database, failed, quarantined
         self.times, self.clock = times.sources, times.clock
-        self.pending = PendingReleases()
+        self.pending = ServiceReleases()
 
     async def grant(
         self, wanted: LockRequest, before: SourceState, wait_s: float, gone: "asyncio.Future[None]"
@@ -277,15 +277,15 @@ OVERTAKEN_TRIES: Final = 10
 class HeldLeases(Protocol):
     """What is needed of SourceLocks."""
 
-    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
         """Renew a lease; None: it is lost."""
         ...
 
-    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
         """Mint under a lease; None: it is lost."""
         ...
 
-    async def inspect(self, lease_id: int) -> Lease | None: ...
+    async def inspect(self, lease_id: int) -> LeaseRow | None: ...
 
     async def over(self, lease_id: int, by: EndedBy = "service") -> None:
         """Note that a lease is over: lost at the service, or given back."""
@@ -360,7 +360,7 @@ class SourceClaims:
         return await run_write(self._database.grants.lend, in_transaction)
 
 
-def _later(lease: SourceLease, renewed: Lease, asked_ms: int) -> SourceLease:
+def _later(lease: SourceLease, renewed: LeaseRow, asked_ms: int) -> SourceLease:
     """Take a renewal over into a lease; `asked_ms`: how long ago its answer begins to count its remaining time."""
     return replace(lease, expires_at=renewed.expires_at, remaining_ms=renewed.remaining_ms + asked_ms)
 
@@ -591,7 +591,7 @@ class SourceLocks(Leases):
             lambda c: source_leases.find_by_secret(c, self.name, wanted.names[0], wanted.secret_hash)
         )
 
-    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> Lease | None:
+    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
         lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, secret_hash))
         if lease is None:
@@ -612,7 +612,7 @@ class SourceLocks(Leases):
         self._watch.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
         return public(renewed, ())
 
-    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> Lease | None:
+    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
         """Draw more tokens. None: the lease is lost. Raises SourceQuarantinedError."""
         found = await self._grants.ask(lambda c: source_leases.find_held(c, self.name, lease_id, secret_hash))
         if found is None:
@@ -643,7 +643,7 @@ class SourceLocks(Leases):
         await self._grants.ask(lambda c: source_leases.end(c, lease_id, by="holder"))
         return True
 
-    async def inspect(self, lease_id: int) -> Lease | None:
+    async def inspect(self, lease_id: int) -> LeaseRow | None:
         lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
         return None if lease is None else public(lease, ())
 
@@ -657,7 +657,7 @@ class SourceLocks(Leases):
         after: str | None,
         limit: int,
         patterns: Sequence[str] | None = None,
-    ) -> list[LockState]:
+    ) -> list[LockRow]:
         """List the locks that are held under leases."""
         return await self._grants.ask(lambda c: source_leases.lock_states(c, self.name, names, after, limit, patterns))
 

@@ -60,7 +60,7 @@ _MINUS: Final = "OPERATOR(pg_catalog.-)"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class TokenBounds:
     """Writes the bounds of one table. `table`: its name, a literal. `ceiling`: None for a source but the external."""
 
     table: str
@@ -218,7 +218,7 @@ class Functions:
         self.table = f"{quote(target.schema)}.{quote(target.relation)}"
         self.stem = function_stem(target)
         self.name = literal(target.name)
-        self.bounds = Bounds(self.name, source, self.ceiling)
+        self.bounds = TokenBounds(self.name, source, self.ceiling)
 
     def function_name(self, part: str) -> str:
         """Name one of the table's functions."""

@@ -93,7 +93,7 @@ class ProtectPlan:
         return "\n".join([*lines, *(f"{s};" for s in self.afterwards)]) + "\n"
 
 
-class Asked(TypedDict, total=False):
+class ProtectOptions(TypedDict, total=False):
     """What can be asked for of a table's protection (plan_protect)."""
 
     rule: Rule | None
@@ -281,7 +281,7 @@ async def apply(connection: Connection, plan: ProtectPlan, *, wait: float = 30.0
         await connection.execute(statement)
 
 
-async def protect(connection: Connection, table: str, *, wait: float = 30.0, **asked: Unpack[Asked]) -> str:
+async def protect(connection: Connection, table: str, *, wait: float = 30.0, **asked: Unpack[ProtectOptions]) -> str:
     """Protect a table, or change how it is protected; returns the name of its resources. Can be repeated."""
     plan = await plan_protect(connection, table, **asked)
     await apply(connection, plan, wait=wait)

@@ -58,7 +58,6 @@ from fencepost.server.times import TIMES, Times
 if TYPE_CHECKING:
     from fencepost.server.times import Timer
 
-
 # A queue of group_commit.py: the writes that one statement can carry, their waiting callers, and their answers.
 
 W = TypeVar("W")
@@ -238,7 +237,7 @@ MOST_OF_CALLER: Final = most_of(MOST_AT_ONCE)
 
 
 @dataclass(slots=True)
-class Place:
+class CallerPlace:
     """What one that sends batches of a queue has taken."""
 
     caller: str
@@ -252,15 +251,15 @@ class Places:
         self._of: dict[str, int] = {}
         self._full: set[str] = set()
 
-    def take(self, queue: BatchQueue[Any, Any]) -> Place | None:
+    def take(self, queue: BatchQueue[Any, Any]) -> CallerPlace | None:
         """Take a place for batches of a queue. None: nobody who waits in it may have one more."""
         caller = self._choose(queue)
         if caller is None:
             return None
         self._add(queue, caller)
-        return Place(caller)
+        return CallerPlace(caller)
 
-    def move(self, queue: BatchQueue[Any, Any], place: Place) -> bool:
+    def move(self, queue: BatchQueue[Any, Any], place: CallerPlace) -> bool:
         """Have it be of one whom the next batch is for; False: nobody who waits may have one more."""
         if len(queue.pending) == 1 and place.caller in queue.pending:
             return True
@@ -271,7 +270,7 @@ class Places:
         self._add(queue, place.caller)
         return caller is not None
 
-    def give_back(self, queue: BatchQueue[Any, Any], place: Place) -> None:
+    def give_back(self, queue: BatchQueue[Any, Any], place: CallerPlace) -> None:
         caller = place.caller
         queue.places.remove(caller)
         self._full.discard(caller)
@@ -280,13 +279,13 @@ class Places:
         else:
             del self._of[caller]
 
-    def left_out(self, queue: BatchQueue[Any, Any], place: Place) -> Collection[str]:
+    def left_out(self, queue: BatchQueue[Any, Any], place: CallerPlace) -> Collection[str]:
         """Say whose writes the next batch leaves out."""
         if not self._full and len(queue.places) < MOST_AT_ONCE:
             return ()
         return {each for each in queue.pending if each != place.caller and not self._may_have_more(queue, each)}
 
-    def is_wanted(self, place: Place) -> bool:
+    def is_wanted(self, place: CallerPlace) -> bool:
         """Whether whose it is has as many as one may have: if another queue waits for one, this one would do."""
         return place.caller in self._full
 
@@ -354,7 +353,7 @@ class GroupCommit:
         self._reported = -math.inf
         self._wait_at_most = wait_at_most
         self._queues: set[BatchQueue[Any, Any]] = set()
-        self._lingering: dict[BatchQueue[Any, Any], Place] = {}
+        self._lingering: dict[BatchQueue[Any, Any], CallerPlace] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Whose turn it is to read is found by those who lend (gathered.py).
         self._places = Places(sys.maxsize if self._reads else database.most_batches_of_caller)
@@ -425,7 +424,7 @@ class GroupCommit:
                 if self._places.is_wanted(place):
                     each.wake()
 
-    def _give_back(self, queue: BatchQueue[Any, Any], place: Place) -> None:
+    def _give_back(self, queue: BatchQueue[Any, Any], place: CallerPlace) -> None:
         """Give a place back. Those that wait for one are before this queue."""
         self._places.give_back(queue, place)
         if self._parked:
@@ -445,7 +444,7 @@ class GroupCommit:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _drain(self, queue: BatchQueue[Any, Any], place: Place | None) -> None:
+    async def _drain(self, queue: BatchQueue[Any, Any], place: CallerPlace | None) -> None:
         """Send batches until nothing waits, or nobody who waits may have a place."""
         try:
             while place is not None:
@@ -461,7 +460,7 @@ class GroupCommit:
             elif not queue.running:
                 self._queues.discard(queue)
 
-    async def _on_a_connection(self, queue: BatchQueue[Any, Any], place: Place) -> None:
+    async def _on_a_connection(self, queue: BatchQueue[Any, Any], place: CallerPlace) -> None:
         """Send batches on one connection for as long as it serves and no other queue wants one."""
         batch: list[Waiting[Any, Any]] = []
         behind: GatewayConnection | None = None
@@ -493,11 +492,11 @@ class GroupCommit:
         finally:
             self._wanting -= wanting
 
-    def _is_wanted(self, place: Place) -> bool:
+    def _is_wanted(self, place: CallerPlace) -> bool:
         """Whether another queue wants a connection, or a place of this caller."""
         return bool(self._wanting or (self._parked and self._places.is_wanted(place)))
 
-    async def _linger(self, queue: BatchQueue[Any, Any], place: Place) -> bool:
+    async def _linger(self, queue: BatchQueue[Any, Any], place: CallerPlace) -> bool:
         """Wait a moment for the next write of a queue of a role, on one of its connections. Whether something came."""
         if queue.caller.role is None or queue.is_part or queue in self._lingering or self._is_wanted(place):
             return False

@@ -103,7 +103,7 @@ class Acquired:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeaseRow:
     """A live lease. `minted` are the tokens that this very call drew."""
 
     lease_id: int
@@ -137,7 +137,7 @@ class LostLease:
 
 
 @dataclass(frozen=True, slots=True)
-class LockState:
+class LockRow:
     """Who has a lock, and who waits for it, first come first. The lease's members are None when it is free."""
 
     name: str
@@ -215,7 +215,7 @@ async def try_locks(
 
 async def extend(
     connection: Connection, lease_id: int, secret_hash: bytes, *, ttl_ms: int = 0, tokens: int = 0
-) -> Lease | None:
+) -> LeaseRow | None:
     """Renew (ttl_ms > 0; -1 as before; 0 not) and mint (tokens > 0). None: it is lost, or not the caller's."""
     row = await connection.fetchrow(_EXTEND, lease_id, secret_hash, ttl_ms, tokens)
     return None if row is None else _lease(row, tuple(map(Token, row["tokens"])))
@@ -229,7 +229,7 @@ async def release(connection: Connection, lease_id: int, secret_hash: bytes, gat
     return woken
 
 
-async def inspect(connection: Connection, lease_id: int) -> Lease | None:
+async def inspect(connection: Connection, lease_id: int) -> LeaseRow | None:
     """Look at a live lease."""
     row = await connection.fetchrow(_INSPECT, lease_id)
     return None if row is None else _lease(row, ())
@@ -249,12 +249,12 @@ async def lock_states(
     after: str | None,
     limit: int,
     patterns: Sequence[str] | None = None,
-) -> list[LockState]:
+) -> list[LockRow]:
     """List the locks that are held or waited for, by name: those of these names, or `limit` after a name; only those
     that a pattern names, unless there are none.
     """
     rows = await connection.fetch(_LOCKS, names, after, limit, likes(patterns))
-    return [LockState(**dict(row)) for row in rows]
+    return [LockRow(**dict(row)) for row in rows]
 
 
 async def lock_counts(connection: Connection) -> tuple[int, int]:
@@ -306,8 +306,8 @@ async def forget(connection: Connection, keep_seconds: float, after: int) -> int
     return position
 
 
-def _lease(row: asyncpg.Record, minted: tuple[Token, ...]) -> Lease:
-    return Lease(
+def _lease(row: asyncpg.Record, minted: tuple[Token, ...]) -> LeaseRow:
+    return LeaseRow(
         row["lease_id"],
         tuple(row["names"]),
         row["owner"],

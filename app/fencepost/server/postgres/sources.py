@@ -9,7 +9,7 @@ import asyncpg
 from fencepost.server.fence.caller import likes
 from fencepost.server.fence.token import GENERATION_BITS
 from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.leases import EndedBy, LockRequest, LockState, LostLease, Withdrawn, iso
+from fencepost.server.postgres.leases import EndedBy, LockRequest, LockRow, LostLease, Withdrawn, iso
 from fencepost.server.postgres.upkeep import call_with_retries
 
 # Token sources beside the built-in one, as PostgreSQL remembers them: one statement a verb. The rules are in
@@ -343,7 +343,7 @@ async def lock_states(
     after: str | None,
     limit: int,
     patterns: Sequence[str] | None = None,
-) -> list[LockState]:
+) -> list[LockRow]:
     """List the source's locks that are held under leases, by name; only those that a pattern names, unless there are
     none. Who waits is known to the service alone.
     """
@@ -356,7 +356,7 @@ async def lock_states(
         limit,
         likes(patterns),
     )
-    return [LockState(**dict(row)) for row in rows]
+    return [LockRow(**dict(row)) for row in rows]
 
 
 async def forget(connection: Connection, keep_seconds: float, limit: int) -> int:

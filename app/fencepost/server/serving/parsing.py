@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fencepost.server.fence.problem_types import HEAD_TOO_LARGE
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.http.guard import Bounds
+from fencepost.server.http.guard import ConnectionBounds
 
 # How a connection ends when the gateway stops: no request of which a byte has arrived stays without an answer.
 #
@@ -134,7 +134,7 @@ _AT_LEAST_OF_BODY: Final = 1024
 """Bytes of a body that the parser gets at once: what ends a head may stand in a body very often."""
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """Ends the parser's work; what is refused, and why, is in `problem`."""
 
 
@@ -171,7 +171,7 @@ class ParsingProtocol(DrainingProtocol):
 
     problem: Problem | None = None
     """What was refused, when the parser was ended for it."""
-    most_of_head = Bounds().head_bytes
+    most_of_head = ConnectionBounds().head_bytes
     _head = 0
     """Bytes of the head that is arriving: of its whole fields."""
     _chunked = False
@@ -308,4 +308,4 @@ class ParsingProtocol(DrainingProtocol):
 
     def _stop(self, problem: Problem) -> None:
         self.problem = problem
-        raise RefusedError
+        raise RequestRefusedError

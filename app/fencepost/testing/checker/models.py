@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-from fencepost.testing.checker.store import NEVER, Call, Model, Store, Violation, Words, in_time
+from fencepost.testing.checker.store import NEVER, HistoryCall, Model, Store, Violation, Words, in_time
 from fencepost.testing.history import NOT_READ
 
 # Locks: whether the tokens of grants rise (the fenced mutex), and whether two held a lock at once (the plain one).
@@ -28,13 +28,13 @@ from fencepost.testing.history import NOT_READ
 # tokens, and where it is asked for.
 
 
-class Hold(NamedTuple):
+class LockHold(NamedTuple):
     """How long a holder believed that it had a lock."""
 
     since: int
     until: int
-    call: Call
-    release: Call | None
+    call: HistoryCall
+    release: HistoryCall | None
 
 
 class Tokens:
@@ -48,7 +48,7 @@ class Tokens:
         self._grants: list[int] = []
         self._drawn: dict[int, int] = {}
 
-    def noted(self, grants: Iterable[Call]) -> Iterator[Call]:
+    def noted(self, grants: Iterable[HistoryCall]) -> Iterator[HistoryCall]:
         """Note the tokens of these, while another reads them."""
         for call in grants:
             if call.token:
@@ -101,13 +101,13 @@ def plain_violations(store: Store, words: Words) -> Iterator[Violation]:
         yield from _believed(store, words, resource, "plain_mutex")
 
 
-def falling(grants: Iterable[Call]) -> tuple[Call, Call] | None:
+def falling(grants: Iterable[HistoryCall]) -> tuple[HistoryCall, HistoryCall] | None:
     """Find two grants of one lock of which the later one has the lower token.
 
     The grants are in the order of their begins.
     """
-    ends: list[tuple[int, int, Call]] = []
-    highest: Call | None = None
+    ends: list[tuple[int, int, HistoryCall]] = []
+    highest: HistoryCall | None = None
     for grant in grants:
         while ends and ends[0][0] < grant.invoke.time:
             ended = heapq.heappop(ends)[2]
@@ -119,17 +119,17 @@ def falling(grants: Iterable[Call]) -> tuple[Call, Call] | None:
     return None
 
 
-def granted(call: Call) -> int:
+def granted(call: HistoryCall) -> int:
     """Give the token of a grant; 0 for none."""
     return 0 if call.end is None or call.end.event != "ok" or call.end.token is None else call.end.token
 
 
-def overlapping(calls: Iterable[Call], died: Callable[[str, int], int]) -> tuple[Hold, Hold] | None:
+def overlapping(calls: Iterable[HistoryCall], died: Callable[[str, int], int]) -> tuple[LockHold, LockHold] | None:
     """Find two holders of one lock that believed to hold it at once; the calls are in the order of their begins.
 
     `died` gives when a process was killed, at or after a time; NEVER when it was not.
     """
-    latest: Hold | None = None
+    latest: LockHold | None = None
     for hold in sorted(_holds(calls, died), key=lambda hold: hold.since):
         if latest is not None and hold.since < latest.until:
             return latest, hold
@@ -138,8 +138,8 @@ def overlapping(calls: Iterable[Call], died: Callable[[str, int], int]) -> tuple
     return None
 
 
-def _holds(calls: Iterable[Call], died: Callable[[str, int], int]) -> Iterator[Hold]:
-    held: dict[str, list[Call]] = {}
+def _holds(calls: Iterable[HistoryCall], died: Callable[[str, int], int]) -> Iterator[LockHold]:
+    held: dict[str, list[HistoryCall]] = {}
     for call in calls:
         if call.invoke.op == "acquire" and call.end is not None and call.end.event == "ok":
             held.setdefault(call.invoke.process, []).append(call)
@@ -153,11 +153,11 @@ def _holds(calls: Iterable[Call], died: Callable[[str, int], int]) -> Iterator[H
         yield _hold(grant, None, died)
 
 
-def _hold(grant: Call, release: Call | None, died: Callable[[str, int], int]) -> Hold:
+def _hold(grant: HistoryCall, release: HistoryCall | None, died: Callable[[str, int], int]) -> LockHold:
     until = NEVER if release is None else release.invoke.time
     if grant.end is not None and grant.end.expires is not None:
         until = min(until, grant.end.expires)
-    return Hold(grant.ended, min(until, died(grant.invoke.process, grant.ended)), grant, release)
+    return LockHold(grant.ended, min(until, died(grant.invoke.process, grant.ended)), grant, release)
 
 
 def _believed(store: Store, words: Words, resource: str, model: Model = "mutex") -> Iterator[Violation]:
@@ -173,7 +173,7 @@ def _believed(store: Store, words: Words, resource: str, model: Model = "mutex")
         yield _violation(model, words, sentence, shown)
 
 
-def _violation(model: Model, words: Words, sentence: str, calls: list[Call]) -> Violation:
+def _violation(model: Model, words: Words, sentence: str, calls: list[HistoryCall]) -> Violation:
     return Violation(model, calls[0].invoke.resource, words.listed(sentence, calls), in_time(calls))
 
 
@@ -196,7 +196,7 @@ class Twice:
     """What is wrong with the operations of one key."""
 
     problem: str
-    calls: list[Call]
+    calls: list[HistoryCall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +246,7 @@ def repeated_effects(store: Store, words: Words) -> Iterator[Violation]:
             yield Violation("once", resource, words.listed(f"{wrong.problem}.", wrong.calls), in_time(wrong.calls))
 
 
-def contradiction(key: str, calls: list[Call]) -> Twice | None:
+def contradiction(key: str, calls: list[HistoryCall]) -> Twice | None:
     """Find what is wrong with the operations of one key, which are in the order of their begins."""
     done = [call for call in calls if _ok(call) and not _replayed(call)]
     if len(done) > 1:
@@ -270,7 +270,7 @@ def contradiction(key: str, calls: list[Call]) -> Twice | None:
     return None
 
 
-def effects(calls: list[Call]) -> Effects:
+def effects(calls: list[HistoryCall]) -> Effects:
     """Give which operations of one key changed something. `contradiction` checks that at most one did."""
     none = [at for at, call in enumerate(calls) if _replayed(call)]
     unknown = [at for at, call in enumerate(calls) if _unanswered(call)]
@@ -287,7 +287,7 @@ def effects(calls: list[Call]) -> Effects:
     return _original(calls, repeated, [*none, *unknown])
 
 
-def _original(calls: list[Call], repeated: int, others: list[int]) -> Effects:
+def _original(calls: list[HistoryCall], repeated: int, others: list[int]) -> Effects:
     """Give which of these may be what was answered again first, and maybe only there: the first of each token."""
     again = calls[repeated]
     first = {
@@ -304,27 +304,27 @@ def _original(calls: list[Call], repeated: int, others: list[int]) -> Effects:
     )
 
 
-def _ok(call: Call) -> bool:
+def _ok(call: HistoryCall) -> bool:
     return call.end is not None and call.end.event == "ok"
 
 
-def _unanswered(call: Call) -> bool:
+def _unanswered(call: HistoryCall) -> bool:
     return call.end is None or call.end.event == "unknown"
 
 
-def _replayed(call: Call) -> bool:
+def _replayed(call: HistoryCall) -> bool:
     return call.end is not None and call.end.replayed
 
 
-def _same_request(one: Call, other: Call) -> bool:
+def _same_request(one: HistoryCall, other: HistoryCall) -> bool:
     return _request(one) == _request(other)
 
 
-def _request(call: Call) -> tuple[str, str, str | None]:
+def _request(call: HistoryCall) -> tuple[str, str, str | None]:
     return call.invoke.op, call.invoke.resource, call.invoke.value
 
 
-def _same_answer(one: Call, other: Call) -> bool:
+def _same_answer(one: HistoryCall, other: HistoryCall) -> bool:
     if one.end is None or other.end is None:
         return True
     same_value = NOT_READ in {one.end.value, other.end.value} or one.end.value == other.end.value
@@ -383,12 +383,12 @@ class Wrong:
     values: list[str]
     """One element; of readings that are apart, one of each. Of several that are lost, or strange, one shows it."""
     total: int
-    reading: Call
-    later: Call | None = None
+    reading: HistoryCall
+    later: HistoryCall | None = None
     """A later reading that shows what this one misses; of readings that are apart, the other one."""
     newer: str | None = None
     """An element that it shows, although its add began after those that it misses were there."""
-    earlier: Call | None = None
+    earlier: HistoryCall | None = None
     """What shows that a lost element was there: the reading that showed it first, when no answer to its add did."""
 
 
@@ -413,7 +413,7 @@ def contradictions(store: Store) -> Iterator[Wrong]:
         yield from _of_set(store, resource, readings)
 
 
-def _of_set(store: Store, resource: str, readings: list[Call]) -> Iterator[Wrong]:
+def _of_set(store: Store, resource: str, readings: list[HistoryCall]) -> Iterator[Wrong]:
     met: set[Problem] = set()
     for reading in reversed(readings):  # what is missing in the end counts more than what is missing for a while
         newest, asked = store.db.execute(_NEWEST, (reading.id,)).fetchone() or (None, 0)
@@ -427,7 +427,7 @@ def _of_set(store: Store, resource: str, readings: list[Call]) -> Iterator[Wrong
     yield from _apart(store, readings)
 
 
-def _with_its_story(store: Store, readings: list[Call], lost: Wrong, newest: str | None, began: int) -> Wrong:
+def _with_its_story(store: Store, readings: list[HistoryCall], lost: Wrong, newest: str | None, began: int) -> Wrong:
     """Add what else shows that an element is lost: it was there before `began`."""
     reading, (value,) = lost.reading, lost.values
     adds = store.writers(reading.invoke.resource, value)
@@ -441,7 +441,7 @@ def _with_its_story(store: Store, readings: list[Call], lost: Wrong, newest: str
     )
 
 
-def _apart(store: Store, readings: list[Call]) -> Iterator[Wrong]:
+def _apart(store: Store, readings: list[HistoryCall]) -> Iterator[Wrong]:
     """Find two readings of which each shows what the other does not: neither can be the earlier one."""
     counted = "SELECT count(*) FROM seen WHERE reading = ?"
     sizes = {reading.id: store.db.execute(counted, (reading.id,)).fetchone()[0] for reading in readings}
@@ -455,11 +455,11 @@ def _apart(store: Store, readings: list[Call]) -> Iterator[Wrong]:
             return
 
 
-def _both(one: Call, other: Call) -> tuple[tuple[int, int], tuple[int, int]]:
+def _both(one: HistoryCall, other: HistoryCall) -> tuple[tuple[int, int], tuple[int, int]]:
     return (one.id, other.id), (other.id, one.id)
 
 
-def _shows(store: Store, reading: Call, value: str) -> bool:
+def _shows(store: Store, reading: HistoryCall, value: str) -> bool:
     query = "SELECT 1 FROM seen WHERE reading = ? AND value = ?"
     return store.db.execute(query, (reading.id, value)).fetchone() is not None
 

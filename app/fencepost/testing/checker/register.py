@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from fencepost.testing.checker.store import (
     EFFECTS,
     NEVER,
-    Call,
     Contradiction,
+    HistoryCall,
     Store,
     UndecidedError,
     Violation,
@@ -35,18 +35,18 @@ from fencepost.testing.history import NOT_READ, BadHistoryError
 
 
 @dataclass(slots=True)
-class Cluster:
+class ValueCluster:
     """A write and the reads that saw it; without a write: the time before the first one."""
 
-    write: Call | None = None
-    first_ended: Call | None = None
-    last_begun: Call | None = None
+    write: HistoryCall | None = None
+    first_ended: HistoryCall | None = None
+    last_begun: HistoryCall | None = None
     low: int = NEVER
     """The earliest end."""
     high: int = -1
     """The latest begin."""
 
-    def add(self, call: Call) -> None:
+    def add(self, call: HistoryCall) -> None:
         """Take the write, or a read of it."""
         if call.ended < self.low:
             self.low, self.first_ended = call.ended, call
@@ -54,7 +54,7 @@ class Cluster:
             self.high, self.last_begun = call.invoke.time, call
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[HistoryCall]:
         """Give those calls that make the zone, and the write."""
         found = {id(call): call for call in (self.write, self.first_ended, self.last_begun) if call is not None}
         return list(found.values())
@@ -64,12 +64,12 @@ class Cluster:
 class Accesses:
     """The calls of one resource, by what they are."""
 
-    written: dict[str, Call] = field(default_factory=dict)
-    refused: dict[str, Call] = field(default_factory=dict)
-    reads: list[tuple[Call, str | None]] = field(default_factory=list)
-    deletes: list[Call] = field(default_factory=list)
+    written: dict[str, HistoryCall] = field(default_factory=dict)
+    refused: dict[str, HistoryCall] = field(default_factory=dict)
+    reads: list[tuple[HistoryCall, str | None]] = field(default_factory=list)
+    deletes: list[HistoryCall] = field(default_factory=list)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: HistoryCall) -> None:
         """Take one. Raises BadHistoryError when a value is written a second time."""
         value = call.invoke.value
         if call.invoke.op == "read":
@@ -84,7 +84,7 @@ class Accesses:
             self.written[value] = call
 
 
-def contradiction(calls: Iterable[Call]) -> list[Call]:
+def contradiction(calls: Iterable[HistoryCall]) -> list[HistoryCall]:
     """Give calls that no order explains; none when all are explained. The calls are of one resource, without tokens.
 
     Raises BadHistoryError when two writes have the same value.
@@ -93,7 +93,7 @@ def contradiction(calls: Iterable[Call]) -> list[Call]:
     for call in calls:
         found.add(call)
     clusters = {value: _cluster(call) for value, call in found.written.items()}
-    before = Cluster(low=-1)
+    before = ValueCluster(low=-1)
     for read, saw in found.reads:
         if saw is None:
             if not found.deletes:
@@ -108,19 +108,19 @@ def contradiction(calls: Iterable[Call]) -> list[Call]:
     return _overlap([each for each in (before, *clusters.values(), *deletes) if each.low != NEVER])
 
 
-def _saw(call: Call) -> list[str | None]:
+def _saw(call: HistoryCall) -> list[str | None]:
     """Give what a read saw; nothing when its answer is not known."""
     end = call.end
     return [end.value] if end is not None and end.event == "ok" and end.value is not NOT_READ else []
 
 
-def _cluster(call: Call) -> Cluster:
-    cluster = Cluster(write=call)
+def _cluster(call: HistoryCall) -> ValueCluster:
+    cluster = ValueCluster(write=call)
     cluster.add(call)
     return cluster
 
 
-def _overlap(clusters: list[Cluster]) -> list[Call]:
+def _overlap(clusters: list[ValueCluster]) -> list[HistoryCall]:
     forward = sorted((each for each in clusters if each.low < each.high), key=lambda each: each.low)
     for earlier, later in itertools.pairwise(forward):
         if later.low < earlier.high:
@@ -135,7 +135,7 @@ def _overlap(clusters: list[Cluster]) -> list[Call]:
     return []
 
 
-def _same_value(call: Call) -> BadHistoryError:
+def _same_value(call: HistoryCall) -> BadHistoryError:
     return BadHistoryError(
         f"operation {call.id} writes {call.invoke.value!r} to {call.invoke.resource}, as another one does. Without"
         " tokens each write of a resource needs a value of its own, or it cannot be known which one a read saw"
@@ -153,12 +153,12 @@ def _same_value(call: Call) -> BadHistoryError:
 # each operation that was left out is put back by itself in the end: if that explains what remains, it belongs to the
 # answer, and the search begins again with it.
 
-Impossible = Callable[[list[Call]], bool]
+Impossible = Callable[[list[HistoryCall]], bool]
 
 
 def shortest(
-    calls: list[Call], others: Callable[[list[Call]], Iterable[Call]], impossible: Impossible
-) -> list[Call] | None:
+    calls: list[HistoryCall], others: Callable[[list[HistoryCall]], Iterable[HistoryCall]], impossible: Impossible
+) -> list[HistoryCall] | None:
     """Give the fewest of these calls that are impossible together, in the order of their begins.
 
     `calls` are impossible; `others` gives all calls that could explain some of them. None: with the others they are
@@ -181,13 +181,13 @@ def shortest(
     return least
 
 
-def _explanation(calls: list[Call], others: Iterable[Call], impossible: Impossible) -> Call | None:
+def _explanation(calls: list[HistoryCall], others: Iterable[HistoryCall], impossible: Impossible) -> HistoryCall | None:
     """Give another call with which these are possible."""
     have = {call.id for call in calls}
     return next((call for call in others if call.id not in have and not impossible(_in_order([*calls, call]))), None)
 
 
-def _without(calls: list[Call], out: set[int]) -> list[Call]:
+def _without(calls: list[HistoryCall], out: set[int]) -> list[HistoryCall]:
     """Leave calls out, with the reads that name their values or tokens."""
     gone = [call.invoke for call in calls if call.id in out and not call.refused]
     values = {invoke.value for invoke in gone} - {None}
@@ -195,12 +195,12 @@ def _without(calls: list[Call], out: set[int]) -> list[Call]:
     return [call for call in calls if call.id not in out and not _names(call, values, tokens)]
 
 
-def _names(call: Call, values: set[str | None], tokens: set[int | None]) -> bool:
+def _names(call: HistoryCall, values: set[str | None], tokens: set[int | None]) -> bool:
     end = call.end
     return end is not None and (end.value in values or end.token in tokens or end.mark in tokens)
 
 
-def _least(calls: list[Call], kept: set[int], impossible: Impossible) -> list[Call]:
+def _least(calls: list[HistoryCall], kept: set[int], impossible: Impossible) -> list[HistoryCall]:
     parts = 2
     while True:
         free = [call for call in calls if call.id not in kept]
@@ -217,7 +217,7 @@ def _least(calls: list[Call], kept: set[int], impossible: Impossible) -> list[Ca
             parts *= 2
 
 
-def _in_order(calls: Iterable[Call]) -> list[Call]:
+def _in_order(calls: Iterable[HistoryCall]) -> list[HistoryCall]:
     return sorted(calls, key=lambda call: (call.invoke.time, call.id))
 
 
@@ -267,13 +267,13 @@ class State(NamedTuple):
 _EMPTY: Final[frozenset[int]] = frozenset()
 
 
-def first_impossible(calls: Iterable[Call]) -> Call | None:
+def first_impossible(calls: Iterable[HistoryCall]) -> HistoryCall | None:
     """Give the call whose answer no order explains; None when all are explained.
 
     The calls are of one resource, in the order of their begins. Raises UndecidedError when there are too many states.
     """
     frontier = _Frontier()
-    ends: list[tuple[int, int, Call]] = []
+    ends: list[tuple[int, int, HistoryCall]] = []
     for call in calls:
         while ends and ends[0][0] < call.invoke.time:
             if not frontier.end(ended := heapq.heappop(ends)[2]):
@@ -293,16 +293,16 @@ class _Frontier:
 
     def __init__(self) -> None:
         self._states = {State(0, None, _EMPTY, _EMPTY)}
-        self._effects: dict[int, Call] = {}
+        self._effects: dict[int, HistoryCall] = {}
         """Under way, and certainly done in the end."""
-        self._observers: dict[int, Call] = {}
+        self._observers: dict[int, HistoryCall] = {}
         """Reads and refusals under way."""
-        self._maybe: dict[int, Call] = {}
+        self._maybe: dict[int, HistoryCall] = {}
         """Unknown, and some state still allows them."""
         self._low = 0
         """The lowest mark of all states; it never falls."""
 
-    def begin(self, call: Call) -> bool:
+    def begin(self, call: HistoryCall) -> bool:
         """Take an invoke; return whether any state is left."""
         if not _is_effect(call):
             if call.certain and _observes(call):
@@ -319,7 +319,7 @@ class _Frontier:
         self._states = {state for state in self._states if _allows(state.mark, call)}
         return bool(self._states)
 
-    def end(self, call: Call) -> bool:
+    def end(self, call: HistoryCall) -> bool:
         """Take an end; return whether any state is left."""
         if call.id not in self._effects and call.id not in self._observers:
             return True
@@ -338,7 +338,7 @@ class _Frontier:
             self._maybe = {key: each for key, each in self._maybe.items() if _matters(low, each)}
         return bool(self._states)
 
-    def _reach(self, starts: Collection[State], call: Call) -> set[State]:
+    def _reach(self, starts: Collection[State], call: HistoryCall) -> set[State]:
         """Give the states that come when operations under way have their moments, up to that of this call.
 
         One search begins at all states: what one of them has led to is not searched again for the next. A state is idle
@@ -369,7 +369,7 @@ class _Frontier:
                 raise UndecidedError(call.invoke.resource, MOST_STATES)
         return reached
 
-    def _next(self, state: State, maybe: Iterable[Call]) -> list[Call]:
+    def _next(self, state: State, maybe: Iterable[HistoryCall]) -> list[HistoryCall]:
         """Give the operations that can have their moment now and leave a moment for all that certainly had one.
 
         `maybe`: the unknown ones to choose from.
@@ -387,7 +387,7 @@ class _Frontier:
         ]
         return [call for call in found if _allows(state.mark, call) and _shows(state, call)]
 
-    def _apply(self, state: State, call: Call) -> State:
+    def _apply(self, state: State, call: HistoryCall) -> State:
         value = state.value
         if call.invoke.op != "claim":
             value = call.invoke.value if call.invoke.op == "write" else None
@@ -433,7 +433,7 @@ class _Best:
         return True
 
 
-def _has_moment(state: State, call: Call) -> bool:
+def _has_moment(state: State, call: HistoryCall) -> bool:
     return call.id in state.effects or call.id in state.seen
 
 
@@ -442,26 +442,26 @@ def _effort(state: State) -> tuple[int, int, int]:
     return len(state.effects), state.mark, -len(state.seen)
 
 
-def _grouped(call: Call | None) -> bool:
+def _grouped(call: HistoryCall | None) -> bool:
     """Whether at most one of several unknown operations with the key of this one has an effect."""
     return call is not None and call.highest is not None
 
 
-def _same_request(one: Call, other: Call) -> bool:
+def _same_request(one: HistoryCall, other: HistoryCall) -> bool:
     a, b = one.invoke, other.invoke
     return (a.key, a.op, a.value) == (b.key, b.op, b.value)
 
 
-def _matters(mark: int, call: Call) -> bool:
+def _matters(mark: int, call: HistoryCall) -> bool:
     """Whether this unknown operation, or another one with its key, can still have an effect."""
     return _allows(mark, call) or (call.highest is not None and mark <= call.highest)
 
 
-def _is_effect(call: Call) -> bool:
+def _is_effect(call: HistoryCall) -> bool:
     return call.invoke.op in EFFECTS and not call.refused
 
 
-def _observes(call: Call) -> bool:
+def _observes(call: HistoryCall) -> bool:
     end = call.end
     if end is None:
         return False
@@ -470,17 +470,17 @@ def _observes(call: Call) -> bool:
     return end.reason in {"stale", "spent"} or end.mark is not None
 
 
-def _allows(mark: int, call: Call) -> bool:
+def _allows(mark: int, call: HistoryCall) -> bool:
     """Whether a resource with this mark accepts the call."""
     return mark <= call.token if call.invoke.rule == "epoch" else mark < call.token
 
 
-def _shows(state: State, call: Call) -> bool:
+def _shows(state: State, call: HistoryCall) -> bool:
     """Whether a claim that shows the row shows this one."""
     return call.invoke.op != "claim" or call.end is None or call.end.value in {NOT_READ, state.value}
 
 
-def _explains(state: State, call: Call) -> bool:
+def _explains(state: State, call: HistoryCall) -> bool:
     """Whether this state gives the answer of a read or a refusal."""
     end = call.end
     if end is None or end.event == "unknown":
@@ -494,7 +494,7 @@ def _explains(state: State, call: Call) -> bool:
     return end.reason != "spent" or state.mark == call.token
 
 
-def _look(state: State, observers: dict[int, Call]) -> State:
+def _look(state: State, observers: dict[int, HistoryCall]) -> State:
     """Give their moment to all reads and refusals that this state explains."""
     found = {key for key, call in observers.items() if key not in state.seen and _explains(state, call)}
     return state._replace(seen=state.seen | found) if found else state
@@ -524,7 +524,7 @@ def contradictions(store: Store) -> Iterator[Contradiction]:
             yield Contradiction(resource, least + _refused(store, least), judge(least) or found, fenced)
 
 
-def _refused(store: Store, calls: list[Call]) -> list[Call]:
+def _refused(store: Store, calls: list[HistoryCall]) -> list[HistoryCall]:
     """Give the refused writes of values that were read all the same: no part of the contradiction, but of its story."""
     written = {call.invoke.value for call in calls}
     saw = {call.end.value for call in calls if call.end is not None and isinstance(call.end.value, str)}
@@ -532,7 +532,7 @@ def _refused(store: Store, calls: list[Call]) -> list[Call]:
     return [call for value in sorted(saw - written) for call in store.writers(resource, value) if call.refused]
 
 
-def zones(calls: Iterable[Call]) -> Call | None:
+def zones(calls: Iterable[HistoryCall]) -> HistoryCall | None:
     """Give the last call of those that no order explains, for a resource without tokens."""
     return max(contradiction(calls), key=lambda call: call.invoke.time, default=None)
 
@@ -554,10 +554,12 @@ def _without_tokens(store: Store) -> set[str]:
     return without
 
 
-def _least_of_register(store: Store, found: Call, judge: Callable[[Iterable[Call]], Call | None]) -> list[Call]:
+def _least_of_register(
+    store: Store, found: HistoryCall, judge: Callable[[Iterable[HistoryCall]], HistoryCall | None]
+) -> list[HistoryCall]:
     resource = found.invoke.resource
 
-    def impossible(calls: Iterable[Call]) -> bool:
+    def impossible(calls: Iterable[HistoryCall]) -> bool:
         return judge(calls) is not None
 
     helpful = partial(_helpful, store, resource)
@@ -568,7 +570,7 @@ def _least_of_register(store: Store, found: Call, judge: Callable[[Iterable[Call
     raise AssertionError(f"{resource}: impossible in the order of begins, and possible in the order of rows")
 
 
-def _helpful(store: Store, resource: str, calls: list[Call]) -> Iterator[Call]:
+def _helpful(store: Store, resource: str, calls: list[HistoryCall]) -> Iterator[HistoryCall]:
     """Give all calls of a resource that could explain these: any other one could only contradict them."""
     refusals = [call.token for call in calls if call.refused]
     for end in (call.end for call in calls if call.end is not None):
@@ -579,7 +581,7 @@ def _helpful(store: Store, resource: str, calls: list[Call]) -> Iterator[Call]:
         yield from store.above(resource, min(refusals))
 
 
-def _calls(store: Store, resource: str, last: int, found: Call) -> list[Call]:
+def _calls(store: Store, resource: str, last: int, found: HistoryCall) -> list[HistoryCall]:
     """Give the last register operations of a resource up to the end of this one, and what its answer names.
 
     Reads and refusals that name what is not among them are left out: they would be impossible without it.

@@ -7,7 +7,7 @@ from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
 
-from fencepost.testing.history import NOT_READ, End, Event, Fault, Invoke, NotRead
+from fencepost.testing.history import NOT_READ, End, Event, FaultEvent, Invoke, NotRead
 
 # What keeps a history from being judged, although it is one.
 
@@ -53,7 +53,7 @@ EFFECTS: Final = frozenset({"write", "delete", "claim"})
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HistoryCall:
     """One operation. What has no end yet, or an unknown one, may have an effect at any time from its invoke on."""
 
     invoke: Invoke
@@ -89,7 +89,7 @@ class Call:
         return (self.invoke, *(() if self.end is None else (self.end,)), *self.proof)
 
 
-def in_time(calls: list[Call]) -> tuple[Event, ...]:
+def in_time(calls: list[HistoryCall]) -> tuple[Event, ...]:
     """Give the events of calls in the order of their times, each once."""
     events = {event for call in calls for event in call.events}
     return tuple(sorted(events, key=lambda event: (event.time, isinstance(event, End), getattr(event, "id", 0))))
@@ -104,7 +104,7 @@ class Words:
     def __init__(self, zero: int) -> None:
         self._zero = zero
 
-    def listed(self, sentence: str, calls: list[Call]) -> str:
+    def listed(self, sentence: str, calls: list[HistoryCall]) -> str:
         """Put the operations below a sentence."""
         ordered = sorted(calls, key=lambda call: (call.invoke.time, call.id))
         return "\n".join([sentence, *(f"  {self.call(call)}" for call in ordered)])
@@ -115,7 +115,7 @@ class Words:
         digits = f"{rest:09}".rstrip("0")
         return f"{whole}.{digits.ljust(3, '0')} s"
 
-    def call(self, call: Call) -> str:
+    def call(self, call: HistoryCall) -> str:
         """Describe one operation: who, what, from when to when, and the answer."""
         end = call.end
         begun = f"asked at {self.time(call.invoke.time)}"
@@ -127,7 +127,7 @@ class Words:
             return f"{self.deed(call)}: {begun}, outcome unknown at {self.time(end.time)}{why}{proof}"
         return f"{self.deed(call)}: {begun}, {self._answer(call, end)} at {self.time(end.time)}"
 
-    def deed(self, call: Call) -> str:
+    def deed(self, call: HistoryCall) -> str:
         """Describe what was asked for: `w3 wrote 'a' to orders/7 under token 33`."""
         invoke = call.invoke
         token = "" if invoke.token is None else f" under token {invoke.token}"
@@ -144,7 +144,7 @@ class Words:
         }
         return f"{invoke.process} {verbs[invoke.op]}{token}{key}"
 
-    def _answer(self, call: Call, end: End) -> str:
+    def _answer(self, call: HistoryCall, end: End) -> str:
         if end.event == "refused":
             named = "" if end.mark is None else f", the mark being {end.mark},"
             return f"refused as {end.reason}{named}"
@@ -204,8 +204,8 @@ class Contradiction:
     """Calls of one resource that no order explains, in the order of their begins, and the one that has no place."""
 
     resource: str
-    calls: list[Call]
-    last: Call
+    calls: list[HistoryCall]
+    last: HistoryCall
     fenced: bool
 
 
@@ -224,7 +224,7 @@ def sentence_of(found: Contradiction, words: Words) -> str:
     return f"The operations of {resource} have no order {order}in which each answer is right at its time."
 
 
-def _refusal(call: Call, end: End) -> str:
+def _refusal(call: HistoryCall, end: End) -> str:
     invoke = call.invoke
     token = "" if invoke.token is None else f" under token {invoke.token}"
     refused = f"{invoke.process}'s {invoke.op} of {invoke.resource}{token} was refused as {end.reason}"
@@ -237,7 +237,7 @@ def _refusal(call: Call, end: End) -> str:
     return f"{refused}, although the mark of {invoke.resource} can not have been {above} it by then."
 
 
-def _falling(words: Words, one: Call, other: Call) -> str:
+def _falling(words: Words, one: HistoryCall, other: HistoryCall) -> str:
     higher, lower = (one, other) if one.token > other.token else (other, one)
     if higher.token == lower.token:
         return (
@@ -251,11 +251,11 @@ def _falling(words: Words, one: Call, other: Call) -> str:
     )
 
 
-def _at(words: Words, call: Call) -> str:
+def _at(words: Words, call: HistoryCall) -> str:
     return "" if call.ended == NEVER else f" at {words.time(call.ended)}"
 
 
-def _read(read: Call, end: End, found: Contradiction) -> str:
+def _read(read: HistoryCall, end: End, found: Contradiction) -> str:
     saw = "no row" if not isinstance(end.value, str) else repr(end.value)
     mark = "" if end.token is None else f" and the mark {end.token}"
     who = f"{read.invoke.process} read {saw}{mark} in {found.resource}"
@@ -331,7 +331,7 @@ class Store:
                 pending[event.id] = event
             elif isinstance(event, End):
                 self._add(pending.pop(event.id), event)
-            elif isinstance(event, Fault) and event.kind == "killed":
+            elif isinstance(event, FaultEvent) and event.kind == "killed":
                 self.db.execute("INSERT INTO deaths VALUES (?, ?)", (event.target, event.time))
         for invoke in pending.values():
             self._add(invoke, None)
@@ -360,7 +360,7 @@ class Store:
         for rowid in rowids:
             self.db.execute("UPDATE calls SET highest = ? WHERE rowid = ?", (highest, rowid))
 
-    def resources(self, *ops: str) -> Iterator[tuple[str, Iterator[Call]]]:
+    def resources(self, *ops: str) -> Iterator[tuple[str, Iterator[HistoryCall]]]:
         """Give the calls of each resource in the order of their begins, without repeated answers."""
         found = self.db.execute(
             f"SELECT {_COLUMNS} FROM calls WHERE effect AND op IN ({', '.join('?' * len(ops))})"
@@ -370,7 +370,9 @@ class Store:
         for resource, rows in groupby(found, key=lambda row: str(row[4])):
             yield resource, map(self._call, rows)
 
-    def of_resource(self, resource: str, ops: Sequence[str], *, until: int = NEVER, last: int = -1) -> list[Call]:
+    def of_resource(
+        self, resource: str, ops: Sequence[str], *, until: int = NEVER, last: int = -1
+    ) -> list[HistoryCall]:
         """Give the last of a resource's calls of these kinds that began by `until`, in the order of their begins."""
         self._index()
         found = self.db.execute(
@@ -380,19 +382,19 @@ class Store:
         )
         return [self._call(row) for row in found][::-1]
 
-    def deletes(self, resource: str) -> Iterator[Call]:
+    def deletes(self, resource: str) -> Iterator[HistoryCall]:
         """Give the deletes of a resource, one at a time."""
         return self._some(f"SELECT {_COLUMNS} FROM calls WHERE effect AND resource = ? AND op = 'delete'", resource)
 
-    def above(self, resource: str, token: int) -> Iterator[Call]:
+    def above(self, resource: str, token: int) -> Iterator[HistoryCall]:
         """Give the calls of a resource with this token or a higher one, one at a time."""
         return self._some(f"SELECT {_COLUMNS} FROM calls WHERE effect AND resource = ? AND token >= ?", resource, token)
 
-    def _some(self, query: str, *values: object) -> Iterator[Call]:
+    def _some(self, query: str, *values: object) -> Iterator[HistoryCall]:
         self._index()
         return map(self._call, self.db.execute(query, values))
 
-    def writers(self, resource: str, value: str) -> list[Call]:
+    def writers(self, resource: str, value: str) -> list[HistoryCall]:
         """Give the calls of a resource that wrote this value, or were to."""
         self._index()
         found = self.db.execute(
@@ -408,7 +410,7 @@ class Store:
             " GROUP BY resource, shown HAVING count(*) > 1"
         ).fetchall()
 
-    def grants(self, resource: str, token: int) -> list[Call]:
+    def grants(self, resource: str, token: int) -> list[HistoryCall]:
         """Give the grants of a lock with this token, in the order of their begins."""
         found = self.db.execute(
             f"SELECT {_COLUMNS} FROM calls WHERE effect AND resource = ? AND op = 'acquire' AND shown = ?"
@@ -417,7 +419,7 @@ class Store:
         )
         return [self._call(row) for row in found]
 
-    def named(self, resource: str, value: str | NotRead | None, tokens: Collection[int | None]) -> list[Call]:
+    def named(self, resource: str, value: str | NotRead | None, tokens: Collection[int | None]) -> list[HistoryCall]:
         """Give the calls of a resource that wrote this value, and those with these tokens."""
         found = self.writers(resource, value) if isinstance(value, str) else []
         query = f"SELECT {_COLUMNS} FROM calls WHERE effect AND resource = ? AND token = ?"
@@ -441,7 +443,7 @@ class Store:
         """Whether there is an operation that this model judges."""
         return self.db.execute(f"SELECT 1 FROM calls WHERE {_JUDGED[model]} LIMIT 1").fetchone() is not None
 
-    def by_key(self) -> Iterator[tuple[str, list[tuple[int, Call]]]]:
+    def by_key(self) -> Iterator[tuple[str, list[tuple[int, HistoryCall]]]]:
         """Give the calls of each Idempotency-Key with their rowids, in the order of their begins."""
         found = self.db.execute(f"SELECT {_COLUMNS}, rowid FROM calls WHERE key IS NOT NULL ORDER BY key, began, id")
         for key, rows in groupby(found, key=lambda row: str(row[8])):
@@ -478,14 +480,14 @@ class Store:
             self.db.execute("CREATE INDEX of_token ON calls (resource, token)")
             self._indexed = True
 
-    def _call(self, row: _Row) -> Call:
+    def _call(self, row: _Row) -> HistoryCall:
         invoke, end = _events(row)
         proof: tuple[Event, ...] = ()
         if row[21] is not None:
             other = self.db.execute(f"SELECT {_COLUMNS} FROM calls WHERE rowid = ?", (row[21],)).fetchone()
             again, answer = _events(other)
             proof = (again,) if answer is None else (again, answer)
-        return Call(invoke, end, row[19], row[19] != NEVER, proof, row[22])
+        return HistoryCall(invoke, end, row[19], row[19] != NEVER, proof, row[22])
 
     def close(self) -> None:
         """Forget everything."""

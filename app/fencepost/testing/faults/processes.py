@@ -10,7 +10,7 @@ from fencepost.server.ops.embedded_files import EmbeddedServerError
 from fencepost.testing.faults.fault import FaultError, fault
 from fencepost.testing.servers.processes import (
     HasPid,
-    Known,
+    KnownProcess,
     alive,
     continue_all,
     handled,
@@ -108,7 +108,7 @@ def paused(process: HasPid | int) -> Iterator[None]:
     has ended already; TimeoutError when it does not stop.
     """
     pid = _running(process)
-    stopped: list[Known] = []
+    stopped: list[KnownProcess] = []
     with handled():
         try:
             stopped = stop_tree(pid)

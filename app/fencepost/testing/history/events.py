@@ -91,7 +91,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FaultEvent:
     """A fault begins."""
 
     time: int
@@ -118,7 +118,7 @@ class Note:
     text: str
 
 
-Event = Invoke | End | Fault | Healed | Note
+Event = Invoke | End | FaultEvent | Healed | Note
 
 
 # Which fields an operation and its answer have: what they need, and what would have no meaning.
@@ -222,7 +222,7 @@ FORMAT: Final = "fencepost/1"
 
 _LARGEST: Final = 2**63 - 1
 _END_KINDS: Final = get_args(Outcome)
-_NAMES: Final[Mapping[type, str]] = {Invoke: "invoke", Fault: "fault", Healed: "healed", Note: "note"}
+_NAMES: Final[Mapping[type, str]] = {Invoke: "invoke", FaultEvent: "fault", Healed: "healed", Note: "note"}
 
 
 def header_line(header: Mapping[str, object]) -> bytes:
@@ -362,7 +362,7 @@ _END: Final[_Kinds] = {
 _FIELDS: Final[dict[str, tuple[Callable[..., Event], _Kinds, set[str]]]] = {
     "invoke": (Invoke, _INVOKE, {"time", "id", "process", "op", "resource"}),
     **{outcome: (End, _END, {"time", "id"}) for outcome in _END_KINDS},
-    "fault": (Fault, {**_EVENT, "id": _WHOLE, "kind": _NAME, "target": _TEXT}, {"time", "id", "kind", "target"}),
+    "fault": (FaultEvent, {**_EVENT, "id": _WHOLE, "kind": _NAME, "target": _TEXT}, {"time", "id", "kind", "target"}),
     "healed": (Healed, {**_EVENT, "id": _WHOLE}, {"time", "id"}),
     "note": (Note, {**_EVENT, "text": _TEXT}, {"time", "text"}),
 }

@@ -14,7 +14,7 @@ from fencepost.testing.history.events import (
     CutOffError,
     End,
     Event,
-    Fault,
+    FaultEvent,
     Healed,
     Invoke,
     Note,
@@ -29,7 +29,7 @@ from fencepost.testing.history.events import (
 # It remembers the operations that are open, and nothing of those that are over. Faults are few: it remembers all.
 
 
-class Order:
+class EventOrder:
     """Judges the events of one history, in their order. `place` says where the event with a number is, from 1 on."""
 
     def __init__(self, place: Callable[[int], str]) -> None:
@@ -54,7 +54,7 @@ class Order:
                 self._begins(event)
             case End():
                 self._ends(event)
-            case Fault():
+            case FaultEvent():
                 self._fault_begins(event)
             case Healed():
                 if event.id not in self._not_healed:
@@ -83,7 +83,7 @@ class Order:
             )
         judge_end(invoke, end)
 
-    def _fault_begins(self, fault: Fault) -> None:
+    def _fault_begins(self, fault: FaultEvent) -> None:
         if fault.id in self._faults:
             first = self._place(self._faults[fault.id])
             raise BadHistoryError(f"fault {fault.id} begins a second time: ids must be unique. It began in {first}")
@@ -99,7 +99,7 @@ class History:
         self._events = events
 
     def __iter__(self) -> Iterator[Event]:
-        order = Order(self.place)
+        order = EventOrder(self.place)
         for number, event in enumerate(self._events(), start=1):
             try:
                 order.judge(event)
@@ -150,7 +150,7 @@ class _File(History):
         super().__init__(header, lambda: iter(self))
 
     def __iter__(self) -> Iterator[Event]:
-        order = Order(self.place)
+        order = EventOrder(self.place)
         with self.path.open("rb") as file:
             file.readline()
             blank: int | None = None

@@ -15,7 +15,7 @@ from fencepost.testing.history.events import (
     NOT_READ,
     End,
     Event,
-    Fault,
+    FaultEvent,
     Healed,
     Invoke,
     Note,
@@ -115,7 +115,7 @@ class Recorder:
 
     def fault(self, kind: str, target: str) -> RecordedFault:
         identity = self._identity()
-        self.add(lambda now: Fault(now, identity, kind, target))
+        self.add(lambda now: FaultEvent(now, identity, kind, target))
         return RecordedFault(self, identity)
 
     def note(self, text: str) -> None:

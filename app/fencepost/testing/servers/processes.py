@@ -313,7 +313,7 @@ def pid_of(process: HasPid | int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownProcess:
     """One process that was seen alive, by pid and time of start (in ticks since boot)."""
 
     pid: int
@@ -340,13 +340,15 @@ class Known:
         return all(state in "TtXZ" for state in states)
 
 
-def tree(pid: int) -> list[Known]:
+def tree(pid: int) -> list[KnownProcess]:
     """Return a process and all below it that are alive, parents first. Empty when it has ended."""
-    found = [Known(each, started) for each in (pid, *descendants(pid)) if (started := _started(each)) is not None]
+    found = [
+        KnownProcess(each, started) for each in (pid, *descendants(pid)) if (started := _started(each)) is not None
+    ]
     return [each for each in found if each.runs()]
 
 
-def stop_tree(pid: int) -> list[Known]:
+def stop_tree(pid: int) -> list[KnownProcess]:
     """SIGSTOP a process and all below it, and return those that ran, once each thread of all has stopped.
 
     Stops are counted: each process goes on when `continue_all` was called for the last of them. One that somebody else
@@ -356,9 +358,9 @@ def stop_tree(pid: int) -> list[Known]:
     return [each for each, counted in _stopped_tree(pid).items() if counted]
 
 
-def _stopped_tree(pid: int) -> dict[Known, bool]:
+def _stopped_tree(pid: int) -> dict[KnownProcess, bool]:
     """Do so, and return all of them: with True those whose stop was counted."""
-    found: dict[Known, bool] = {}
+    found: dict[KnownProcess, bool] = {}
 
     def all_stopped() -> bool:
         fresh = [each for each in tree(pid) if each not in found]
@@ -374,7 +376,7 @@ def _stopped_tree(pid: int) -> dict[Known, bool]:
     return found
 
 
-def continue_all(stopped: list[Known]) -> None:
+def continue_all(stopped: list[KnownProcess]) -> None:
     """Take one stop of these processes back, children first."""
     for each in reversed(stopped):
         go_on(each)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from fencepost.server.ops.parent_death import die_with_parent
-from fencepost.testing.servers.processes import PATIENCE, Known, continue_all, kill_tree, stop_tree, wait_until
+from fencepost.testing.servers.processes import PATIENCE, KnownProcess, continue_all, kill_tree, stop_tree, wait_until
 
 # The thread that starts servers: it lives as long as this process.
 #
@@ -104,7 +104,7 @@ class Server:
     ) -> None:
         self._command, self._log, self._ready, self._environment = command, log, ready, environment
         self._process: ChildProcess | None = None
-        self._paused: list[Known] = []
+        self._paused: list[KnownProcess] = []
 
     @property
     def pid(self) -> int:

@@ -17,7 +17,7 @@ _ENDS_WITHIN: Final = 60.0
 """Seconds. Operations that have begun are ended first, and each may wait for its answer for some."""
 
 
-class Worker:
+class CrewWorker:
     """One worker process."""
 
     def __init__(self, command: Sequence[str], assignment: Assignment, log: Path) -> None:
@@ -86,8 +86,8 @@ class Crew:
         self._command, self._assign, self._logs = command, assign, logs
         self._started = 0
         self.parts: list[Path] = []
-        self.loaders: list[Worker] = []
-        self.holders: list[Worker] = []
+        self.loaders: list[CrewWorker] = []
+        self.holders: list[CrewWorker] = []
 
     def start(self, *, loaders: int, tasks: int, holders: int) -> None:
         """Start all. A holder has two tasks: few enough that its pause stops few others."""
@@ -95,7 +95,7 @@ class Crew:
         self.holders += [self._start(2) for _ in range(holders)]
 
     @contextmanager
-    def killed(self, holder: Worker) -> Iterator[None]:
+    def killed(self, holder: CrewWorker) -> Iterator[None]:
         """SIGKILL a holder; another one takes its place after the block."""
         place = self.holders.index(holder)
         self.holders.remove(holder)
@@ -120,8 +120,8 @@ class Crew:
         for worker in (*self.loaders, *self.holders):
             worker.kill()
 
-    def _start(self, tasks: int) -> Worker:
+    def _start(self, tasks: int) -> CrewWorker:
         assignment = self._assign(self._started, tasks)
         self._started += 1
         self.parts.append(Path(assignment.part))
-        return Worker(self._command, assignment, self._logs / f"worker{assignment.index}.log")
+        return CrewWorker(self._command, assignment, self._logs / f"worker{assignment.index}.log")

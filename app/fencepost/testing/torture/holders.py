@@ -24,7 +24,6 @@ from fencepost.testing.torture.assignment import BUILTIN, Assignment, Fenced, Ho
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-
 # HTTP/1.1 over one connection, one request at a time, without any repetition: what a history is recorded from.
 #
 # A client that repeats requests by itself, or that cannot distinguish "never sent" from "sent and not answered", would
@@ -42,7 +41,7 @@ class LostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HolderAnswer:
     """A whole answer."""
 
     status: int
@@ -61,7 +60,7 @@ class Answer:
         return None if text is None else int(text)
 
 
-class Exchange:
+class HolderExchange:
     """A connection to the server at `url`, opened when it is needed and again when it was lost."""
 
     def __init__(self, url: str, *, within: float, token: Callable[[], str] | None = None) -> None:
@@ -72,7 +71,7 @@ class Exchange:
         self._head = f"Host: {self._host}:{self._port}\r\n".encode()
         self._connection: _Connection | None = None
 
-    async def send(self, method: str, path: str, headers: Mapping[str, str], body: object = None) -> Answer:
+    async def send(self, method: str, path: str, headers: Mapping[str, str], body: object = None) -> HolderAnswer:
         """Send one request and return its answer. Raises NotSentError, LostError."""
         content = b"" if body is None else orjson.dumps(body)
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -118,7 +117,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[HolderAnswer] | None = None
         self.closed = asyncio.Event()
         self._begin()
 
@@ -127,7 +126,7 @@ class _Connection(asyncio.Protocol):
         """Whether another request can be sent on it: it is open, and no answer is still to come."""
         return self._transport is not None and not self._transport.is_closing() and self._answer is None
 
-    async def answer_to(self, request: bytes) -> Answer:
+    async def answer_to(self, request: bytes) -> HolderAnswer:
         assert self._transport is not None  # noqa: S101 - for the type: `_connected` has seen to it
         self._begin()
         self._answer = asyncio.get_running_loop().create_future()
@@ -178,7 +177,7 @@ class _Connection(asyncio.Protocol):
             return
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
-            answer.set_result(Answer(status, self._headers, b"".join(self._content)))
+            answer.set_result(HolderAnswer(status, self._headers, b"".join(self._content)))
 
 
 # What an answer of a gateway says of an operation: it happened, it has certainly not happened, or that is unknown.
@@ -205,7 +204,7 @@ _CONSTRAINT: Final = re.compile("23[0-9A-Z]{3}")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class WasRefused:
     """It has certainly had no effect. `mark` where the answer names it."""
 
     reason: Reason
@@ -220,7 +219,7 @@ class Unknown:
     why: str
 
 
-def outcome(answer: Answer) -> Answer | Refused | Unknown:
+def outcome(answer: HolderAnswer) -> HolderAnswer | WasRefused | Unknown:
     """Sort an answer; it is returned as it is if the operation happened."""
     if answer.status in _SUCCESS:
         return answer
@@ -233,11 +232,11 @@ def outcome(answer: Answer) -> Answer | Refused | Unknown:
     named = problem.get("current_token")
     mark = int(named) if isinstance(named, str) else None
     if mark is not None and _of_a_failover(mark):
-        return Refused("other", code)  # the token is of an earlier generation
-    return Refused(_REASONS.get(code, "other"), code, mark)
+        return WasRefused("other", code)  # the token is of an earlier generation
+    return WasRefused(_REASONS.get(code, "other"), code, mark)
 
 
-def mark_read(answer: Answer) -> int | None:
+def mark_read(answer: HolderAnswer) -> int | None:
     """Give the mark that the answer to a read shows; None for one that a failover has raised."""
     return None if answer.mark is None or _of_a_failover(answer.mark) else answer.mark
 
@@ -252,7 +251,7 @@ def _nothing_was_done(code: str, problem: dict[str, object]) -> bool:
     return problem.get("retryable") is True or code in {"FP015", "FP025"} or _CONSTRAINT.fullmatch(code) is not None
 
 
-def _problem(answer: Answer) -> dict[str, object]:
+def _problem(answer: HolderAnswer) -> dict[str, object]:
     try:
         body = answer.body
     except ValueError:
@@ -315,7 +314,7 @@ UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'
 """Of a lease of this run only: in a database that is not the gateway's, the number may be another program's lease."""
 
 
-class Database:
+class HolderDatabase:
     """A few connections, opened when they are needed and again when they were lost.
 
     `prefix` begins the names of the run's locks.
@@ -388,7 +387,7 @@ class Sender:
         slot: int,
         token: Callable[[], str] | None = None,
     ) -> None:
-        self._exchanges = [Exchange(url, within=ANSWERS_WITHIN, token=token) for url in gateways]
+        self._exchanges = [HolderExchange(url, within=ANSWERS_WITHIN, token=token) for url in gateways]
         self._avoided = dict.fromkeys(self._exchanges, 0.0)
         self._dice, self._tally, self._slot = dice, tally, slot
 
@@ -403,7 +402,7 @@ class Sender:
         path: str,
         headers: Mapping[str, str],
         body: object = None,
-    ) -> Answer | None:
+    ) -> HolderAnswer | None:
         """Send a request to one of the gateways; returns the answer if the operations happened.
 
         They have no end yet then: the caller knows what it is. If they did not happen, or that is unknown, this is
@@ -413,7 +412,7 @@ class Sender:
             exchange = self._choose()
             answer = await exchange.send(method, path, headers, body)
         except NotSentError:
-            self._end(operations, Refused("other", "not sent"), "unsent")
+            self._end(operations, WasRefused("other", "not sent"), "unsent")
             await self._avoid(exchange)
             return None
         except LostError as error:
@@ -421,10 +420,10 @@ class Sender:
             await self._avoid(exchange)
             return None
         found = answer if method == "GET" and answer.status == _MISSING else outcome(answer)
-        if isinstance(found, Answer):
+        if isinstance(found, HolderAnswer):
             self.count("accepted", len(operations))
             return found
-        self._end(operations, found, "refused" if isinstance(found, Refused) else "unknown")
+        self._end(operations, found, "refused" if isinstance(found, WasRefused) else "unknown")
         if answer.status == _BUSY:
             await asyncio.sleep(_BACK_OFF)
         return None
@@ -433,19 +432,21 @@ class Sender:
         for _ in range(operations):
             self._tally.count(self._slot, how)
 
-    def _choose(self) -> Exchange:
+    def _choose(self) -> HolderExchange:
         """Choose a gateway, rather one that has answered last time."""
         now = time.monotonic()
         return self._dice.choice([each for each in self._exchanges if self._avoided[each] < now] or self._exchanges)
 
-    async def _avoid(self, exchange: Exchange) -> None:
+    async def _avoid(self, exchange: HolderExchange) -> None:
         """Leave a gateway alone for a while: a dead one would make all operations fail, and soon."""
         self._avoided[exchange] = time.monotonic() + _AVOIDED_FOR
         await asyncio.sleep(_BACK_OFF)
 
-    def _end(self, operations: Sequence[Operation], how: Refused | Unknown, counted: How) -> None:
-        if isinstance(how, Refused) and len(operations) > 1:
-            how = Refused("other", how.code)  # one of them was refused for this reason, the others because of that one
+    def _end(self, operations: Sequence[Operation], how: WasRefused | Unknown, counted: How) -> None:
+        if isinstance(how, WasRefused) and len(operations) > 1:
+            how = WasRefused(
+                "other", how.code
+            )  # one of them was refused for this reason, the others because of that one
         for operation in operations:
             if isinstance(how, Unknown):
                 operation.unknown(how.why)
@@ -496,7 +497,7 @@ class Actor:
         value: str | None = None,
         once: str | None = None,
         sender: Sender | None = None,
-    ) -> Answer | None:
+    ) -> HolderAnswer | None:
         """Write a row: PUT creates or replaces it, PATCH changes it, POST creates it. `once`: an Idempotency-Key.
 
         `sender`: for a write at the same time as another one.
@@ -562,7 +563,7 @@ _BEYOND: Final = 0.05
 
 
 @dataclass(slots=True)
-class Lease:
+class HeldLease:
     """A lock that was granted. It may be over: a holder that was paused does not know."""
 
     lock: str
@@ -583,7 +584,7 @@ class Lease:
 
 async def acquire(
     actor: Actor, lock: str, *, tokens: int = 1, wait_ms: int = _WAIT_MS, ttl_ms: int | None = None
-) -> Lease | None:
+) -> HeldLease | None:
     """Take a lock; None if it is held, or the answer is lost."""
     assignment = actor.assignment
     name = f"{assignment.prefix}/{lock}"
@@ -601,10 +602,10 @@ async def acquire(
     granted = answer.body
     drawn = tuple(int(token) for token in granted["tokens"])
     operation.ok(token=drawn[0])
-    return Lease(name, granted["lease_id"], granted["secret"], drawn, deque(drawn))
+    return HeldLease(name, granted["lease_id"], granted["secret"], drawn, deque(drawn))
 
 
-async def release(actor: Actor, lease: Lease) -> None:
+async def release(actor: Actor, lease: HeldLease) -> None:
     """Give it back."""
     operation = actor.recorder.invoke(
         process=actor.name, op="release", resource=f"lock/{lease.lock}", token=lease.first
@@ -614,7 +615,7 @@ async def release(actor: Actor, lease: Lease) -> None:
         operation.ok()
 
 
-async def mint(actor: Actor, lease: Lease, count: int = 1) -> bool:
+async def mint(actor: Actor, lease: HeldLease, count: int = 1) -> bool:
     """Draw more tokens; whether the answer says that the lease is still held.
 
     It is recorded as an acquire that names the token of the grant, and shows the last one that was drawn.
@@ -632,7 +633,7 @@ async def mint(actor: Actor, lease: Lease, count: int = 1) -> bool:
     return True
 
 
-async def lapse(actor: Actor, lease: Lease, database: Database | None) -> bool:
+async def lapse(actor: Actor, lease: HeldLease, database: HolderDatabase | None) -> bool:
     """Perhaps lose the lease, by the actor's dice, and go on as if it was not lost. Whether it was released."""
     lapses, dice = actor.assignment.lapses, actor.dice.random()
     if dice < lapses.early:

@@ -17,9 +17,9 @@ from fencepost.testing.history.events import header_line
 from fencepost.testing.torture.assignment import Fenced
 from fencepost.testing.torture.holders import (
     DATABASE_ERRORS,
-    Answer,
-    Database,
-    Exchange,
+    HolderAnswer,
+    HolderDatabase,
+    HolderExchange,
     LostError,
     NotSentError,
     mark_read,
@@ -146,8 +146,8 @@ async def read_all(
     A table without a fence is read as it was written: at `database_url`, past the gateway, which serves protected
     tables only. Raises TimeoutError when no gateway answers for long, or the database.
     """
-    exchanges = [Exchange(url, within=_WITHIN, token=token) for url in urls]
-    database = Database(database_url, prefix) if database_url is not None else None
+    exchanges = [HolderExchange(url, within=_WITHIN, token=token) for url in urls]
+    database = HolderDatabase(database_url, prefix) if database_url is not None else None
     try:
         for kind in workload.tables:
             table = Fenced(prefix, kind)
@@ -167,7 +167,7 @@ async def read_all(
             exchange.close()
 
 
-async def _read_rows(exchanges: list[Exchange], table: Fenced, recorder: Recorder, keys: Iterable[str]) -> None:
+async def _read_rows(exchanges: list[HolderExchange], table: Fenced, recorder: Recorder, keys: Iterable[str]) -> None:
     there = [row["id"] for row in await _rows(exchanges, table, "id,value")]
     for key in dict.fromkeys((*there, *keys)):
         operation = recorder.invoke(process=_READER, op="read", resource=table.resource(key))
@@ -175,14 +175,14 @@ async def _read_rows(exchanges: list[Exchange], table: Fenced, recorder: Recorde
         operation.ok(value=answer.body["value"] if answer.status == _OK else None, token=mark_read(answer))
 
 
-async def _members(exchanges: list[Exchange], table: Fenced) -> Iterable[tuple[str, list[str]]]:
+async def _members(exchanges: list[HolderExchange], table: Fenced) -> Iterable[tuple[str, list[str]]]:
     """Give each set's name with members of it: sets are rows, or (a ledger) their members are."""
     if table.kind == "ledger":
         return [(row["account"], [row["value"]]) for row in await _rows(exchanges, table, "id,account,value")]
     return [(row["id"], row["value"].split(",")) for row in await _rows(exchanges, table, "id,value")]
 
 
-async def _stored(database: Database, table: Fenced) -> Iterable[tuple[str, list[str]]]:
+async def _stored(database: HolderDatabase, table: Fenced) -> Iterable[tuple[str, list[str]]]:
     """Give the same of a table that the gateway does not serve. PostgreSQL may still be recovering."""
     for _ in range(_TRIES):
         try:
@@ -204,7 +204,7 @@ def _record_sets(
         recorder.invoke(process=_READER, op="read_set", resource=table.resource(name)).ok(values=tuple(members))
 
 
-async def _rows(exchanges: list[Exchange], table: Fenced, columns: str) -> list[dict[str, Any]]:
+async def _rows(exchanges: list[HolderExchange], table: Fenced, columns: str) -> list[dict[str, Any]]:
     """Read a whole table, page by page, in the order of its key."""
     found: list[dict[str, Any]] = []
     while True:
@@ -216,7 +216,7 @@ async def _rows(exchanges: list[Exchange], table: Fenced, columns: str) -> list[
             return found
 
 
-async def _get(exchanges: list[Exchange], path: str, expected: Collection[int] = (_OK,)) -> Answer:
+async def _get(exchanges: list[HolderExchange], path: str, expected: Collection[int] = (_OK,)) -> HolderAnswer:
     """Ask until a gateway answers so: one may still be starting, or PostgreSQL recovering."""
     for attempt in range(_TRIES):
         try:

@@ -30,7 +30,7 @@ from fencepost.testing.torture.assignment import (
     Tally,
 )
 from fencepost.testing.torture.config import HISTORY, REPORT, SOURCES, UNJUDGED, Config
-from fencepost.testing.torture.crew import Crew, Worker
+from fencepost.testing.torture.crew import Crew, CrewWorker
 from fencepost.testing.torture.faults import KINDS, Interruption, Planned, heeding_interrupts, schedule
 from fencepost.testing.torture.holders import DATABASE_ERRORS, run_token
 from fencepost.testing.torture.merging import Merged, Voided, merge, read_all, written
@@ -161,7 +161,7 @@ class Injector:
         return targets[planned.among(len(targets))]
 
     @contextmanager
-    def _pause_holder(self, holder: Worker) -> Iterator[None]:
+    def _pause_holder(self, holder: CrewWorker) -> Iterator[None]:
         """Stop it, and let the leases that it holds be over when it wakes up."""
         with paused(holder):
             if "builtin" in self._stage.has:

@@ -13,7 +13,7 @@ import uvloop
 
 from fencepost.testing.history import Recorder
 from fencepost.testing.torture.assignment import Assignment, Tally
-from fencepost.testing.torture.holders import Actor, Database
+from fencepost.testing.torture.holders import Actor, HolderDatabase
 from fencepost.testing.torture.workloads import WORKLOADS, Workload
 
 
@@ -21,7 +21,7 @@ async def work(assignment: Assignment, recorder: Recorder, tally: Tally, stop: a
     """Play the workload with all actors until `stop`."""
     workload = WORKLOADS[assignment.workload]
     url = assignment.database_url
-    database = None if url is None else Database(url, assignment.prefix)
+    database = None if url is None else HolderDatabase(url, assignment.prefix)
     try:
         async with asyncio.TaskGroup() as group:
             for number in range(assignment.tasks):
@@ -32,7 +32,7 @@ async def work(assignment: Assignment, recorder: Recorder, tally: Tally, stop: a
             await database.close()
 
 
-async def _play(workload: Workload, actor: Actor, database: Database | None, stop: asyncio.Event) -> None:
+async def _play(workload: Workload, actor: Actor, database: HolderDatabase | None, stop: asyncio.Event) -> None:
     player = workload.play(actor, database)
     try:
         while not stop.is_set():

@@ -14,8 +14,8 @@ from fencepost.testing.torture.assignment import BUILTIN, Fenced, Kind
 from fencepost.testing.torture.holders import (
     DATABASE_ERRORS,
     Actor,
-    Database,
-    Lease,
+    HeldLease,
+    HolderDatabase,
     Sender,
     acquire,
     lapse,
@@ -49,7 +49,7 @@ class Workload:
 
     name: str
     what: str
-    play: Callable[[Actor, Database | None], Player]
+    play: Callable[[Actor, HolderDatabase | None], Player]
     tables: tuple[Kind, ...]
     sets: Kind | None = None
     early: bool = True
@@ -88,7 +88,7 @@ _WRONG_SECRETS: Final = 0.2
 class _Clients(ABC):
     """One actor with a client of each gateway."""
 
-    def __init__(self, actor: Actor, database: Database | None) -> None:
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
         self._actor, self._database, self._dice = actor, database, actor.dice
         self._clients: list[fencepost.Client] = []
         self._source = None if actor.assignment.source == BUILTIN else actor.assignment.source
@@ -163,7 +163,7 @@ class Believers(_Clients):
 class ClientSets(_Clients):
     """Reads a set from the claim that comes with the lock, loses the lease perhaps, and writes the set back."""
 
-    def __init__(self, actor: Actor, database: Database | None) -> None:
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
         super().__init__(actor, database)
         self._rounds = [0] * actor.assignment.resources
 
@@ -223,7 +223,7 @@ _BLOCKS_READERS: Final = 0.3
 class Blocks:
     """One actor."""
 
-    def __init__(self, actor: Actor, database: Database | None) -> None:
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
         self._actor, self._database, self._dice = actor, database, actor.dice
         self._table = Fenced(actor.assignment.prefix, "blocks")
 
@@ -244,7 +244,7 @@ class Blocks:
         if not released:
             await release(self._actor, lease)
 
-    async def _write(self, block: int, lease: Lease, *, there: bool) -> bool:
+    async def _write(self, block: int, lease: HeldLease, *, there: bool) -> bool:
         """Write all rows: create them, if they were not there when they were looked at. Whether they are now."""
         actor, token = self._actor, lease.token()
         rows = [{"id": key, "value": actor.value()} for key in _keys(block)]
@@ -312,7 +312,7 @@ _WAITS_MS: Final = (0, 20, 400)
 class Mutex:
     """One actor."""
 
-    def __init__(self, actor: Actor, database: Database | None) -> None:
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
         self._actor, self._database, self._dice = actor, database, actor.dice
 
     async def turn(self) -> None:
@@ -378,7 +378,7 @@ _REGISTER_READERS: Final = 0.2
 class Register:
     """One actor."""
 
-    def __init__(self, actor: Actor, database: Database | None) -> None:
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
         self._actor, self._database, self._dice = actor, database, actor.dice
         self._tables = [Fenced(actor.assignment.prefix, kind) for kind in _TABLES]
         self._keys = [f"k{number}" for number in range(actor.assignment.resources)]
@@ -400,7 +400,7 @@ class Register:
         if not released:
             await release(self._actor, lease)
 
-    async def _step(self, table: Fenced, key: str, lease: Lease) -> None:
+    async def _step(self, table: Fenced, key: str, lease: HeldLease) -> None:
         step = self._dice.choice(_STEPS)
         if step == "read":
             await self._actor.read(table, key)
@@ -434,7 +434,7 @@ class Register:
             case _:
                 await self._actor.write(table, key, token, verb=verb)
 
-    async def _burst(self, table: Fenced, key: str, lease: Lease) -> None:
+    async def _burst(self, table: Fenced, key: str, lease: HeldLease) -> None:
         """Write several times at once, not in the order of the tokens, and look: what is sent while another write is
         under way goes into one batch.
         """
@@ -468,7 +468,7 @@ _SLEPT: Final = 0.05
 class _Sets:
     """One actor: which set it adds to, under which lock."""
 
-    def __init__(self, actor: Actor, database: Database | None) -> None:
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
         self._actor, self._database = actor, database
         self._rounds = [0] * actor.assignment.resources
         self._released = False
@@ -486,7 +486,7 @@ class _Sets:
         if not self._released:
             await release(self._actor, lease)
 
-    async def _add(self, name: str, lease: Lease) -> int:
+    async def _add(self, name: str, lease: HeldLease) -> int:
         """Add a member; returns how many there were."""
         raise NotImplementedError
 
@@ -494,7 +494,7 @@ class _Sets:
 class FencedSets(_Sets):
     """Claims the row, reads what the claim returns, and writes with a newer token."""
 
-    async def _add(self, name: str, lease: Lease) -> int:
+    async def _add(self, name: str, lease: HeldLease) -> int:
         actor, table, value = self._actor, Fenced(self._actor.assignment.prefix, "sets"), self._actor.value()
         resource, claimed, token = table.resource(name), lease.token(), lease.token()
         operation = actor.recorder.invoke(process=actor.name, op="add", resource=resource, token=token, value=value)
@@ -516,7 +516,7 @@ class FencedSets(_Sets):
 class UnfencedSets(_Sets):
     """Does the same in a table that nothing protects, past the gateway."""
 
-    async def _add(self, name: str, lease: Lease) -> int:
+    async def _add(self, name: str, lease: HeldLease) -> int:
         actor, database, value = self._actor, self._database, self._actor.value()
         assert database is not None  # noqa: S101 - for the type: Workload.database says so
         table = Fenced(actor.assignment.prefix, "plain")
@@ -573,12 +573,12 @@ _RELEASED_AFTER: Final = 200
 class Idempotent:
     """One actor: entries of a ledger, which are inserted, and so would be there twice; and rows that it writes."""
 
-    def __init__(self, actor: Actor, database: Database | None) -> None:  # noqa: ARG002 - as all players
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:  # noqa: ARG002 - as all players
         self._actor, self._dice = actor, actor.dice
         prefix = actor.assignment.prefix
         self._ledger, self._rows = Fenced(prefix, "ledger"), Fenced(prefix, "epoch")
         self._twin = actor.another_sender()
-        self._lease: Lease | None = None
+        self._lease: HeldLease | None = None
         self._turns = 0
 
     async def turn(self) -> None:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from fencepost.testing.checker import Violation
-from fencepost.testing.history import End, Event, Fault, Healed, History, Invoke, Note, Outcome
+from fencepost.testing.history import End, Event, FaultEvent, Healed, History, Invoke, Note, Outcome
 
 # An operation of the history: its beginning and, once it is known, its end.
 
@@ -19,7 +19,7 @@ READS: Final = frozenset({"read", "read_set"})
 
 
 @dataclass(slots=True)
-class Operation:
+class DrawnOperation:
     """What a process asked for, and what it came to."""
 
     begin: Invoke
@@ -287,7 +287,7 @@ class _Reading:
             seen.tally(event.resource).operations += 1
         elif isinstance(event, End):
             self._ended(self._open.pop(event.id), event.event, event.reason)
-        elif isinstance(event, Fault):
+        elif isinstance(event, FaultEvent):
             self._fault(event)
         elif isinstance(event, Healed):
             if (span := self._open_faults.pop(event.id, None)) is not None:
@@ -318,7 +318,7 @@ class _Reading:
             tally.unknown += 1
         tally.first_trouble = begin.id if tally.first_trouble is None else tally.first_trouble
 
-    def _fault(self, event: Fault) -> None:
+    def _fault(self, event: FaultEvent) -> None:
         seen = self._survey
         seen.faults_by_kind[event.kind] += 1
         if len(seen.faults) < MOST_FAULTS:
@@ -424,7 +424,7 @@ class Excerpt:
     """Operations in the order in which they began, and where some were left out."""
 
     drawn: Drawn
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[DrawnOperation] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
     @property
@@ -438,12 +438,12 @@ class Picker:
 
     def __init__(self, drawn: Drawn) -> None:
         self.excerpt = Excerpt(drawn)
-        self._recent: deque[Operation] = deque()
+        self._recent: deque[DrawnOperation] = deque()
         self._dropped = 0
         # Without an anchor the excerpt is the beginning.
         self._still = 0 if drawn.anchors or drawn.around is None else 2 * drawn.around
 
-    def take(self, operation: Operation) -> None:
+    def take(self, operation: DrawnOperation) -> None:
         """See the next operation on this resource."""
         around = self.excerpt.drawn.around
         if around is None:
@@ -465,7 +465,7 @@ class Picker:
         self._note_dropped()
         return self.excerpt
 
-    def _remember(self, operation: Operation, around: int) -> None:
+    def _remember(self, operation: DrawnOperation, around: int) -> None:
         self._recent.append(operation)
         if len(self._recent) > around:
             self._recent.popleft()
@@ -557,7 +557,7 @@ class TimelineRow:
     free_at: list[int] = field(default_factory=list)
     """When the last operation of each track ended."""
 
-    def track(self, operation: Operation) -> int:
+    def track(self, operation: DrawnOperation) -> int:
         """Give the first track that is free when the operation begins, and take it until the operation ends."""
         end = operation.invoked if operation.ended is None else operation.ended
         for track, free_at in enumerate(self.free_at):
@@ -569,7 +569,7 @@ class TimelineRow:
         return self.tracks - 1
 
 
-def assign_rows(operations: Sequence[Operation], first: Collection[int] = ()) -> dict[str, TimelineRow]:
+def assign_rows(operations: Sequence[DrawnOperation], first: Collection[int] = ()) -> dict[str, TimelineRow]:
     """Give each process its row. On top are those of the operations with the ids `first`."""
     on_top = {operation.process for operation in operations if operation.id in first}
     processes = sorted({operation.process for operation in operations}, key=lambda p: (p not in on_top, natural(p)))
@@ -579,7 +579,7 @@ def assign_rows(operations: Sequence[Operation], first: Collection[int] = ()) ->
     return dict(sorted(shared.items(), key=lambda item: on_top.isdisjoint(item[1].processes)))
 
 
-def _lifetimes(operations: Iterable[Operation]) -> dict[str, tuple[int, int]]:
+def _lifetimes(operations: Iterable[DrawnOperation]) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     for operation in operations:
         end = operation.invoked if operation.ended is None else operation.ended
@@ -606,7 +606,7 @@ def _shared(lifetimes: dict[str, tuple[int, int]]) -> dict[str, TimelineRow]:
 
 
 @dataclass(slots=True)
-class Hold:
+class DrawnHold:
     """A span in which a process was the newest holder, in nanoseconds.
 
     It begins with an `acquire`, or else with the first accepted token that is above all before. It ends with the
@@ -636,13 +636,13 @@ class _Holders:
     """Goes through the operations in the order of their ends, and keeps who holds."""
 
     def __init__(self, last_moment: int) -> None:
-        self.holds: list[Hold] = []
+        self.holds: list[DrawnHold] = []
         self._last_moment = last_moment
-        self._current: Hold | None = None
-        self._latest: dict[str, Hold] = {}
+        self._current: DrawnHold | None = None
+        self._latest: dict[str, DrawnHold] = {}
         self._highest = -1
 
-    def saw(self, operation: Operation, moment: int) -> None:
+    def saw(self, operation: DrawnOperation, moment: int) -> None:
         own = self._current is not None and self._current.process == operation.process
         if operation.op == "acquire":
             if operation.outcome == "ok":
@@ -657,10 +657,10 @@ class _Holders:
         if (latest := self._latest.get(operation.process)) is not None:
             latest.last = max(latest.last, moment)
 
-    def _begin(self, operation: Operation, moment: int) -> None:
+    def _begin(self, operation: DrawnOperation, moment: int) -> None:
         self.close(moment)
         token, expires = operation.token, None if operation.end is None else operation.end.expires
-        self._current = Hold(operation.process, moment, self._last_moment, moment, token, token, expires=expires)
+        self._current = DrawnHold(operation.process, moment, self._last_moment, moment, token, token, expires=expires)
         self._latest[operation.process] = self._current
         self.holds.append(self._current)
         if token is not None:
@@ -672,7 +672,7 @@ class _Holders:
             self._current.last_token = token
             self._current.first_token = token if self._current.first_token is None else self._current.first_token
 
-    def _release(self, operation: Operation, moment: int) -> None:
+    def _release(self, operation: DrawnOperation, moment: int) -> None:
         if operation.outcome == "refused":
             return
         hold = self._latest.pop(operation.process, None)
@@ -694,7 +694,7 @@ class _Holders:
             hold.end, hold.passed_on = hold.expires, True
 
 
-def find_holds(operations: Iterable[Operation], last_moment: int) -> list[Hold]:
+def find_holds(operations: Iterable[DrawnOperation], last_moment: int) -> list[DrawnHold]:
     """Give the holds that these operations of one resource show. One that nothing ends lasts until `last_moment`."""
     holders = _Holders(last_moment)
     ended = [(o.ended if o.ended is not None else o.invoked, o.invoked, o.id, o) for o in operations]

@@ -13,10 +13,10 @@ from fencepost.testing.torture.report.data import (
     OUTCOMES,
     READS,
     Choice,
+    DrawnHold,
+    DrawnOperation,
     Excerpt,
     FaultSpan,
-    Hold,
-    Operation,
     Overview,
     OverviewRow,
     Picker,
@@ -95,7 +95,7 @@ _MICROSECOND: Final = 1e-6
 _MILLISECOND: Final = 1e-3
 
 
-def label(operation: Operation) -> str:
+def label(operation: DrawnOperation) -> str:
     """Give the words at the mark: `write b`, `read b`, `refused: stale`."""
     end = operation.end
     if operation.outcome == "refused" and end is not None:
@@ -106,7 +106,7 @@ def label(operation: Operation) -> str:
     return f"{asked}?" if operation.outcome == "unknown" else asked
 
 
-def sentence(operation: Operation, origin: int) -> str:
+def sentence(operation: DrawnOperation, origin: int) -> str:
     """Say in one sentence what was asked, when, and what it came to. Times are seconds since `origin`."""
     begin = operation.begin
     asked = [f"{visible(begin.process, LONG)}: {begin.op}"]
@@ -119,7 +119,7 @@ def sentence(operation: Operation, origin: int) -> str:
     return f"{' '.join(asked)}, at {seconds(begin.time - origin)}; {answer(operation)}"
 
 
-def answer(operation: Operation) -> str:
+def answer(operation: DrawnOperation) -> str:
     """Say what an operation came to, and after how long."""
     end = operation.end
     if end is None:
@@ -178,10 +178,10 @@ def look(history: History, survey: Survey, choice: Choice) -> tuple[list[Excerpt
     """Read the history once more."""
     overview = Overview(survey, choice)
     pickers = {drawn.subject: Picker(drawn) for drawn in choice.drawn}
-    opened: dict[int, Operation] = {}
+    opened: dict[int, DrawnOperation] = {}
     for event in history:
         if isinstance(event, Invoke):
-            operation = opened[event.id] = Operation(event)
+            operation = opened[event.id] = DrawnOperation(event)
             if (picker := pickers.get(survey.subject(event.resource))) is not None:
                 picker.take(operation)
         elif isinstance(event, End):
@@ -220,7 +220,7 @@ READABLE: Final = 1400.0
 class Bar:
     """A hold: held from `x` to `end`, and until `last` the process may not have known that it was over."""
 
-    hold: Hold
+    hold: DrawnHold
     x: float
     end: float
     last: float
@@ -229,10 +229,10 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimeMark:
     """An operation: from `x` to `end`, its mark at `end`. Open ones go on to the right edge."""
 
-    operation: Operation
+    operation: DrawnOperation
     x: float
     end: float
     y: float
@@ -267,7 +267,7 @@ class Layout:
     scale: Scale
     rows: tuple[TimelineRow, ...]
     bars: tuple[Bar, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[TimeMark, ...]
     shades: tuple[Shade, ...]
     gaps: tuple[Gap, ...]
     bands: int
@@ -315,7 +315,7 @@ def of_violation(badge: str, violation: str) -> bool:
     return badge.rstrip("0123456789") == violation
 
 
-def _span(operations: Sequence[Operation]) -> tuple[int, int]:
+def _span(operations: Sequence[DrawnOperation]) -> tuple[int, int]:
     ends = [operation.invoked if operation.ended is None else operation.ended for operation in operations]
     return operations[0].invoked, max(ends)
 
@@ -362,15 +362,15 @@ def _stack(rows: Iterable[TimelineRow], top: float) -> float:
     return top
 
 
-def _bar(hold: Hold, scale: Scale, row: TimelineRow) -> Bar:
+def _bar(hold: DrawnHold, scale: Scale, row: TimelineRow) -> Bar:
     last = max(hold.last, hold.end) if hold.passed_on else hold.end
     return Bar(hold, scale.x(hold.start), scale.x(hold.end), scale.x(last), row.top, row.height)
 
 
-def _mark(operation: Operation, scale: Scale, row: TimelineRow, track: int, badges: tuple[str, ...]) -> Mark:
+def _mark(operation: DrawnOperation, scale: Scale, row: TimelineRow, track: int, badges: tuple[str, ...]) -> TimeMark:
     x = scale.x(operation.invoked)
     end = x if operation.ended is None else scale.x(operation.ended)
-    return Mark(operation, x, end, row.top + STRIP + track * TRACK + MARK_DOWN, badges)
+    return TimeMark(operation, x, end, row.top + STRIP + track * TRACK + MARK_DOWN, badges)
 
 
 def _shade(fault: FaultSpan, band: int, scale: Scale, rows: Sequence[TimelineRow]) -> Shade:
@@ -410,7 +410,7 @@ _FIRST, _TROUBLE, _PLAIN = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownTimelines:
     """A violation in this timeline: its letter, the checker's words, its operations."""
 
     letter: str
@@ -418,7 +418,7 @@ class Shown:
     ids: tuple[int, ...]
 
 
-def draw(layout: Layout, title: str, violations: Sequence[Shown], origin: int, name: str) -> Markup:
+def draw(layout: Layout, title: str, violations: Sequence[ShownTimelines], origin: int, name: str) -> Markup:
     """Draw a timeline. `name` is what its ids begin with; `origin` is the moment that the ticks count from."""
     x, width = first_view(layout, violations[0].letter) if violations else (0.0, layout.scale.width)
     view = f"{x:.0f} 0 {width:.0f} {layout.height:.0f}"
@@ -549,7 +549,7 @@ def _gap(gap: Gap, height: float) -> Markup:
     return join([rect, _label(text, middle, None, words, "gaps", _FIRST)])
 
 
-def _interval(mark: Mark, width: float) -> Markup:
+def _interval(mark: TimeMark, width: float) -> Markup:
     outcome = mark.operation.outcome
     drawn = element("line", x1=mark.x, x2=max(mark.end, mark.x + 0.5), y1=mark.y, y2=mark.y, class_=f"span {outcome}")
     if outcome != "unknown":
@@ -558,7 +558,7 @@ def _interval(mark: Mark, width: float) -> Markup:
     return join([drawn, element("path", d=f"M{mark.end:.1f} {mark.y:.0f}v8H{width:.0f}", class_="open")])
 
 
-def _timeline_mark(mark: Mark, origin: int) -> Markup:
+def _timeline_mark(mark: TimeMark, origin: int) -> Markup:
     operation = mark.operation
     outcome = operation.outcome
     shape = _shape(operation)
@@ -569,14 +569,14 @@ def _timeline_mark(mark: Mark, origin: int) -> Markup:
     return join([placed, *_mark_labels(mark, first)])
 
 
-def _shape(operation: Operation) -> str:
+def _shape(operation: DrawnOperation) -> str:
     """Name the symbol of report.html: what was done if it was accepted, else the outcome."""
     if operation.outcome != "ok":
         return operation.outcome
     return "read" if operation.op in READS else _SHAPES.get(operation.op, "write")
 
 
-def _mark_labels(mark: Mark, first: int) -> Iterable[Markup]:
+def _mark_labels(mark: TimeMark, first: int) -> Iterable[Markup]:
     outcome = mark.operation.outcome
     words = label(mark.operation)
     lines = [(words, 20.0, "what")]
@@ -588,7 +588,7 @@ def _mark_labels(mark: Mark, first: int) -> Iterable[Markup]:
         yield _label(written, mark.end, None, text, f"{kind}{y:.0f}", first)
 
 
-def _violation(shown: Shown, layout: Layout, view: tuple[float, float]) -> Markup:
+def _violation(shown: ShownTimelines, layout: Layout, view: tuple[float, float]) -> Markup:
     """Draw the halos around the operations of a violation, and arrows from each to the next."""
     order = {identity: i for i, identity in enumerate(shown.ids)}
     own = sorted((m for m in layout.marks if m.operation.id in order), key=lambda m: order[m.operation.id])
@@ -607,14 +607,14 @@ def _violation(shown: Shown, layout: Layout, view: tuple[float, float]) -> Marku
     )
 
 
-def _halo(mark: Mark, badge: str) -> Markup:
+def _halo(mark: TimeMark, badge: str) -> Markup:
     circle = element("circle", r=12, class_="halo")
     number = element("text", badge, x=12, y=-9, class_="badge")
     scaled = element("g", circle, number, class_="k")
     return element("g", scaled, transform=f"translate({mark.end:.1f} {mark.y:.0f})")
 
 
-def _arrow(before: Mark, after: Mark) -> Markup:
+def _arrow(before: TimeMark, after: TimeMark) -> Markup:
     ends = {"data_x1": before.end, "data_y1": before.y, "data_x2": after.end, "data_y2": after.y}
     head = element("path", d="M0 0l-6 -11h12z" if before.y == after.y else "M0 0l-11 -6v12z", class_="head")
     x, y = (0, -HALO) if before.y == after.y else (-HALO, 0)

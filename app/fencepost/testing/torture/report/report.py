@@ -19,8 +19,8 @@ from fencepost.testing.torture.report.data import (
     MOST_VIOLATED,
     OUTCOMES,
     Choice,
+    DrawnOperation,
     Excerpt,
-    Operation,
     Survey,
     choose,
     operation_ids,
@@ -29,7 +29,7 @@ from fencepost.testing.torture.report.data import (
 from fencepost.testing.torture.report.drawing import MOST_FAULTS as MOST_DRAWN_FAULTS
 from fencepost.testing.torture.report.drawing import (
     Markup,
-    Shown,
+    ShownTimelines,
     answer,
     draw,
     draw_overview,
@@ -161,7 +161,7 @@ class Panel:
 
     identity: str
     resource: str
-    violations: Sequence[tuple[str, Violation, Sequence[Operation]]]
+    violations: Sequence[tuple[str, Violation, Sequence[DrawnOperation]]]
     """Letter, violation, and its operations in their order."""
     remarks: Sequence[str]
     drawing: Markup
@@ -286,7 +286,7 @@ def _panel(panel: Panel, origin: int) -> Markup:
     return element("article", bar, *cards, panel.drawing, *remarks, id=f"about-{panel.identity}")
 
 
-def _card(letter: str, violation: Violation, operations: Sequence[Operation], origin: int) -> Markup:
+def _card(letter: str, violation: Violation, operations: Sequence[DrawnOperation], origin: int) -> Markup:
     rows = [
         element(
             "tr",
@@ -315,7 +315,7 @@ def _card(letter: str, violation: Violation, operations: Sequence[Operation], or
     return element("div", title, *words, table, class_="card")
 
 
-def _cells(operation: Operation, origin: int) -> tuple[str, ...]:
+def _cells(operation: DrawnOperation, origin: int) -> tuple[str, ...]:
     token = "" if operation.token is None else str(operation.token)
     return visible(operation.process), label(operation), token, seconds(operation.invoked - origin), answer(operation)
 
@@ -450,7 +450,7 @@ def _report_panel(
         for number, each in enumerate(ids, start=1):
             badges[each] = (*badges.get(each, ()), f"{letter}{number}")
         listed.append((letter, violation, [by_id[i] for i in ids]))
-        shown.append(Shown(letter, violation.words, tuple(ids)))
+        shown.append(ShownTimelines(letter, violation.words, tuple(ids)))
     layout = lay_out(excerpt, seen.faults, badges)
     resource = excerpt.drawn.subject
     drawing = draw(layout, f"Timeline of {visible(resource)}", shown, origin, identity)
