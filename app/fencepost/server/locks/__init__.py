@@ -1,1 +1,1 @@
-"""Token sources: where locks are taken and tokens come from. One sub-package for each lock service."""
+"""Token sources: where locks are taken and tokens come from. A file or two for each lock service."""

@@ -1,1 +1,1 @@
-"""PostgreSQL: connections, catalog, protection (DDL) and the fenced statements."""
+"""PostgreSQL: connections, the catalog, the fenced statements. What an operator does to the schema is in ops/."""
