@@ -14,8 +14,7 @@ import asyncpg
 import hypothesis
 import pytest
 from tests.support.interleave import Connect, Connection
-from tests.support.postgres import SERVERS, session_server
-from tests.support.ready_made import ReadyMade, Unmade
+from tests.support.postgres import SERVERS, ReadyMade, Unmade, session_server
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.postgres import in_database, quick_logins, run_on

@@ -19,7 +19,7 @@ WIDTH: Final = 1200
 def main() -> None:
     """Write the history, its report, and a picture of the report's top."""
     sys.path.insert(0, str(ROOT))
-    from tests.support.report_histories import paused_holder  # noqa: PLC0415 - the tests are no package
+    from tests.support.histories import paused_holder  # noqa: PLC0415 - the tests are no package
 
     from fencepost.testing.checker import check  # noqa: PLC0415 - beside the tests
     from fencepost.testing.history import read  # noqa: PLC0415

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.running import Running, StartLock, start_lock
 from tests.http.conftest import demo_database, gateway_url, http, shared, start_gateway
-from tests.support.processes import all_gone
+from tests.support.servers import all_gone
 
 from fencepost.testing.servers.processes import descendants
 

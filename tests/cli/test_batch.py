@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 from tests.cli.running import FENCEPOST, environment
-from tests.support.batches import patch, written
+from tests.support.use_cases import patch_line, written
 
 from fencepost.testing.servers.processes import PATIENCE, wait_until
 
 LINES: list[object] = [
-    {**patch("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},
+    {**patch_line("order-123", 1001, amount=0), "path": "orders/order-123?select=amount"},
     b"\n",
     b"no JSON\n",
     b'{"claim": "orders/order-124", "token": 1002, "token": 1003}\n',
-    {**patch("order-123", 1, note="stale")},
+    {**patch_line("order-123", 1, note="stale")},
     {"claim": "orders/order-125", "token": 1004},
 ]
 
@@ -87,7 +87,7 @@ def test_a_signal_ends_it_and_it_says_where_to_go_on(gateway_url: str, number: s
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None
-    process.stdin.write(b"".join(written(patch("order-123", 1001 + each, note="x")) for each in range(300)))
+    process.stdin.write(b"".join(written(patch_line("order-123", 1001 + each, note="x")) for each in range(300)))
     process.stdin.flush()
     assert process.stdout is not None
     numbers = [json.loads(process.stdout.readline())["number"] for _ in range(300)]

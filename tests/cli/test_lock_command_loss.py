@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.running import StartLock, locks, release, variables_in, waiters, written
-from tests.support.processes import all_gone
+from tests.support.servers import all_gone
 
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import alive, eventually

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.cli.running import FENCEPOST, StartLock, environment, locks, written
-from tests.support.processes import all_gone
+from tests.support.servers import all_gone
 
 from fencepost.testing.servers.processes import PATIENCE, descendants, eventually
 

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 from tests.cli.running import FENCEPOST, StartLock, environment, variables_in, written
-from tests.support import api_key_gateway
+from tests.support import gateways
 from tests.support.interleave import Connection
 
 from fencepost.server.postgres import api_keys
 
-shared, owner = api_key_gateway.shared, api_key_gateway.owner
+shared, owner = gateways.shared, gateways.owner
 SHOW = ("sh", "-c", "env > env.new; mv env.new env")
 
 
 @pytest.fixture
 async def key(owner: Connection) -> str:
-    _, key = await api_keys.create(owner, api_key_gateway.FOR_ALL)
+    _, key = await api_keys.create(owner, gateways.FOR_ALL)
     return key
 
 

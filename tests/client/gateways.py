@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.processes import all_gone
-from tests.support.serving import STARTS_WITHIN, launch, read_greeting
+from tests.support.gateways import STARTS_WITHIN, launch, read_greeting
+from tests.support.servers import all_gone
 
 from fencepost.testing.servers.processes import PATIENCE, descendants
 

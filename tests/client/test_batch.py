@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.batches import patch, written
+from tests.support.use_cases import patch_line, written
 
 from fencepost import Client, FenceToken, OutcomeUnknown, RowNotFound, StaleToken, SyncClient, Unavailable
 from fencepost.client import Retry, Verdict
@@ -23,11 +23,11 @@ STOPPED = {"stopped": True, "lines": 3, "reason": "The gateway is stopping."}
 
 def lines(first: int = 2000) -> Iterator[dict[str, Any]]:
     for each in range(MANY):
-        yield patch("order-123", first + each, note=str(each))
+        yield patch_line("order-123", first + each, note=str(each))
 
 
 async def test_verdicts_come_in_the_order_of_the_lines_and_a_refused_one_stops_nobody(client: Client) -> None:
-    bad = patch("order-123", 1, note="stale"), {"method": "GET", "path": "orders"}
+    bad = patch_line("order-123", 1, note="stale"), {"method": "GET", "path": "orders"}
     verdicts = [verdict async for verdict in client.batch([*lines(), *bad, *lines(9000)])]
     assert [verdict.number for verdict in verdicts] == list(range(1, 2 * MANY + 3))
     *first, stale, unread = verdicts[: MANY + 2]
@@ -48,7 +48,7 @@ async def test_a_line_may_be_made_of_the_verdict_before_it(client: Client) -> No
     async def source() -> AsyncIterator[dict[str, Any]]:
         token = 1001
         for _ in range(3):
-            yield patch("order-123", token, note="x")
+            yield patch_line("order-123", token, note="x")
             await came.wait()
             came.clear()
             token = (verdicts[-1].mark or 0) + 10
@@ -63,10 +63,10 @@ async def test_lines_are_sent_while_an_iterable_waits_for_the_next_one(client: C
     came = threading.Event()
 
     def source() -> Iterator[dict[str, Any]]:
-        yield patch("order-123", 1001, note="x")
+        yield patch_line("order-123", 1001, note="x")
         assert came.wait(PATIENCE)
-        yield patch("order-123", 1002, note="x")
-        yield from [patch("order-124", 1001, note="not sent")] * int("raises")
+        yield patch_line("order-123", 1002, note="x")
+        yield from [patch_line("order-124", 1001, note="not sent")] * int("raises")
 
     verdicts = client.batch(source())
     assert (await anext(verdicts)).mark == 1001
@@ -84,12 +84,12 @@ async def test_what_is_not_one_line_is_refused_by_its_number(client: Client, gat
         with pytest.raises(error, match=r"^line 1: "):
             await anext(client.batch(iter([line])))
     line, error = refused[0]
-    text = written(patch("order-123", 1001, note="x"))
+    text = written(patch_line("order-123", 1001, note="x"))
     verdicts = client.batch([*[text] * MOST_LINES, line])
     assert [(await anext(verdicts)).number for _ in range(MOST_LINES)][-1] == MOST_LINES, "a text may have its end"
     with pytest.raises(error, match=f"^line {MOST_LINES + 1}: "):
         await anext(verdicts)
-    long, said = written(patch("order-123", 1001, note="x" * 1000)), list[Verdict]()
+    long, said = written(patch_line("order-123", 1001, note="x" * 1000)), list[Verdict]()
     with SyncClient(gateway_url) as synchronous, pytest.raises(error, match=f"^line {MOST_LINES + 1}: "):
         said.extend(synchronous.batch([*[long] * MOST_LINES, line]))
     assert MOST_LINES // 2 < len(said) < MOST_LINES, "what was sent has its verdict"
@@ -123,8 +123,8 @@ async def test_lines_whose_answer_is_lost_are_done_once(gateway_url: str) -> Non
 
 async def test_a_text_without_a_key_is_not_called_spent_by_its_own_echo(gateway_url: str) -> None:
     for text, kind in (
-        (patch("order-123", 1001, note="x"), OutcomeUnknown),
-        (patch("order-123", 1002, "key"), type(None)),
+        (patch_line("order-123", 1001, note="x"), OutcomeUnknown),
+        (patch_line("order-123", 1002, "key"), type(None)),
     ):
         async with Client(gateway_url, transport=Losing()) as client:
             (verdict,) = [verdict async for verdict in client.batch([written(text)])]
@@ -229,9 +229,9 @@ def test_the_synchronous_client_sends_lines_before_it_waits_again(gateway_url: s
 
     def source() -> Iterator[dict[str, Any]]:
         assert not threading.Event().wait(2 * SECONDS)
-        yield patch("order-123", 1001, note="x")
+        yield patch_line("order-123", 1001, note="x")
         assert len(verdicts) == 1
-        yield patch("order-123", 1002, note="x")
+        yield patch_line("order-123", 1002, note="x")
 
     with SyncClient(gateway_url) as client:
         for verdict in client.batch(source()):
@@ -246,10 +246,12 @@ def test_the_synchronous_client_takes_lines_in_the_callers_thread(gateway_url: s
 
 
 async def test_lines_that_are_to_land_as_a_whole_do_or_the_first_refusal_is_raised(client: Client) -> None:
-    whole = [patch(key, 2001, note="whole") for key in ("order-123", "order-124")]
+    whole = [patch_line(key, 2001, note="whole") for key in ("order-123", "order-124")]
     assert [verdict.mark for verdict in await client.batch_atomic(whole)] == [2001, 2001]
     with pytest.raises(StaleToken) as raised:
-        await client.batch_atomic([patch("order-124", 2002, note="undone"), patch("order-123", 1, note="stale")])
+        await client.batch_atomic(
+            [patch_line("order-124", 2002, note="undone"), patch_line("order-123", 1, note="stale")]
+        )
     assert raised.value.problem is not None
     assert raised.value.problem.members["line"] == 2
     assert (await client.get("orders", "order-124", select="note")) == {"note": "whole"}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.client.counting import Counting
 from tests.client.gateways import gateway_process
-from tests.support.demo_gateway import DemoGateway
+from tests.support.gateways import DemoGateway
 from tests.support.manual_clock import ManualClock
 
 from fencepost import Client, LeaseLost, OutcomeUnknown, Retry, Unavailable

@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 from tests.client.counting import Counting
-from tests.support.demo_gateway import DemoGateway
+from tests.support.gateways import DemoGateway
 
 from fencepost import Client, StaleToken, StillQueued, SyncClient, WriteFailed
 from fencepost.client import ConstraintViolated, RowNotFound

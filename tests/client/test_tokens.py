@@ -4,15 +4,15 @@ import asyncio
 import logging
 
 import pytest
-from tests.support import api_key_gateway
-from tests.support.api_key_gateway import FOR_ALL
+from tests.support import gateways
+from tests.support.gateways import FOR_ALL
 from tests.support.interleave import Connection
 
 from fencepost import Client, LeaseLost, Unauthenticated
 from fencepost.server.postgres import api_keys
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
-shared, owner = api_key_gateway.shared, api_key_gateway.owner
+shared, owner = gateways.shared, gateways.owner
 ORDER = "orders/order-123"
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import asyncpg
 import httpx
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost import Client
 from fencepost.server.ops.protect import protect

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 from tests.support.interleave import Connection
 from tests.support.postgres import server_bin_dir
-from tests.support.processes import all_gone
+from tests.support.servers import all_gone
 
 from fencepost.server.locks.advisory import AdvisorySource, from_url
 from fencepost.server.locks.source import Grant, Holder, Source, SourceContext

@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import Asking
 from tests.support.interleave import Connection
-from tests.support.pooler import pooled
+from tests.support.postgres import pooled
 
 from fencepost.server.locks.advisory import AdvisorySource
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError

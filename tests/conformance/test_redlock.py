@@ -8,7 +8,7 @@ from tests.conformance.redis import conftest as of_redis
 from tests.conformance.redis.taking import Opened
 from tests.conformance.redis_bench import RedisBench, command, running_several
 from tests.conformance.redlock_bench import LONGEST_MS, NODE_TIMEOUT_MS, redlock_url
-from tests.support.cutting_proxy import cutting_proxy
+from tests.support.postgres import cutting_proxy
 
 from fencepost.server.locks.redlock import validity_ms
 from fencepost.server.locks.source import Grant, Holder, Source, SourceError, SourceUnavailableError

@@ -7,8 +7,8 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
+from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection, start
-from tests.support.live_gateway import serving
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.settings import Settings

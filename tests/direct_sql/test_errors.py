@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
-from tests.support.racing import owner
+from tests.support.racing import OPERATOR, REASON, STRANGER, operators, owner
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep

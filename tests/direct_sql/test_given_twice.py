@@ -5,8 +5,8 @@ An ORM writes all columns: the value in the column is then what it has read, and
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, Race, open_race
-from tests.support.ready_made import Unmade
 
 UPSERT = (
     "INSERT INTO orders (order_id, n, last_fence_token) VALUES ('k', 2, {0})"

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.direct_sql.drivers import CLERK, people
 from tests.direct_sql.evil_schema import evil
-from tests.support.glass import REASON, run
 from tests.support.interleave import Connect, Connection
-from tests.support.racing import Race, open_race, outcome, owner
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import REASON, Race, open_race, outcome, owner, run
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep

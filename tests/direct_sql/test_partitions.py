@@ -2,8 +2,8 @@
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 
 from fencepost.server.ops.doctor_tables import examine_partitions
 from fencepost.server.ops.protect import protect

@@ -8,8 +8,8 @@ import asyncpg
 import pytest
 from tests.direct_sql.test_partitions import ATTACH, COPY, TABLE, insert, unfollowed
 from tests.support.interleave import Connect, Connection
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 
 from fencepost.server.ops import migrate
 from fencepost.server.ops.checks import EVENT_TRIGGERS, lacks_event_triggers, watch_sql

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.direct_sql.drivers import CLERK, OWNER, Session, people, session
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
 
 pytestmark = pytest.mark.versions
 

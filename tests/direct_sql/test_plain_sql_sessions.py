@@ -7,8 +7,8 @@ import asyncpg
 import pytest
 from tests.direct_sql.drivers import CLERK, OWNER, people, session
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 
 UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
 DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"

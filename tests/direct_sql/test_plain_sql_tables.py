@@ -6,8 +6,8 @@ import asyncpg
 import pytest
 from tests.direct_sql.drivers import session
 from tests.support.interleave import Connect, Connection
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome, owner
-from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.checks import EVENT_TRIGGERS

@@ -2,11 +2,9 @@
 
 import asyncpg
 import pytest
-from tests.support.glass import REASON
 from tests.support.interleave import Connect
-from tests.support.mutants import mutate
-from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import REASON, Race, mutate, open_race, outcome
 
 from fencepost.server.ops.protect import protect
 

@@ -11,8 +11,8 @@ from alembic.operations import Operations
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from tests.support.gateways import serving
 from tests.support.interleave import Connect
-from tests.support.live_gateway import serving
 from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
 from fencepost.server.ops import demo

@@ -10,10 +10,9 @@ from pydantic import SecretStr
 from tests.http.raw import RawConnection
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
-from tests.support.demo_gateway import DemoGateway, demo_gateway
-from tests.support.live_gateway import serving
-from tests.support.ready_made import ReadyMade, Unmade
-from tests.support.unhurried import UNHURRIED
+from tests.support.gateways import DemoGateway, demo_gateway, serving
+from tests.support.manual_clock import UNHURRIED
+from tests.support.postgres import ReadyMade, Unmade
 
 from fencepost.server.ops import demo
 from fencepost.server.settings import Settings

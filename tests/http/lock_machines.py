@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cli.running import Running, whole_lines, written
-from tests.support.processes import all_gone
 from tests.support.recipes import surroundings
+from tests.support.servers import all_gone
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import descendants, eventually

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.support.serving import Gateway, serving
-from tests.support.tokens import SECRET, token
+from tests.support.asking import SECRET, token
+from tests.support.gateways import Gateway, serving_process
 
 from fencepost.cli.main import main
 from fencepost.testing.servers.processes import eventually
@@ -31,7 +31,7 @@ def admin_url(gateway: Gateway) -> str:
 async def test_what_is_on_which_port(demo_database: str, short_dir: Path, workers: str) -> None:
     given = ("--database-url", demo_database, *ADMIN, "--workers", workers, "--cors-origins", "https://shop.example")
     async with (
-        serving(short_dir, *given) as gateway,
+        serving_process(short_dir, *given) as gateway,
         httpx.AsyncClient(base_url=gateway.url, trust_env=False) as gate,
         httpx.AsyncClient(base_url=admin_url(gateway), trust_env=False) as admin,
     ):
@@ -70,7 +70,7 @@ async def test_clients_that_have_all_connections_or_no_key_keep_no_operator_out(
 ) -> None:
     on = ("--database-url", demo_database, *ADMIN)
     given = ("--max-connections", "3", "--jwt-secret", SECRET, "--jwt-role-claim-key", "")
-    async with serving(short_dir, *on, *given) as gateway, AsyncExitStack() as stack:
+    async with serving_process(short_dir, *on, *given) as gateway, AsyncExitStack() as stack:
         port = int(gateway.url.rpartition(":")[2])
         for _ in range(3):
             held = stack.enter_context(socket.create_connection(("127.0.0.1", port)))

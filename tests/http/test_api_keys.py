@@ -7,14 +7,12 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.support.api_key_gateway import FOR_ALL
-from tests.support.batches import Sent, patch
-from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.asking import bearer
+from tests.support.gateways import FOR_ALL, DemoGateway, demo_gateway, serving_process
+from tests.support.gateways import serving as serving_here
 from tests.support.interleave import Connection
-from tests.support.live_gateway import serving as serving_here
-from tests.support.ready_made import ReadyMade
-from tests.support.serving import serving
-from tests.support.tokens import bearer
+from tests.support.postgres import ReadyMade
+from tests.support.use_cases import Sent, patch_line
 
 from fencepost.server.postgres import api_keys
 from fencepost.server.postgres.api_keys import NewKey
@@ -105,14 +103,14 @@ async def test_a_batch_under_way_takes_no_line_after_its_key_was_revoked(
 ) -> None:
     key_id, key = await api_keys.create(owner, FOR_ALL)
     sent = await Sent.open(served[0].url, key)
-    await sent.send(patch("order-123", 2001, note="before"))
+    await sent.send(patch_line("order-123", 2001, note="before"))
     assert ((await sent.next()) or {})["status"] == 200
     await owner.execute("NOTIFY fencepost, 'keys'")
-    await sent.send(patch("order-123", 2002, note="it is looked up again, and good"))
+    await sent.send(patch_line("order-123", 2002, note="it is looked up again, and good"))
     assert ((await sent.next()) or {})["status"] == 200
     await api_keys.revoke(owner, key_id)
     await refused_by_all(gateways, key)
-    await sent.send(patch("order-123", 2003, note="after"))
+    await sent.send(patch_line("order-123", 2003, note="after"))
     assert await sent.rest() == [
         {"stopped": True, "lines": 2, "reason": "The caller's token or key is to be shown again."}
     ]
@@ -169,7 +167,7 @@ async def test_all_workers_know_and_no_log_has_the_key(
 ) -> None:
     key_id, key = await api_keys.create(owner, FOR_ALL)
     given = ("--database-url", served[0].dsn, "--workers", "3", "--api-keys", "--log-level", "debug", "--access-log")
-    async with serving(short_dir, *given) as gateway, AsyncExitStack() as stack:
+    async with serving_process(short_dir, *given) as gateway, AsyncExitStack() as stack:
         clients = [
             await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False))
             for _ in range(9)  # each has a connection of its own: they are spread over the workers

@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
-from tests.support.asking import Api
-from tests.support.demo_gateway import DemoGateway, demo_gateway
-from tests.support.jwks_server import jwks_server
-from tests.support.ready_made import ReadyMade
-from tests.support.tokens import RSA, SECRET, bearer, claims, forged, public, sign, token
+from tests.support.asking import RSA, SECRET, Api, bearer, claims, forged, public, sign, token
+from tests.support.gateways import DemoGateway, demo_gateway
+from tests.support.postgres import ReadyMade
+from tests.support.servers import jwks_server
 
 ROUTES = [
     ("GET", "/v1/data/orders", "read"),

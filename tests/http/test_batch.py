@@ -10,14 +10,14 @@ import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.test_hung_up import Holder
-from tests.support.batches import Sent, batch, patch
-from tests.support.demo_gateway import DemoGateway, demo_gateway
-from tests.support.ready_made import ReadyMade
+from tests.support.gateways import DemoGateway, demo_gateway
+from tests.support.postgres import ReadyMade
+from tests.support.use_cases import Sent, batch, patch_line
 from tests.support.violations import assert_none
 
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
-GOOD = patch("order-123", 9000, note="good")
+GOOD = patch_line("order-123", 9000, note="good")
 SHOWN = 1_000_000  # bytes that a line may have here
 BAD: list[tuple[object, int, str]] = [
     (b"no JSON\n", 400, "line: it is no JSON object"),
@@ -75,7 +75,7 @@ def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
 async def test_a_bad_line_gets_its_verdict_by_number_and_stops_nobody(gateway_url: str) -> None:
     lines: list[object] = []
     for number, (line, _, _) in enumerate(BAD):
-        lines += [line, patch("order-123", 1000 + number, note=str(number))]
+        lines += [line, patch_line("order-123", 1000 + number, note=str(number))]
     verdicts = await batch(gateway_url, lines)
     assert [verdict["number"] for verdict in verdicts] == list(range(1, len(lines) + 1))
     assert [verdict["status"] for verdict in verdicts[1::2]] == [200] * len(BAD)
@@ -86,7 +86,7 @@ async def test_a_bad_line_gets_its_verdict_by_number_and_stops_nobody(gateway_ur
 
 async def test_a_verdict_is_the_answer_of_a_request(gateway_url: str) -> None:
     made = {"order_id": "a b", "status": "new", "amount": 1.10}
-    once = patch("order-123", 1002, 'a "key"', status="paid")
+    once = patch_line("order-123", 1002, 'a "key"', status="paid")
     lines: list[object] = [
         {"method": "POST", "path": "orders?select=order_id", "token": "1001", "body": made},
         b" \t\r\n",
@@ -135,7 +135,7 @@ async def test_lines_are_not_those_that_wait_too_many(gateway_url: str) -> None:
 async def test_a_verdict_does_not_wait_for_the_next_line_and_a_long_line_is_whole(gateway_url: str) -> None:
     sent = await Sent.open(gateway_url)
     note = "x" * (SHOWN - 200)
-    await sent.send({**patch("order-123", 1001, note=note), "path": "orders/order-123?select=note"})
+    await sent.send({**patch_line("order-123", 1001, note=note), "path": "orders/order-123?select=note"})
     assert ((await sent.next()) or {})["body"] == {"note": note}
     await sent.send({"claim": "orders/order-123", "token": 1002})
     assert ((await sent.next()) or {})["mark"] == "1002"
@@ -192,7 +192,7 @@ def _mixed(key: str, token: int) -> dict[str, object]:
     changes: list[dict[str, object]] = [{"note": "x"}, {"status": "paid"}, {"amount": 1}, {"note": "y", "amount": 2}]
     if token % 7 == 0:
         return {"claim": f"orders/{key}", "token": token}
-    return patch(key, token, **changes[token % 4])
+    return patch_line(key, token, **changes[token % 4])
 
 
 async def test_the_lines_of_a_resource_take_effect_in_their_order_beside_other_batches(gateway_url: str) -> None:
@@ -236,7 +236,7 @@ async def test_lines_of_any_rows_wait_and_are_waited_for(gateway_url: str) -> No
         token = 3000 + turn * 10
         lines += [
             {"method": "POST", "path": "orders", "token": token, "body": [{**key, "status": "new", "note": "a"}]},
-            patch("order-900", token + 1, note="b"),
+            patch_line("order-900", token + 1, note="b"),
             {"method": "PATCH", "path": "orders?note=eq.b&order_id=eq.order-900", "token": token + 2,
              "prefer": "max-affected=1,return=representation", "body": {"status": "paid"}},
             {"method": "PUT", "path": "orders/order-900?select=status", "token": token + 3, "body": {"status": "new"}},
@@ -254,7 +254,7 @@ async def test_who_hangs_up_leaves_nothing_half_written_and_learns_by_keys_what_
 ) -> None:
     session, observer = await asyncpg.connect(shared.dsn), await asyncpg.connect(shared.dsn)
     await session.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
-    lines = [patch(f"order-12{3 + each % 3}", 1001 + each, f"key-{each}", note=str(each)) for each in range(60)]
+    lines = [patch_line(f"order-12{3 + each % 3}", 1001 + each, f"key-{each}", note=str(each)) for each in range(60)]
     sent = await Sent.open(gateway_url)
     await sent.send(*lines[:40])
     if end == "half a line":

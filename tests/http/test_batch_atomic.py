@@ -10,10 +10,10 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
-from tests.support.batches import patch
-from tests.support.demo_gateway import DemoGateway, demo_gateway
+from tests.support.gateways import DemoGateway, demo_gateway
 from tests.support.interleave import blocks_another_session, start
-from tests.support.ready_made import ReadyMade
+from tests.support.postgres import ReadyMade
+from tests.support.use_cases import patch_line
 
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -21,7 +21,7 @@ SENT = {"Content-Type": "application/x-ndjson"}
 A, B, C = "order-123", "order-124", "order-125"
 LAST = {"method": "PATCH", "path": f"orders/{C}?select=note", "token": 2001, "body": {"note": "all"}}
 KINDS: list[dict[str, Any]] = [
-    patch(A, 2001, note="all"),
+    patch_line(A, 2001, note="all"),
     {"method": "PUT", "path": f"orders/{B}", "token": 2001, "body": {"status": "paid", "note": "all"}},
     {"claim": "orders/order-900", "token": 2001},
     {"method": "POST", "path": "orders", "token": 2002, "body": [{"order_id": "order-901", "status": "new"}]},
@@ -65,17 +65,17 @@ async def test_all_lines_land(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("line", "status", "code"),
     [
-        (patch(C, 1, note="stale"), 409, "FP001"),
-        (patch(A, 2001, note="the token of line 1"), 409, "FP002"),
+        (patch_line(C, 1, note="stale"), 409, "FP001"),
+        (patch_line(A, 2001, note="the token of line 1"), 409, "FP002"),
         ({"method": "POST", "path": "orders", "token": 1, "body": {"order_id": B, "status": "new"}}, 409, "FP001"),
         ({"method": "DELETE", "path": f"orders/{C}", "token": 2000}, 409, "FP001"),
         ({"method": "DELETE", "path": f"orders/{C}", "token": 2001}, 409, "FP002"),
-        (patch("none", 2001, note="x"), 404, "FP006"),
-        (patch(C, 2002, status="no such state"), 400, "23514"),
+        (patch_line("none", 2001, note="x"), 404, "FP006"),
+        (patch_line(C, 2002, status="no such state"), 400, "23514"),
         ({"claim": "orders/order-124", "token": 1}, 409, "FP001"),
         ({**LAST, "path": "orders?status=eq.new", "prefer": "max-affected=0"}, 400, "FP016"),
         ({**LAST, "header": 1}, 400, "FP016"),
-        (patch(C, 2002, amount="no number"), 400, "22P02"),
+        (patch_line(C, 2002, amount="no number"), 400, "22P02"),
         ("no JSON\n", 400, "FP016"),
     ],
 )
@@ -83,7 +83,7 @@ async def test_none_lands_where_one_is_refused(
     http: httpx.AsyncClient, shared: DemoGateway, line: Any, status: int, code: str
 ) -> None:
     before = await kept(shared.dsn)
-    answer = await send(http, [*KINDS, line, patch(B, 2009, note="behind it")])
+    answer = await send(http, [*KINDS, line, patch_line(B, 2009, note="behind it")])
     problem = answer.json()
     assert (answer.status_code, problem["code"], problem["line"]) == (status, code, len(KINDS) + 1), problem
     assert problem["detail"].startswith("Line 8: ")
@@ -104,7 +104,7 @@ async def test_a_line_is_judged_by_its_own_token_and_not_by_that_of_a_filtered_d
     assert (stale.status_code, stale.json()["code"], stale.json()["line"]) == (409, "FP001", 2)
     again = {"method": "PUT", "path": f"orders/{C}", "token": 2060, "body": {"status": "new"}}
     assert (await send(http, [deleted(C, 2050), again])).status_code == 200
-    assert (await send(http, [patch(C, 2055, note="older than the PUT")])).json()["code"] == "FP001"
+    assert (await send(http, [patch_line(C, 2055, note="older than the PUT")])).json()["code"] == "FP001"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ async def test_a_row_is_deleted_and_made_anew_under_one_token(http: httpx.AsyncC
 
 
 async def test_what_landed_is_not_done_again_under_its_keys(http: httpx.AsyncClient) -> None:
-    lines = [patch(key, 2001, f"key of {key}", note="once") for key in (A, B)]
+    lines = [patch_line(key, 2001, f"key of {key}", note="once") for key in (A, B)]
     first, again = await send(http, lines), await send(http, lines)
     assert (first.status_code, again.status_code) == (200, 200)
     assert [json.loads(line).get("replayed") for line in again.text.splitlines()] == [True, True]
@@ -132,14 +132,14 @@ async def test_what_landed_is_not_done_again_under_its_keys(http: httpx.AsyncCli
         ("atomic=yes", KINDS, 400, "atomic=yes: it is true or false"),
         ("atomic=true&atomic=true", KINDS, 400, "given once"),
         ("order=id", KINDS, 400, "order: a batch takes atomic only"),
-        ("atomic=true", [patch(A, 2000 + n, note="x") for n in range(1001)], 413, "more than 1000 lines"),
+        ("atomic=true", [patch_line(A, 2000 + n, note="x") for n in range(1001)], 413, "more than 1000 lines"),
         (
             "atomic=true",
             [{**LAST, "body": {"note": "x" * 1500}}, {**LAST, "path": f"orders/{A}", "body": {"note": "x" * 1500}}],
             400,
             "Line 2: with it",
         ),
-        ("atomic=true", [patch(A, 2001, note="x" * 2_000_000)], 413, "The body has more than"),
+        ("atomic=true", [patch_line(A, 2001, note="x" * 2_000_000)], 413, "The body has more than"),
     ],
 )
 async def test_what_no_batch_is_that_lands_as_a_whole(
@@ -159,7 +159,7 @@ async def test_a_refused_batch_is_counted_as_refused_only(http: httpx.AsyncClien
         )
 
     before = await counted()
-    assert (await send(http, [patch(A, 3001, note="x"), patch(B, 1, note="x")])).status_code == 409
+    assert (await send(http, [patch_line(A, 3001, note="x"), patch_line(B, 1, note="x")])).status_code == 409
     changed = {name: value for name, value in (await counted()).items() if value != before.get(name)}
     assert len(changed) == 1
     assert "FP002" in str(changed)
@@ -178,7 +178,7 @@ async def test_nobody_sees_half_of_it_and_after_a_deadlock_all_of_it_starts_over
     http: httpx.AsyncClient, shared: DemoGateway
 ) -> None:
     """The batch has A and waits for C; another has B and waits for A; then the batch wants B."""
-    lines = [patch(key, 2001, note="whole") for key in (A, C, B)]
+    lines = [patch_line(key, 2001, note="whole") for key in (A, C, B)]
     before = await kept(shared.dsn)
     async with (
         begun(shared.dsn, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
@@ -214,7 +214,7 @@ async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
         begun(shared.dsn, f"SELECT FROM orders WHERE order_id = '{C}' FOR UPDATE") as gate,
         begun(shared.dsn, "COMMIT") as observer,
     ):
-        sent = asyncio.create_task(send(http, [patch(A, 2001, note="x"), patch(C, 2001, note="x")]))
+        sent = asyncio.create_task(send(http, [patch_line(A, 2001, note="x"), patch_line(C, 2001, note="x")]))
         await blocks_another_session(gate, observer)
         ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
         assert await observer.fetchval(ended, gate.get_server_pid())
@@ -222,7 +222,7 @@ async def test_nothing_is_written_where_the_connection_breaks_before_the_commit(
         assert (answer.status_code, answer.json()["code"]) == (503, "FP010"), answer.text
         assert "nothing was written" in answer.json()["detail"]
     assert await kept(shared.dsn) == before
-    assert (await send(http, [patch(A, 2001, note="x")])).status_code == 200
+    assert (await send(http, [patch_line(A, 2001, note="x")])).status_code == 200
 
 
 async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
@@ -234,9 +234,9 @@ async def test_a_batch_waits_for_others_as_long_as_for_a_connection(
         begun(demo_database, "COMMIT") as observer,
         httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as http,
     ):
-        first = asyncio.create_task(send(http, [patch(C, 2001, note="x")]))
+        first = asyncio.create_task(send(http, [patch_line(C, 2001, note="x")]))
         await blocks_another_session(gate, observer)
-        second = await send(http, [patch(A, 2001, note="x")])
+        second = await send(http, [patch_line(A, 2001, note="x")])
         assert (second.status_code, second.json()["code"]) == (503, "FP010")
         assert "nothing was written" in second.json()["detail"]
         assert (await send(http, [{"claim": f"orders/{A}", "token": 2001}], "atomic=false")).status_code == 200

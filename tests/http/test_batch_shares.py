@@ -9,9 +9,9 @@ import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.test_hung_up import Holder
-from tests.support.batches import Sent, batch, patch
-from tests.support.demo_gateway import DemoGateway, demo_gateway
-from tests.support.ready_made import ReadyMade
+from tests.support.gateways import DemoGateway, demo_gateway
+from tests.support.postgres import ReadyMade
+from tests.support.use_cases import Sent, batch, patch_line
 
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -41,7 +41,7 @@ async def locked(url: str, dsn: str) -> AsyncIterator[Holder]:
 
 
 def line(kind: str, key: str, token: int) -> dict[str, object]:
-    return patch(key, token, note="x") if kind == "write" else {"claim": f"orders/{key}", "token": token}
+    return patch_line(key, token, note="x") if kind == "write" else {"claim": f"orders/{key}", "token": token}
 
 
 @pytest.mark.parametrize("kind", ["write", "claim"])
@@ -68,12 +68,12 @@ async def test_what_waits_behind_a_line_that_is_to_be_sent_again_is_not_done(
     url = await start_gateway(demo_database, lock_timeout=1)
     async with locked(url, demo_database) as holder:
         lines = [
-            patch(LOCKED[0], 2001, note="first"),
-            patch(FREE, 2001, note="another row"),
-            patch(LOCKED[0], 2002, note="second"),
+            patch_line(LOCKED[0], 2001, note="first"),
+            patch_line(FREE, 2001, note="another row"),
+            patch_line(LOCKED[0], 2002, note="second"),
             line("claim", LOCKED[0], 2003),
             {"method": "PATCH", "path": f"orders?order_id=eq.{FREE}", "token": 2004, "body": {"note": "maybe any row"}},
-            patch(FREE, 2005, note="behind that"),
+            patch_line(FREE, 2005, note="behind that"),
         ]
         busy, *verdicts = await batch(url, lines)
         assert (busy["status"], busy["body"]["code"]) == (503, "55P03")

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import group_commit

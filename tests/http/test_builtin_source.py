@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
-from tests.support.ready_made import ReadyMade
+from tests.support.postgres import ReadyMade
 
 from fencepost.server.fence.token import MAX_TOKEN
 

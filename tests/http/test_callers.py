@@ -9,10 +9,10 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from tests.http.conftest import StartGateway
-from tests.support.demo_gateway import DemoGateway, demo_gateway
-from tests.support.ready_made import ReadyMade
-from tests.support.tokens import SECRET, bearer, token
-from tests.support.unhurried import UNHURRIED
+from tests.support.asking import SECRET, bearer, token
+from tests.support.gateways import DemoGateway, demo_gateway
+from tests.support.manual_clock import UNHURRIED
+from tests.support.postgres import ReadyMade
 
 from fencepost.cli.main import main
 from fencepost.server.ops.protect import protect

@@ -14,7 +14,7 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 from tests.support.interleave import Connection
-from tests.support.ready_made import ReadyMade
+from tests.support.postgres import ReadyMade
 
 from fencepost.server.http import headers as header_rules
 from fencepost.server.http import headers as preferences

@@ -9,8 +9,8 @@ import pytest
 from playwright.async_api import Page, expect
 from tests.http.browser import Seen, browser_page, in_a_browser
 from tests.http.conftest import StartGateway
-from tests.support.api_key_gateway import FOR_ALL
-from tests.support.tokens import SECRET, token
+from tests.support.asking import SECRET, token
+from tests.support.gateways import FOR_ALL
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import api_keys

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.http.raw import Answer, RawConnection
-from tests.support.batches import Sent, patch
-from tests.support.serving import Gateway, serving, workers
+from tests.support.gateways import Gateway, serving_process, workers
+from tests.support.use_cases import Sent, patch_line
 
 from fencepost.testing.servers.processes import eventually
 
@@ -75,7 +75,7 @@ async def stopping(gateway: Gateway, connected: Connected) -> AsyncIterator[None
 async def test_an_idle_connection_may_be_used_once_more_and_a_request_that_has_begun_to_arrive_is_answered(
     workers: str, short_dir: Path, connected: Connected
 ) -> None:
-    async with serving(short_dir, "--workers", workers, "--shutdown-timeout", "600") as gateway:
+    async with serving_process(short_dir, "--workers", workers, "--shutdown-timeout", "600") as gateway:
         idle, fresh, used = [await connected(gateway) for _ in range(3)]
         assert not last(await ask(idle))
         await ask(used)
@@ -95,7 +95,7 @@ async def test_an_idle_connection_may_be_used_once_more_and_a_request_that_has_b
 async def test_clients_that_ask_again_and_again_miss_no_answer(
     workers: str, short_dir: Path, connected: Connected
 ) -> None:
-    async with serving(short_dir, "--workers", workers) as gateway:
+    async with serving_process(short_dir, "--workers", workers) as gateway:
         answered, lost = itertools.count(), []
         busy = asyncio.Event()
 
@@ -122,9 +122,9 @@ async def test_clients_that_ask_again_and_again_miss_no_answer(
 
 
 async def test_a_batch_that_goes_on_is_ended_with_how_far_it_came(short_dir: Path, connected: Connected) -> None:
-    async with serving(short_dir, "--workers", "2", "--shutdown-timeout", "600") as gateway:
+    async with serving_process(short_dir, "--workers", "2", "--shutdown-timeout", "600") as gateway:
         sent = await Sent.open(gateway.url)
-        await sent.send(*[patch("order-123", 1000 + each, note=str(each)) for each in range(10)])
+        await sent.send(*[patch_line("order-123", 1000 + each, note=str(each)) for each in range(10)])
         verdicts = [await sent.next() for _ in range(10)]
         assert [verdict["status"] for verdict in verdicts if verdict is not None] == [200] * 10
         async with stopping(gateway, connected):

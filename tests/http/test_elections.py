@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.support.events import streaming
-from tests.support.lease_http import post, release
-from tests.support.serving import serving as serve
+from tests.support.gateways import serving_process as serve
+from tests.support.lease_gateways import post, release
+from tests.support.use_cases import streaming
 
 from fencepost.testing.servers.processes import PATIENCE
 

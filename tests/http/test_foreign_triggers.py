@@ -3,7 +3,7 @@
 import httpx
 import pytest
 from tests.support.asking import code
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection
 
 from fencepost.server.ops.protect import protect

@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect
 
 from fencepost.server.ops.protect import protect

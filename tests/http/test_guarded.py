@@ -11,9 +11,9 @@ import httpx
 import pytest
 from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
-from tests.support.batches import Sent, patch
-from tests.support.demo_gateway import DemoGateway, demo_gateway
-from tests.support.ready_made import ReadyMade
+from tests.support.gateways import DemoGateway, demo_gateway
+from tests.support.postgres import ReadyMade
+from tests.support.use_cases import Sent, patch_line
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from fencepost.server.http.guard import ConnectionBounds
@@ -250,7 +250,7 @@ async def test_a_batch_is_not_too_slow_while_its_lines_come_whole(
     url = await start_gateway(demo_database, head_timeout=0.1, least_rate=1_000_000_000, body_timeout=600)
     sent = await Sent.open(url)
     for token in (1301, 1302):
-        await sent.send(patch("order-123", token, note="x"))
+        await sent.send(patch_line("order-123", token, note="x"))
         verdict = await sent.next()
         assert verdict is not None
         assert verdict["status"] == 200

@@ -9,9 +9,9 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.raw import RawConnection
-from tests.support.demo_gateway import DemoGateway
+from tests.support.gateways import DemoGateway
 from tests.support.interleave import blocks_another_session
-from tests.support.lease_http import post, release
+from tests.support.lease_gateways import post, release
 
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

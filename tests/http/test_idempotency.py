@@ -13,7 +13,7 @@ import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection
-from tests.support.ready_made import ReadyMade
+from tests.support.postgres import ReadyMade
 
 from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import eventually

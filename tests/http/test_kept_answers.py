@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost.server.gateway.outcomes import MOST, SMALL
 from fencepost.server.ops.protect import protect

@@ -8,8 +8,8 @@ import pytest
 from tests.http.test_data_routes_service import database_away
 from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
-from tests.support.in_process import in_process
-from tests.support.lease_asking import (
+from tests.support.gateways import in_process
+from tests.support.lease_gateways import (
     SECRETS,
     TIME,
     TOKEN,
@@ -21,7 +21,7 @@ from tests.support.lease_asking import (
     new_secret,
     of,
 )
-from tests.support.ready_made import ReadyMade
+from tests.support.postgres import ReadyMade
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import eventually

@@ -10,7 +10,7 @@ from itertools import product
 
 import httpx
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection
 
 from fencepost.server.ops.protect import protect

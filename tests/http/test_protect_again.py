@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import httpx
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, blocks_another_session, start
 
 from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect

@@ -6,8 +6,8 @@ import pytest
 from tests.http.test_queued_as_role import Stage, stage
 from tests.http.test_queued_retries import HOUR, pruned, signed
 from tests.http.test_queued_role_gone import decider
-from tests.support.acting import LOGIN, WEB
-from tests.support.commands import command
+from tests.support.asking import LOGIN, WEB
+from tests.support.servers import command
 
 from fencepost.server.consuming.applying import DatabaseLedger, QueueNow
 from fencepost.server.consuming.deciding import Settled

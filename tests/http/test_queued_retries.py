@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tests.http.test_queued_as_role import Stage, stage
 from tests.http.test_queued_role_gone import decider
-from tests.support.acting import OTHER, WEB, caller
-from tests.support.commands import command
+from tests.support.asking import OTHER, WEB, caller
 from tests.support.consuming import write
+from tests.support.servers import command
 
 from fencepost.server.consuming.applying import DatabaseLedger, QueueNow
 from fencepost.server.queues.log import DeadLetter, Message, Position, Received, partition_of

@@ -1,7 +1,7 @@
 """Queued writes of callers with a role: what comes before their statements, the name of the row and the place."""
 
 from tests.http.test_queued_as_role import Stage, stage
-from tests.support.acting import LOGIN, OTHER, caller
+from tests.support.asking import LOGIN, OTHER, caller
 from tests.support.consuming import write
 
 from fencepost.server.consuming.applying import Applier, DatabaseLedger, QueueNow

@@ -14,9 +14,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.test_data_routes_service import database_away
 from tests.scenarios.shop import Shop
-from tests.support.asking import code
-from tests.support.events import Events
-from tests.support.queued import Queued, queueing
+from tests.support.asking import Queued, code, queueing
+from tests.support.use_cases import Events
 
 from fencepost.server.fence.problem_types import STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request

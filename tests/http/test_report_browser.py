@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.async_api import Page, expect
 from tests.http.browser import Seen, browser_page, in_a_browser
-from tests.support.report_histories import paused_holder
+from tests.support.histories import paused_holder
 
 from fencepost.testing.checker import check
 from fencepost.testing.history import read

@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.support.acting import LOGIN, NOTHING, READER, WEB, acting
-from tests.support.asking import code
+from tests.support.asking import LOGIN, NOTHING, READER, WEB, acting, code
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import ORDERS, open_race
-from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.caller import CALLER, Caller
 from fencepost.server.settings import Settings

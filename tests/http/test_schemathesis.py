@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
-from tests.support.tokens import SECRET, bearer, token
+from tests.support.asking import SECRET, bearer, token
 
 from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import PATIENCE

@@ -11,9 +11,9 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
+from tests.support.gateways import STARTS_WITHIN, launch, serving_as_it_is, serving_process, workers
 from tests.support.interleave import Connect, Connection
-from tests.support.processes import all_gone
-from tests.support.serving import STARTS_WITHIN, launch, serving, serving_as_it_is, workers
+from tests.support.servers import all_gone
 
 from fencepost.server.ops.embedded_files import running_url
 from fencepost.testing.servers.postgres import run_on
@@ -84,14 +84,14 @@ async def test_neither_ctrl_c_nor_kill_9_leaves_a_process_or_loses_a_write(
     short_dir: Path, client: httpx.AsyncClient
 ) -> None:
     """What PostgreSQL has committed outlives a kill -9: integration/test_embedded.py."""
-    async with serving(short_dir, "--workers", "2") as gateway:
+    async with serving_process(short_dir, "--workers", "2") as gateway:
         assert (await patch_order(client, gateway.url, 34, "shipped")).status_code == 200
         left = gateway.processes()
         gateway.interrupt()
         assert await gateway.ended() == 0
         await all_gone(left)
         assert "Traceback" not in gateway.errors.read_text()
-    async with serving(short_dir, "--workers", "2") as gateway:
+    async with serving_process(short_dir, "--workers", "2") as gateway:
         assert (await client.get(gateway.url + ORDER)).json()["status"] == "shipped"
         assert "not properly shut down" not in (short_dir / "data" / "postgresql.log").read_text()
         left = gateway.processes()
@@ -129,7 +129,7 @@ async def test_ctrl_c_while_the_database_is_being_made_leaves_nothing_half_done_
 
 @workers
 async def test_sigterm_finishes_the_request_in_flight(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
-    async with serving(short_dir, "--workers", workers) as gateway:
+    async with serving_process(short_dir, "--workers", workers) as gateway:
         async with row_held(short_dir) as holder:
             request = patch_order(client, gateway.url, 34, "shipped")
             await a_request_waits(short_dir)
@@ -144,7 +144,7 @@ async def test_sigterm_finishes_the_request_in_flight(short_dir: Path, client: h
 async def test_a_write_that_outlasts_the_time_for_stopping_has_an_unknown_outcome(
     short_dir: Path, client: httpx.AsyncClient
 ) -> None:
-    async with serving(short_dir, "--shutdown-timeout", "1") as gateway, row_held(short_dir):
+    async with serving_process(short_dir, "--shutdown-timeout", "1") as gateway, row_held(short_dir):
         request = patch_order(client, gateway.url, 34, "shipped")
         await a_request_waits(short_dir)
         gateway.process.send_signal(signal.SIGTERM)
@@ -157,7 +157,7 @@ async def test_a_write_that_outlasts_the_time_for_stopping_has_an_unknown_outcom
 @workers
 async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.AsyncClient, workers: str) -> None:
     long = ("--shutdown-timeout", "600", "--lock-timeout", "600", "--statement-timeout", "600")
-    async with serving(short_dir, "--workers", workers, *long) as gateway, row_held(short_dir):
+    async with serving_process(short_dir, "--workers", workers, *long) as gateway, row_held(short_dir):
         request = patch_order(client, gateway.url, 34, "shipped")
         await a_request_waits(short_dir)
         gateway.interrupt()
@@ -169,7 +169,7 @@ async def test_a_second_ctrl_c_does_not_wait(short_dir: Path, client: httpx.Asyn
 
 
 async def test_sighup_has_the_tables_looked_at_anew(short_dir: Path, client: httpx.AsyncClient) -> None:
-    async with serving(short_dir) as gateway:
+    async with serving_process(short_dir) as gateway:
 
         async def tables() -> str:
             """What /readyz shows of the catalog; asking it loads nothing."""
@@ -194,7 +194,7 @@ async def test_other_addresses_are_served_when_asked_for_and_the_embedded_server
     short_dir: Path, client: httpx.AsyncClient
 ) -> None:
     variables = {"FENCEPOST_ALLOW_REMOTE": "1", "FENCEPOST_JWT_SECRET": "x" * 32, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""}
-    async with serving(short_dir, "--host", "0.0.0.0", "--pool-size", "150", **variables) as gateway:
+    async with serving_process(short_dir, "--host", "0.0.0.0", "--pool-size", "150", **variables) as gateway:
         assert gateway.url.startswith("http://127.0.0.1:")
         assert (await client.get(gateway.url + "/healthz")).status_code == 200
         url = running_url(short_dir / "data")

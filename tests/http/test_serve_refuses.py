@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.serving import refused, serving
+from tests.support.gateways import refused, serving_process
 
 from fencepost.cli.main import main
 from fencepost.server.ops.embedded import PostgresServer
@@ -26,7 +26,7 @@ def busy_port() -> Iterator[int]:
 
 
 async def test_a_data_directory_in_use_is_one_line(short_dir: Path) -> None:
-    async with serving(short_dir) as gateway:
+    async with serving_process(short_dir) as gateway:
         again = short_dir / "again"
         again.mkdir()
         given = ("--port", "0", "--data-dir", str(short_dir / "data"))

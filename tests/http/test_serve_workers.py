@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.http.raw import RawConnection
-from tests.support.processes import all_gone, established
-from tests.support.serving import Gateway, serving
+from tests.support.gateways import Gateway, serving_process
+from tests.support.servers import all_gone, established
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import embedded_bin_dir
@@ -71,7 +71,7 @@ class Clients:
 
 @asynccontextmanager
 async def served(directory: Path, workers: int, *arguments: str) -> AsyncIterator[tuple[Gateway, Clients]]:
-    async with serving(directory, "--workers", str(workers), *arguments) as gateway, AsyncExitStack() as stack:
+    async with serving_process(directory, "--workers", str(workers), *arguments) as gateway, AsyncExitStack() as stack:
         yield gateway, Clients(gateway, stack)
 
 
@@ -127,7 +127,7 @@ async def test_a_worker_that_dies_while_the_database_is_away_comes_back_with_it(
         url = server.url
         await upgrade(url)
         async with (
-            serving(short_dir, "--workers", "2", "--start-timeout", "0", FENCEPOST_DATABASE_URL=url) as gateway,
+            serving_process(short_dir, "--workers", "2", "--start-timeout", "0", FENCEPOST_DATABASE_URL=url) as gateway,
             httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
             AsyncExitStack() as stack,
         ):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.conformance.redis_bench import redis_server
 from tests.http.conftest import StartGateway
+from tests.support.gateways import serving_process
 from tests.support.recipes import steps as steps_of
-from tests.support.serving import serving
 
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.processes import free_port
@@ -84,6 +84,6 @@ async def test_the_story_of_authentication_is_true(demo_database: str, short_dir
     await take(steps[:1], tmp_path)
     jwt = ("--jwt-secret-file", str(tmp_path / ".fencepost" / "jwt-secret"), "--jwt-role-claim-key", "")
     given = ("--database-url", demo_database, *jwt)
-    async with serving(short_dir, *given) as gateway:
+    async with serving_process(short_dir, *given) as gateway:
         await take(steps[1:], tmp_path, gateway.url)
         assert 'Authorization: Bearer $JWT"' in gateway.greeting

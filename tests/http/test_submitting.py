@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.http.test_data_routes_service import database_away
 from tests.scenarios.shop import Shop
-from tests.support.asking import code
-from tests.support.queued import Queued, queueing
+from tests.support.asking import Queued, code, queueing
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError

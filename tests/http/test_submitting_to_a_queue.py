@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 from tests.scenarios.shop import Shop
-from tests.support.asking import code
-from tests.support.queued import Queued, queueing
+from tests.support.asking import Queued, code, queueing
 
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE
 from fencepost.server.ops.protect import protect, unprotect

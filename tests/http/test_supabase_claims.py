@@ -9,9 +9,8 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
-from tests.support.asking import code
-from tests.support.in_process import in_process
-from tests.support.tokens import SECRET, bearer, token
+from tests.support.asking import SECRET, bearer, code, token
+from tests.support.gateways import in_process
 
 from fencepost.server.ops.protect import protect
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.support.lease_http import post, release
-from tests.support.serving import serving
+from tests.support.gateways import serving_process
+from tests.support.lease_gateways import post, release
 
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -30,7 +30,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_it_grants_leases_with_tokens_that_rise(short_dir: Path, installed: Path) -> None:
     variables = {"FENCEPOST_SOURCES": f"shop=acme://{short_dir}/locks.db", "PYTHONPATH": str(installed)}
-    async with serving(short_dir, **variables) as gateway, _client(gateway.url) as api:
+    async with serving_process(short_dir, **variables) as gateway, _client(gateway.url) as api:
         first = await post(api, "orders/order-123", source="shop", tokens=2)
         assert first.status_code == 201, first.text
         assert first.json()["tokens"] == ["1", "2"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
-from tests.support.ready_made import ReadyMade
+from tests.support.postgres import ReadyMade
 
 TIMES = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+")
 NUMBERS = re.compile(r"(?<![0-9.:-])[1-9][0-9]{0,18}(?![0-9])")

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connection
 
 from fencepost.server.ops.protect import protect

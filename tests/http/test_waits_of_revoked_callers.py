@@ -7,11 +7,10 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.support.api_key_gateway import FOR_ALL
+from tests.support.asking import EC, RSA, Queued, bearer, claims, public, queueing, sign
+from tests.support.gateways import FOR_ALL
 from tests.support.interleave import Connection
-from tests.support.jwks_server import jwks_server
-from tests.support.queued import Queued, queueing
-from tests.support.tokens import EC, RSA, bearer, claims, public, sign
+from tests.support.servers import jwks_server
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.gateway import Gateway

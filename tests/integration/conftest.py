@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.gateway.gateway import Gateway

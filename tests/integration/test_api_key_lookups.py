@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.api_key_gateway import FOR_ALL
-from tests.support.cutting_proxy import cutting_proxy
+from tests.support.gateways import FOR_ALL
 from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import ManualClock
+from tests.support.postgres import cutting_proxy
 
 from fencepost.server.fence.caller import EVERY_ACCESS, Caller
 from fencepost.server.fence.problems import Problem

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
-from tests.support.mutants import Scenario, SqlMutant, seen
-from tests.support.racing import Race, outcome
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, Scenario, SqlMutant, outcome, seen
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.server.fence.token import MAX_TOKEN, Rule

@@ -10,8 +10,8 @@ from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, Race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
 
 from fencepost.server.gateway.outcomes import Done, Outcome

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from tests.support.commands import command
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
+from tests.support.servers import command
 
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.doctor_tables import FAR

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
 import pytest
-from tests.support.commands import command
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import settled
+from tests.support.servers import command
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.server.ops.demo import load

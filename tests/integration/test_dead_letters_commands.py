@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.asking import queueing
 from tests.support.consuming import Queue, consumed, make_tables, opened, token, write
 from tests.support.interleave import Connect, Connection
-from tests.support.queued import queueing
 
 from fencepost.cli.main import main
 from fencepost.server.ops.protect import protect

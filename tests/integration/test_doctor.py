@@ -1,9 +1,9 @@
 """`fencepost doctor`: it finds each thing that can be amiss, and shows how to mend it; and the gateway's own role."""
 
 import pytest
-from tests.support.commands import command, complaints
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner as connected
+from tests.support.servers import command, complaints
 
 from fencepost.server.ops.protect import protect
 

@@ -4,9 +4,9 @@ There are tables of each kind: by rows, with a scope, of the built-in source, pa
 """
 
 import pytest
-from tests.support.commands import command, complaints
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner as connected
+from tests.support.servers import command, complaints
 
 from fencepost.server.ops.doctor_tables import FOR_ALL, FOR_TRIGGERS_ONLY, NOT_FOR_ALL
 from fencepost.server.ops.protect import protect

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.support.processes import all_gone
+from tests.support.servers import all_gone
 
 from fencepost.server.ops import embedded_files
 from fencepost.server.ops.embedded import PostgresServer

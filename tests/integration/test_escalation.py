@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
+from tests.support.gateways import OwnedDatabase, building
 from tests.support.interleave import Connection
-from tests.support.owned_database import OwnedDatabase, building
 
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.doctor_tables import examine_functions, examine_tables

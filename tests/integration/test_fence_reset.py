@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.commands import command
-from tests.support.glass import OPERATOR, STRANGER, operators
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_race, outcome, written
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import OPERATOR, STRANGER, Race, open_race, operators, outcome, written
+from tests.support.servers import command
 
 from fencepost.cli.main import main
 from fencepost.server.ops.protect import protect

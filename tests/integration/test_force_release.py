@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.support.commands import command
-from tests.support.glass import OPERATOR, REASON, STRANGER, operators
 from tests.support.interleave import Connect, Connection
 from tests.support.lease_gateways import Side, open_side
+from tests.support.racing import OPERATOR, REASON, STRANGER, operators
+from tests.support.servers import command
 
 from fencepost.server.postgres.leases import force_release, hash_secret
 from fencepost.testing.servers.processes import PATIENCE

@@ -10,11 +10,10 @@ import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 from tests.scenarios import generations as scenarios
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect
-from tests.support.mutants import Scenario, SqlMutant, assert_seen, mutate, seen
-from tests.support.racing import Race, open_race, owner
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, Scenario, SqlMutant, assert_seen, mutate, open_race, owner, seen
 from tests.support.violations import judging
 
 from fencepost.cli.main import main

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.mutants import SqlMutant, seen
-from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, SqlMutant, open_race, outcome, seen
 from tests.support.use_cases import keyed, listed, open_gateway, patch, post, put, result_of
 
 TRIGGER = """

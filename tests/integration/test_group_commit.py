@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.support.asked_by import asked_by
+from tests.support.asking import asked_by
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
 

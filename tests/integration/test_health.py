@@ -11,9 +11,8 @@ from pathlib import Path
 import asyncpg
 import httpx
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process, serving_process
 from tests.support.interleave import blocks_another_session
-from tests.support.serving import serving
 
 from fencepost.server.ops.demo import load
 from fencepost.server.ops.embedded import PostgresServer
@@ -142,7 +141,7 @@ async def test_health_is_answered_while_the_network_swallows_everything(database
 async def test_a_gateway_that_is_asked_to_stop_meanwhile_ends_in_time(server: PostgresServer, short_dir: Path) -> None:
     (directory := short_dir / "gateway").mkdir()
     async with (
-        serving(directory, "--database-url", server.url, "--shutdown-timeout", "1") as gateway,
+        serving_process(directory, "--database-url", server.url, "--shutdown-timeout", "1") as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
     ):
         headers = {"X-Fence-Token": "50"}

@@ -6,8 +6,8 @@ import pytest
 from tests.scenarios import idempotency as scenarios
 from tests.scenarios.idempotency import audited_race
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race
-from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule

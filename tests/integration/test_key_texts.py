@@ -2,9 +2,8 @@
 
 import pytest
 from tests.support.interleave import Connect
-from tests.support.mutants import mutate
-from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, mutate, open_race, outcome
 from tests.support.use_cases import keyed, open_gateway, put, result_of
 
 from fencepost.server.ops.protect import protect, unprotect

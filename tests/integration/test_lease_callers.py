@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tests.integration.test_lease_claims import ask, asking, lease
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import open_race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.election import Election

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, patch, put, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -6,7 +6,7 @@ from tests.scenarios import leases_queue as queue
 from tests.scenarios import leases_secrets as secrets
 from tests.scenarios import leases_sweep as sweeping
 from tests.support.interleave import Connect
-from tests.support.lease_mutant import (
+from tests.support.lease_gateways import (
     ACQUIRE,
     BEAT,
     EXTEND,

@@ -10,8 +10,8 @@ from tests.integration.test_lease_claims import MINUTE, ask, asking, lease
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.lease_gateways import open_side, out_of_line
 from tests.support.lease_racing import LeaseRace, open_lease_race
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem

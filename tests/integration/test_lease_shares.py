@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from tests.integration.test_lease_claims import asking, lease
-from tests.support.asked_by import asked_by
+from tests.support.asking import asked_by
 from tests.support.interleave import Connect
 from tests.support.use_cases import open_gateway
 

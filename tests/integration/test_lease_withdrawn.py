@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, start
 from tests.support.lease_gateways import open_side
 from tests.support.lease_racing import wanted

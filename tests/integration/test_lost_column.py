@@ -2,8 +2,8 @@
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
 
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.doctor_tables import examine_tables

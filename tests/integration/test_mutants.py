@@ -1,7 +1,7 @@
 """Mutants of the functions that judge rows and marks, and the scenario that sees each."""
 
 from tests.scenarios import races as scenarios
-from tests.support.mutants import SqlMutant, seen
+from tests.support.racing import SqlMutant, seen
 
 RAISE_MARK = "fencepost.raise_mark(text, bigint, text, boolean)"
 JUDGE_INSERT = "fencepost.judge_insert(text, text, bigint, text)"

@@ -3,9 +3,8 @@
 import pytest
 from tests.scenarios import races_ceilings as scenarios
 from tests.support.interleave import Connect
-from tests.support.mutants import Scenario, SqlMutant, seen
-from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, Scenario, SqlMutant, open_race, outcome, seen
 
 from fencepost.server.postgres.upkeep import Reset, ResetError, reset
 

@@ -5,9 +5,8 @@ from functools import partial
 import asyncpg
 from tests.direct_sql import test_partitions as seen_by
 from tests.support.interleave import Connect
-from tests.support.mutants import SqlMutant, seen
-from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, SqlMutant, open_race, seen
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protect import protect

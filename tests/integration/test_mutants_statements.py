@@ -7,9 +7,8 @@ import pytest
 from tests.scenarios import races as scenarios
 from tests.scenarios import races_answers as answers
 from tests.support.interleave import Connect
-from tests.support.mutants import PythonMutant, assert_seen, mutate, seen
-from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import PythonMutant, Race, assert_seen, mutate, open_race, seen
 
 import fencepost.server.gateway.claims
 from fencepost.server.postgres import keyed, many, marks

@@ -10,7 +10,7 @@ from tests.scenarios import races_ceilings as ceilings
 from tests.scenarios import races_tokens as scenarios
 from tests.scenarios import tokens as moving
 from tests.support.interleave import Connect
-from tests.support.mutants import PythonMutant, SqlMutant, seen
+from tests.support.racing import PythonMutant, SqlMutant, seen
 
 from fencepost.server.fence.token import Token
 from fencepost.server.ops.ddl import RowDdl

@@ -4,7 +4,7 @@ import asyncpg
 import httpx
 import pytest
 from tests.support.asking import code
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect
 
 from fencepost.server.ops.protect import protect, unprotect

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 from tests.scenarios.one_rule import BOUNDS, CASES, Case, World, a_world, differences
 from tests.support.interleave import Connect
-from tests.support.mutants import mutate
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import mutate
 from tests.support.violations import assert_none
 
 from fencepost.server.fence import token as verdict

@@ -2,10 +2,10 @@
 
 import asyncpg
 import pytest
-from tests.support.commands import command
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect
-from tests.support.pooler import pooled
+from tests.support.postgres import pooled
+from tests.support.servers import command
 
 from fencepost.server.ops.demo import load
 from fencepost.server.postgres.connection import Limits

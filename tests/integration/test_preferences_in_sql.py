@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost.server.http import headers as preferences
 from fencepost.server.http.headers import PREFERENCES, Preference

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.commands import command
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection
+from tests.support.servers import command
 
 from fencepost.server.ops.doctor import examine_prepared
 from fencepost.server.ops.protect import protect

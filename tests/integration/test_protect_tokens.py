@@ -10,8 +10,8 @@ import pytest
 from tests.scenarios import tokens as scenarios
 from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
+from tests.support.postgres import Unmade
 from tests.support.racing import open_race, outcome
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 from tests.support.violations import judging
 

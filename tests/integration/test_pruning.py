@@ -5,9 +5,19 @@ from functools import partial
 import pytest
 from tests.scenarios import pruning as scenarios
 from tests.support.interleave import Connect, Connection
-from tests.support.mutants import Scenario, SqlMutant, assert_seen, mutate, seen
-from tests.support.racing import ISSUED, WITHOUT_FLOORS, open_race, outcome, owner
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import (
+    ISSUED,
+    WITHOUT_FLOORS,
+    Scenario,
+    SqlMutant,
+    assert_seen,
+    mutate,
+    open_race,
+    outcome,
+    owner,
+    seen,
+)
 from tests.support.use_cases import open_gateway
 from tests.support.violations import judging
 

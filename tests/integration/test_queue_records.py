@@ -13,8 +13,8 @@ import pytest
 from tests.integration.batched_writes.sending import together
 from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, rendered, result_of
 
 from fencepost.server.fence.token import Rule

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
 from tests.support.interleave import Connect, Connection
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, grants_pid, keyed, open_gateway, put, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 from tests.support.racing import BOTH_RULES, NEW, ORDERS, Race, outcome, protected_table
-from tests.support.stepping import answer_after
-from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
+from tests.support.use_cases import (
+    answer_after,
+    delete,
+    keyed,
+    listed,
+    matching,
+    open_gateway,
+    patch,
+    post,
+    put,
+    result_of,
+)
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource

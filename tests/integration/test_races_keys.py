@@ -6,10 +6,20 @@ from dataclasses import replace
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Key, Race, open_race, outcome, protected_table
-from tests.support.ready_made import Unmade
-from tests.support.stepping import answer_after
-from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
+from tests.support.use_cases import (
+    answer_after,
+    delete,
+    keyed,
+    listed,
+    matching,
+    open_gateway,
+    patch,
+    post,
+    put,
+    result_of,
+)
 
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token

@@ -4,9 +4,8 @@ import pytest
 from tests.scenarios import races, races_ceilings, races_tokens
 from tests.scenarios import races_answers as answers
 from tests.support.interleave import Connect
-from tests.support.mutants import Scenario
-from tests.support.racing import open_race
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Scenario, open_race
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import scoped_race
-from tests.support.acting import RULED, ruled
+from tests.support.asking import RULED, ruled
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, listed, open_gateway, patch, put
 
 from fencepost.server.fence.problems import Problem

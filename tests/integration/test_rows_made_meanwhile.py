@@ -6,9 +6,8 @@ import asyncpg
 import pytest
 from tests.scenarios.scopes import entered, scoped_race
 from tests.support.interleave import Connect
-from tests.support.mutants import mutate
-from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, mutate, open_race
 
 from fencepost.server.ops.protect import apply, plan_unprotect, protect, unprotect
 from fencepost.server.ops.schema import settle_sql

@@ -8,8 +8,8 @@ import pytest
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.scenarios.scopes_direct import CASCADES, PARTS
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import NEW, Race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 from tests.scenarios import scopes as scenarios
 from tests.scenarios import scopes_direct as direct
-from tests.support.mutants import Mutant, Scenario, SqlMutant, seen
-from tests.support.racing import Race
+from tests.support.racing import Mutant, Race, Scenario, SqlMutant, seen
 
 from fencepost.server.fence.token import Rule
 

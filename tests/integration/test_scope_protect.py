@@ -4,11 +4,11 @@ when a table leaves a scope or enters one, whatever it and its columns are calle
 
 import pytest
 from tests.scenarios.scopes import entered, mark, scoped_race
-from tests.support.commands import command
 from tests.support.interleave import Connect, Connection
+from tests.support.postgres import Unmade
 from tests.support.racing import Race
 from tests.support.racing import owner as connected
-from tests.support.ready_made import Unmade
+from tests.support.servers import command
 
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.doctor_tables import examine_tables

@@ -6,8 +6,8 @@ import pytest
 from tests.scenarios import scopes as scenarios
 from tests.scenarios import scopes_direct as direct
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule

@@ -8,8 +8,8 @@ import pytest
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, Race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, listed, patch, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -9,8 +9,8 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import NEW, Race, open_race, protected_table
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem

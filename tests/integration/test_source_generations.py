@@ -5,8 +5,7 @@ import pytest
 from tests.scenarios import sources as scenarios
 from tests.support.interleave import Connect
 from tests.support.lease_racing import MINUTE, step_back
-from tests.support.mutants import Scenario
-from tests.support.racing import outcome
+from tests.support.racing import Scenario, outcome
 from tests.support.violations import judging
 
 from fencepost.server.fence.token import Rule

@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.support.cutting_proxy import cutting_proxy
-from tests.support.in_process import in_process
-from tests.support.manual_clock import ManualClock
-from tests.support.serving import Gateway, launch, workers
-from tests.support.unhurried import UNHURRIED
+from tests.support.gateways import Gateway, in_process, launch, workers
+from tests.support.manual_clock import UNHURRIED, ManualClock
+from tests.support.postgres import cutting_proxy
 
 from fencepost.server.startup import StartupError, UnreachableError, within
 from fencepost.server.times import ConnectionTimes, Times

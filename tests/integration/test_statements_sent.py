@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from tests.statements.recording import Recorder
 from tests.statements.tables import ORDERS, TABLES, Driver, Rows, make
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.postgres import clone, in_database, run_on

@@ -1,9 +1,8 @@
 """A race, stepped; and the mutant that shows that the race is worth stepping. The example of CONTRIBUTING.md."""
 
 from tests.support.interleave import Connect
-from tests.support.mutants import assert_seen, mutate
-from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, assert_seen, mutate, open_race, outcome
 
 RAISE_MARK = "fencepost.raise_mark(text, bigint, text, boolean)"
 

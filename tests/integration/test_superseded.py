@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.server.fence.caller import Caller

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from tests.scenarios.idempotency import assert_applied, audited_race, has_landed, once
-from tests.support.cutting_proxy import CuttingProxy
 from tests.support.interleave import Connect
 from tests.support.lost_answers import (
     ALONE,
@@ -24,8 +23,8 @@ from tests.support.lost_answers import (
     swallowed,
     waiting_instead_of,
 )
+from tests.support.postgres import CuttingProxy, Unmade
 from tests.support.racing import NEW, Race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.support.catalog_dump import dump
+from tests.support.gateways import CHANGE, FILES, next_version
 from tests.support.interleave import Connect, Connection
-from tests.support.next_version import CHANGE, FILES, next_version
+from tests.support.postgres import dump
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import embedded_bin_dir

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from tests.support.catalog_dump import dump
+from tests.support.gateways import next_version
 from tests.support.interleave import Connection
-from tests.support.next_version import next_version
+from tests.support.postgres import dump
 
 from fencepost.server.ops import schema
 from fencepost.server.ops.embedded import PostgresServer

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
+from tests.support.gateways import next_version as becoming
 from tests.support.interleave import Connect
-from tests.support.next_version import next_version as becoming
 
 from fencepost.cli.main import main
 from fencepost.server.ops import schema

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connection
 from tests.support.violations import promised
 

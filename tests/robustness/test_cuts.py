@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 import pytest
 from pydantic import SecretStr
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection
-from tests.support.live_gateway import serving
+from tests.support.postgres import CuttingProxy, cutting_proxy
 from tests.support.racing import owner
 from tests.support.violations import assert_none
 

@@ -8,9 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.robustness.ddl_storm.sabotage import SABOTAGE
-from tests.robustness.ddl_storm.steered import NEW, OLD, steer
-from tests.robustness.ddl_storm.storm import Storm, rage, server
+from tests.robustness.ddl_storm.ddl import SABOTAGE
+from tests.robustness.ddl_storm.storm import NEW, OLD, Storm, rage, server, steer
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none
 

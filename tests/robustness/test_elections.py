@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.conformance import etcd_bench, zookeeper_bench
 from tests.support.elections import WITHIN, Candidate, Contest, contest
-from tests.support.lease_http import running
+from tests.support.lease_gateways import running
 from tests.support.violations import promised
 
 from fencepost.testing import Link, partitioned

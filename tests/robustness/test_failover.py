@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connection
 from tests.support.violations import promised
 

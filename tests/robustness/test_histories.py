@@ -25,7 +25,7 @@ from tests.robustness.test_failover import (
     read,
     shop,
 )
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.violations import promised
 
 from fencepost.testing.servers.postgres import in_database

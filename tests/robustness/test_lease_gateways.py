@@ -12,10 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.gateways import Gateway, serving_process
 from tests.support.interleave import Connection
-from tests.support.lease_gateways import in_line, look_on
-from tests.support.lease_http import post, release, running
-from tests.support.serving import Gateway, serving
+from tests.support.lease_gateways import in_line, look_on, post, release, running
 from tests.support.violations import promised
 
 from fencepost.server.ops import demo
@@ -92,7 +91,9 @@ async def processes(server: PostgresServer, short_dir: Path) -> AsyncIterator[li
         started = []
         for name in ("one", "two"):
             (short_dir / name).mkdir()
-            started.append(stack.enter_async_context(serving(short_dir / name, FENCEPOST_DATABASE_URL=server.url)))
+            started.append(
+                stack.enter_async_context(serving_process(short_dir / name, FENCEPOST_DATABASE_URL=server.url))
+            )
         gateways = await asyncio.gather(*started)
         clients = [
             await stack.enter_async_context(httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False))

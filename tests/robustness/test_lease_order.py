@@ -13,10 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.interleave import Connection
-from tests.support.lease_gateways import Side, open_side
-from tests.support.lease_history import Grant, History
+from tests.support.lease_gateways import Grant, History, Side, open_side
 from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, sweep_all
-from tests.support.processes import all_gone
+from tests.support.servers import all_gone
 from tests.support.violations import judging, promised
 
 from fencepost.server.ops.embedded import PostgresServer

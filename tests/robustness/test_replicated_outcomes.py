@@ -19,7 +19,7 @@ from tests.robustness.test_failover import (
     shop,
     sql,
 )
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connection
 from tests.support.violations import promised
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.report_histories import large
+from tests.support.histories import large
 
 pytestmark = pytest.mark.long("large histories")
 OPERATIONS = 100_000

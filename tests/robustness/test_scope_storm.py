@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from tests.robustness.scope_storm import NAMES, ORACLE, TABLES, Storm, judge
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 from tests.support.violations import assert_none

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 import pytest
 from pydantic import SecretStr
 from tests.robustness.storm import ORACLE, SCHEMA, TABLE, TABLES, Storm, judge
+from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection
-from tests.support.live_gateway import serving
 from tests.support.racing import owner
 from tests.support.violations import assert_none
 

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import replace
 
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, result_of
 from tests.support.violations import promised
 

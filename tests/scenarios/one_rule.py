@@ -7,8 +7,8 @@ from typing import Any, Final, Literal, cast
 
 import asyncpg
 from tests.support.interleave import Connect, Connection
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, protected_table
-from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
 from fencepost.server.gateway.rounds import judge

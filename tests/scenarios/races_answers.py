@@ -1,8 +1,7 @@
 """As races.py: claims, multi-row writes, and what the gateway answers."""
 
 from tests.support.racing import NEW, Race, outcome, written
-from tests.support.stepping import answer_after
-from tests.support.use_cases import delete, keyed, matching, open_gateway, patch, result_of
+from tests.support.use_cases import answer_after, delete, keyed, matching, open_gateway, patch, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource

@@ -1,8 +1,8 @@
 """As races.py: scoped writes. They run in test_scope_races, and against the mutants of test_scope_mutants."""
 
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protect import protect, unprotect

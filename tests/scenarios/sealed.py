@@ -12,8 +12,8 @@ from typing import Any, Final
 import asyncpg
 import httpx
 from tests.support.asking import Api, code
-from tests.support.live_gateway import serving
-from tests.support.ready_made import ReadyMade
+from tests.support.gateways import serving
+from tests.support.postgres import ReadyMade
 from tests.support.violations import promised
 
 from fencepost.server.ops.protect import protect

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import asyncpg
-from tests.support.live_gateway import serving
-from tests.support.ready_made import ReadyMade
+from tests.support.gateways import serving
+from tests.support.postgres import ReadyMade
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.settings import Settings

@@ -12,7 +12,7 @@ import pytest
 from tests.conformance.bench import Bench
 from tests.conformance.conftest import start_bench
 from tests.sources.scripted import NAME, Scripted, Stage
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect
 from tests.support.use_cases import open_gateway
 

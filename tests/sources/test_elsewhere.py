@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 from tests.conformance.bench import Bench, opened
 from tests.sources.conftest import Api, orders
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost.server.locks.source import Grant
 

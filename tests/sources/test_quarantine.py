@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from tests.conformance import etcd_bench, zookeeper_bench
 from tests.conformance.redis_bench import DURABLE, redis_server
 from tests.sources.conftest import Api, orders
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost.cli.main import main
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port

@@ -5,7 +5,7 @@ import asyncio
 from click.testing import CliRunner
 from tests.conformance.redis_bench import RedisBench, command
 from tests.sources.conftest import Api, one_source
-from tests.support.in_process import in_process
+from tests.support.gateways import in_process
 
 from fencepost.cli.main import main
 from fencepost.server.locks.source import MOST_NATIVE

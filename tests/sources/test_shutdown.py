@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tests.conformance.bench import Bench
 from tests.conformance.conftest import start_bench
-from tests.support.serving import serving
+from tests.support.gateways import serving_process
 
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -33,7 +33,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Bench, short_dir: Path) -> None:
     arguments = ("--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN))
     async with (
-        serving(short_dir, *arguments) as gateway,
+        serving_process(short_dir, *arguments) as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
     ):
         asked = [
@@ -53,7 +53,9 @@ async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Benc
 
 
 async def test_holds_of_a_service_that_answers_are_released(bench: Bench, short_dir: Path) -> None:
-    async with serving(short_dir, "--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN)) as gateway:
+    async with serving_process(
+        short_dir, "--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN)
+    ) as gateway:
         async with httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client:
             for n in range(HOLDS):
                 asked = {"source": "locks", "lock": f"orders/{n}", "ttl_ms": 600_000}

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from tests.conformance.bench import Bench
 from tests.conformance.conftest import start_bench
 from tests.sources.conftest import Api, orders
-from tests.support.in_process import in_process
-from tests.support.lease_http import running
+from tests.support.gateways import in_process
+from tests.support.lease_gateways import running
 
 from fencepost import Client, StaleToken
 from fencepost.cli.main import main

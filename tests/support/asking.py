@@ -1,17 +1,111 @@
-"""Asking a gateway over HTTP: every answer's form is checked, and bytes go out raw where httpx would tidy up."""
+"""Asking a gateway over HTTP, as callers with tokens, and what is answered."""
 
 import asyncio
+import base64
+import hashlib
+import hmac
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
+from joserfc import jws
+from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from tests.support.consuming import MockLog
+from tests.support.interleave import Connection
+from tests.support.use_cases import open_gateway
 
-from fencepost.testing.servers.processes import PATIENCE
+from fencepost.cli.migrate import GRANTS
+from fencepost.server.fence.caller import Caller
+from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway
+from fencepost.server.queues.log import Log, Message
+from fencepost.server.quota import ASKING
+from fencepost.server.settings import Settings
+from fencepost.server.times import TIMES, Times
+from fencepost.server.wiring import create_app
+from fencepost.testing.servers.processes import PATIENCE, eventually
+
+if TYPE_CHECKING:
+    from fencepost.server.http.app import Application
+
+
+# What is done as the request of a caller, for tests of callers' shares.
+
+T = TypeVar("T")
+
+
+def asked_by(name: str, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Do it as the request of a caller."""
+    context = copy_context()
+    context.run(ASKING.set, name)
+    return asyncio.create_task(work, context=context)
+
+
+# Tokens for tests: good ones, and such as an attacker would make.
+
+SECRET: Final = "a secret of tests, which has thirty-two bytes and more"
+RSA: Final = RSAKey.generate_key(2048, {"kid": "rsa-1"})
+EC: Final = ECKey.generate_key("P-256", {"kid": "ec-1"})
+ED: Final = OKPKey.generate_key("Ed25519", {"kid": "ed-1"})
+OCT: Final = OctKey.import_key(SECRET)
+
+
+def claims(**changes: Any) -> dict[str, Any]:
+    """Give claims of a token that is accepted for a day; None takes one out.
+
+    A day, because a test may run an hour after its module was imported.
+    """
+    now = int(time.time())  # noqa: TID251 - exp is a time of the world's clock
+    found = {"iss": "https://id.example", "sub": "worker-a", "role": "web", "iat": now, "exp": now + 86_400} | changes
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def sign(payload: dict[str, Any] | bytes, key: Key = OCT, alg: str = "HS256", **header: Any) -> str:
+    """Sign a payload with a key, under a header as it is given."""
+    raw = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    registry = jws.JWSRegistry(algorithms=[alg], strict_check_header=False)
+    return jws.serialize_compact({"alg": alg, **header}, raw, key, registry=registry)
+
+
+def token(**changes: Any) -> str:
+    """Give a token under SECRET, with claims that are accepted but for these."""
+    return sign(claims(**changes))
+
+
+def bearer(credential: str) -> dict[str, str]:
+    """Give the header that presents a token or a key."""
+    return {"Authorization": f"Bearer {credential}"}
+
+
+def encode(part: bytes | dict[str, Any]) -> str:
+    """Encode a part of a token."""
+    raw = part if isinstance(part, bytes) else json.dumps(part).encode()
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def forged(header: bytes | dict[str, Any], payload: bytes | dict[str, Any], signature: bytes = b"") -> str:
+    """Put a token together that nobody has signed."""
+    return f"{encode(header)}.{encode(payload)}.{encode(signature)}"
+
+
+def hs256(header: bytes | dict[str, Any], payload: bytes | dict[str, Any]) -> str:
+    """Give a token whose signature is good under SECRET, whatever its header says."""
+    signed = f"{encode(header)}.{encode(payload)}"
+    return f"{signed}.{encode(hmac.new(SECRET.encode(), signed.encode(), hashlib.sha256).digest())}"
+
+
+def public(*keys: Key, **changes: Any) -> dict[str, Any]:
+    """Give the JWKS with these keys."""
+    return {"keys": [{**key.as_dict(private=False), **changes} for key in keys]}
+
+
+# Asking a gateway over HTTP: every answer's form is checked, and bytes go out raw where httpx would tidy up.
 
 PROBLEM_MEMBERS = frozenset(
     {"type", "title", "status", "detail"}  # RFC 9457
@@ -152,3 +246,113 @@ def _lasting(headers: httpx.Headers) -> dict[str, str]:
 def code(answer: httpx.Response) -> tuple[int, str]:
     """Return what a client decides by: the status, and the code of the body."""
     return answer.status_code, answer.json()["code"]
+
+
+# A gateway in the test's own event loop, whose default queue is a log in memory: a mock.
+
+
+@dataclass
+class Queued:
+    """What asks the gateway, its parts, and the log."""
+
+    api: Api
+    gateway: Gateway
+    log: MockLog
+
+    @property
+    def last(self) -> Message:
+        """The message that was appended last, of a test that appends to one resource."""
+        return self.log.messages[-1]
+
+
+@asynccontextmanager
+async def queueing(database: str, times: Times = TIMES, /, **settings: object) -> AsyncIterator[Queued]:
+    """Serve a database until the block ends."""
+    given = {"database_url": database, "log_level": "error", "consume_here": False, **settings}
+    app = cast("Application", create_app(Settings.model_validate(given), times))
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as client,
+    ):
+        log, gateway = MockLog(), app.gateway()
+        cast("dict[str, Log]", gateway.queues)[DEFAULT_QUEUE] = log
+        yield Queued(Api("http://localhost", client), gateway, log)
+
+
+# A gateway whose login may do nothing with users' tables, and roles of callers that may do something each.
+
+LOGIN = "fp_login"
+ROLES = ("fp_web", "fp_other", "fp_reader", "fp_nothing")
+WEB, OTHER, READER, NOTHING = ROLES
+RULED = "fp_ruled"
+
+_WHO = """
+SELECT CURRENT_USER = SESSION_USER AND current_setting('role') = 'none'
+   AND coalesce(current_setting('request.jwt.claims', true), '') = ''
+   AND coalesce(current_setting('fencepost.caller', true), '') = ''"""
+
+
+def caller(role: str, name: str = "", claims: str = "") -> Caller:
+    return Caller(name or f"{role}-1", role=role, claims=claims)
+
+
+@dataclass
+class Acting:
+    """`owner` made the tables, and looks on."""
+
+    gateway: Gateway
+    owner: Connection
+    dsn: str
+
+    def of(self, role: str, name: str = "", claims: str = "") -> Gateway:
+        return self.gateway.of(caller(role, name, claims))
+
+    async def assert_own_name(self) -> None:
+        """Fail if any connection that can be lent acts as a caller, or is lent still."""
+        database = self.gateway.database
+        for pool in database._pools:  # noqa: SLF001 - nothing of the product shows them
+
+            async def at_rest(pool: object = pool) -> bool:
+                return not pool._lent  # type: ignore[attr-defined]  # noqa: SLF001
+
+            await eventually(at_rest, what="connections that come back")
+            for connection, _ in tuple(pool._idle):  # noqa: SLF001 - questions of the gateway itself go on
+                assert not connection.acting
+                assert await connection.fetchval(_WHO), "it acts as a caller still"
+
+
+@asynccontextmanager
+async def acting(
+    owner: Connection, dsn: str, sql: str, *, pool_size: int = 1, batch_pool_size: int = 1
+) -> AsyncIterator[Acting]:
+    """Make login and roles, run `sql`, and open the gateway. All roles go at the end."""
+    try:
+        await owner.execute(f"CREATE ROLE {LOGIN} LOGIN NOINHERIT PASSWORD 'x'")
+        for role in ROLES:
+            await owner.execute(f"CREATE ROLE {role}; GRANT {role} TO {LOGIN}; GRANT USAGE ON SCHEMA public TO {role}")
+        for grant in GRANTS:
+            await owner.execute(grant.format(role=LOGIN))
+        await owner.execute(sql)
+        account = dsn.partition("://")[2].partition("@")[0]
+        theirs = dsn.replace(account, f"{LOGIN}:x", 1)
+        async with open_gateway(theirs, pool_size=pool_size, batch_pool_size=batch_pool_size) as gateway:
+            yield Acting(gateway, owner, theirs)
+    finally:
+        for role in (*ROLES, LOGIN):
+            await owner.execute(
+                f"DO $$ BEGIN IF to_regrole('{role}') IS NOT NULL THEN DROP OWNED BY {role}; DROP ROLE {role};"
+                " END IF; END $$"
+            )
+
+
+@asynccontextmanager
+async def ruled(owner: Connection, dsn: str, sql: str) -> AsyncIterator[str]:
+    """Make a login that policies rule, with a gateway's grants; run `sql`; give its URL. It goes at the end."""
+    await owner.execute(f"CREATE ROLE {RULED} LOGIN PASSWORD 'x'")
+    try:
+        await owner.execute(sql)
+        for grant in GRANTS:
+            await owner.execute(grant.format(role=RULED))
+        yield dsn.replace(dsn.partition("://")[2].partition("@")[0], f"{RULED}:x", 1)
+    finally:
+        await owner.execute(f"DROP OWNED BY {RULED}; DROP ROLE {RULED}")

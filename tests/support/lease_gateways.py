@@ -1,13 +1,28 @@
 """Gateways without HTTP: the token source with its queue and listener, several on one database in one event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import hashlib
+import itertools
+import logging
+import math
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
-from tests.support.interleave import Connection
-from tests.support.lease_racing import wanted
+import httpx
+import pytest
+from tests.scenarios.leases import LeaseScenario
+from tests.scenarios.shop import Shop, running_shop
+from tests.support.asking import Api
+from tests.support.gateways import serving
+from tests.support.interleave import Connect, Connection
+from tests.support.lease_racing import LeaseRace, open_lease_race, wanted
+from tests.support.postgres import ReadyMade
+from tests.support.violations import judging
 
 from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.postgres import leases
@@ -15,11 +30,161 @@ from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.leases import Acquired, LockRequest
 from fencepost.server.postgres.listen import Listener
+from fencepost.server.settings import Settings
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from fencepost.server.locks.leases import TakeResult
+
+
+# Asking for leases over HTTP: each test takes locks and secrets of its own, and no secret may come up in a log.
+
+TIME = re.compile(r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
+TOKEN = re.compile(r"[1-9][0-9]*")
+SECRETS: list[str] = []
+"""All that were chosen or given."""
+
+_numbers = itertools.count(1)
+
+
+class Said(logging.Handler):
+    """Everything that was logged, as text and with its arguments."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text += f"{record.msg!r} {record.args!r} {record.exc_info!r}\n"
+
+
+@contextmanager
+def leasing_shop(databases: ReadyMade) -> Iterator[Shop]:
+    """Serve a shop that logs all it can, with small caps; afterwards no secret, nor its hash, is in what it logged."""
+    limits = {"max_ttl": 100.0, "max_wait": 50.0, "max_tokens": 7, "max_waiters": 3}
+    output = Said()
+    with running_shop(databases, log_level="debug", access_log=True, **limits) as shop:
+        logging.getLogger().addHandler(output)
+        try:
+            yield shop
+        finally:
+            logging.getLogger().removeHandler(output)
+    for secret in SECRETS:
+        assert secret not in output.text, "a secret in the logs"
+        assert digest(secret) not in output.text, "a secret's hash in the logs"
+
+
+def new_secret() -> str:
+    SECRETS.append(secrets.token_urlsafe(16))
+    return SECRETS[-1]
+
+
+def digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def new_name() -> str:
+    return f"orders/order-{next(_numbers)}"
+
+
+async def acquire(api: Api, *locks: str, secret: str | None = None, **body: object) -> httpx.Response:
+    names: dict[str, object] = {"lock": locks[0]} if len(locks) == 1 else {"locks": list(locks)}
+    headers = {} if secret is None else {"X-Lease-Secret": secret}
+    return await api.ask("POST", "leases", {**names, **body}, headers=headers)
+
+
+async def lease(api: Api, *locks: str, **asked: Any) -> Any:
+    answer = await acquire(api, *(locks or (new_name(),)), **asked)
+    assert answer.status_code == 201, answer.text
+    given = answer.json()
+    SECRETS.append(given["secret"])
+    return given
+
+
+def of(given: Any) -> dict[str, str]:
+    return {"X-Lease-Secret": given["secret"]}
+
+
+async def expire(shop: Shop, given: Any) -> None:
+    await shop.sql(
+        "UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s' WHERE lease_id = $1",
+        int(given["lease_id"]),
+    )
+
+
+# What was granted and minted, and the checker: later grants of a lock have higher tokens, and no token comes twice.
+#
+# It shares no code with what it judges; it knows tokens, locks, and when a request began and was answered.
+
+
+@dataclass
+class Grant:
+    """A lease: all tokens that it was given, in order, and when it was asked for and answered (any rising clock)."""
+
+    locks: tuple[str, ...]
+    began: float
+    answered: float
+    tokens: list[int]
+
+
+@dataclass
+class History:
+    """Everything that was acknowledged."""
+
+    grants: list[Grant] = field(default_factory=list)
+    step: int = 0
+
+    def tick(self) -> int:
+        self.step += 1
+        return self.step
+
+    def check(self) -> None:
+        """Raise Violation when the order of tokens is broken."""
+        with judging(math.inf):
+            self._check()
+
+    def _check(self) -> None:
+        issued = [token for grant in self.grants for token in grant.tokens]
+        assert len(issued) == len(set(issued)), f"issued twice: {sorted(t for t in issued if issued.count(t) > 1)[:10]}"
+        for grant in self.grants:
+            assert grant.tokens == sorted(grant.tokens), f"a lease's tokens fall: {grant}"
+        for lock in {lock for grant in self.grants for lock in grant.locks}:
+            of_this_lock = sorted((g for g in self.grants if lock in g.locks), key=lambda grant: grant.tokens[0])
+            highest = 0
+            latest_start = 0.0
+            for grant in of_this_lock:
+                assert grant.tokens[0] > highest, f"{lock}: {grant} was granted below {highest}, of an earlier grant"
+                assert grant.answered > latest_start, f"{lock}: {grant} was answered before a lower one was asked for"
+                highest = max(highest, *grant.tokens)
+                latest_start = max(latest_start, grant.began)
+
+
+# Gateways over HTTP for the tests of leases, in threads of their own.
+
+
+@asynccontextmanager
+async def running(dsn: str, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+    """Run a gateway until the block ends; gives a client of it."""
+    gateway = serving(Settings.model_validate({"database_url": dsn, "port": 0, **settings}))
+    url = await asyncio.to_thread(gateway.__enter__)
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
+            yield client
+    finally:
+        await asyncio.to_thread(gateway.__exit__, None, None, None)
+
+
+async def post(client: httpx.AsyncClient, lock: str, **asked: object) -> httpx.Response:
+    """Ask for a lock. `secret` goes where it belongs."""
+    secret = asked.pop("secret", None)
+    headers = {"X-Lease-Secret": str(secret)} if secret else {}
+    return await client.post("/v1/leases", json={"lock": lock, **asked}, headers=headers)
+
+
+async def release(client: httpx.AsyncClient, lease: dict[str, str]) -> None:
+    """Give a lease back."""
+    answer = await client.delete(f"/v1/leases/{lease['lease_id']}", headers={"X-Lease-Secret": lease["secret"]})
+    assert answer.status_code == 204, answer.text
+
 
 T = TypeVar("T")
 
@@ -133,3 +298,55 @@ async def look_on(dsn: str) -> Connection:
     """Connect as an observer."""
     connection: Connection = await asyncpg.connect(dsn)
     return connection
+
+
+# A mutant of the token source: a change in its functions, after which a scenario must fail.
+
+ACQUIRE = "fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[])"
+EXTEND = "fencepost.extend(bigint, bytea, integer, integer)"
+RELEASE = "fencepost.release(bigint, bytea, uuid)"
+LEAVE = "fencepost.leave(uuid, integer)"
+BEAT = "fencepost.beat(uuid, uuid[], uuid[])"
+RETIRE = "fencepost.retire(uuid)"
+WAKE = "fencepost.wake(text[], uuid)"
+SWEEP = "fencepost.sweep()"
+FORGET = "fencepost.forget(double precision, bigint)"
+LEASE = "fencepost.lease(bigint)"
+WAITERS = "fencepost.live_waiters"
+
+ONE = "drawn := ARRAY[nextval('fencepost.tokens')];"
+MANY = "drawn := ARRAY(SELECT nextval('fencepost.tokens') FROM generate_series(1, p_count + claiming::int));"
+SUPERSEDED = "SET ended_at = clock_timestamp(), secret_hash = NULL\n      WHERE x.lease_id = ANY (before)"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """In each of these functions (or the view) `old` becomes `new`."""
+
+    name: str
+    changes: tuple[tuple[str, str, str], ...]
+    scenario: LeaseScenario
+
+
+def mutant(name: str, function: str, old: str, new: str, scenario: LeaseScenario) -> Mutant:
+    return Mutant(name, ((function, old, new),), scenario)
+
+
+async def assert_seen(mutant: Mutant, connect: Connect) -> None:
+    """Run its scenario in a fresh database where the functions are changed; it must end in an AssertionError."""
+    race = await open_lease_race(connect)
+    for function, old, new in mutant.changes:
+        await change(race, function, old, new)
+    with pytest.raises(AssertionError):
+        await mutant.scenario(race)
+
+
+async def change(race: LeaseRace, name: str, old: str, new: str) -> None:
+    """Change a function or the view; a mutant that changes nothing would prove nothing."""
+    if name == WAITERS:
+        query = await race.observer.fetchval("SELECT pg_get_viewdef($1::text::regclass)", name)
+        definition = f"CREATE OR REPLACE VIEW {name} AS {query}"
+    else:
+        definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", name)
+    assert old in definition, f"{name} has no {old!r}: {definition}"
+    await race.observer.execute(definition.replace(old, new))

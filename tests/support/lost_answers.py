@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from asyncpg.transaction import Transaction
-from tests.support.cutting_proxy import CuttingProxy, cutting_proxy
+from tests.support.postgres import CuttingProxy, cutting_proxy
 from tests.support.racing import Race
 from tests.support.use_cases import gateway_pid, open_gateway
 

@@ -2,15 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
 from fencepost.server.gateway.rounds import judge
@@ -237,7 +238,7 @@ async def racer(connect: Connect) -> Connection:
 
 @dataclass(frozen=True)
 class Kind:
-    """A protected table that races are about. Databases are copied by it: see support/ready_made.py."""
+    """A protected table that races are about. Databases are copied by it: see support/postgres.py."""
 
     rule: Rule
     ddl: str
@@ -296,3 +297,171 @@ async def protected_table(connection: Connection, name: str) -> ProtectedTable:
     table = (await load(connection, EVERYTHING, 1)).tables[name]
     assert isinstance(table, ProtectedTable)
     return table
+
+
+# Breaking the glass in a race: who may, and what is recorded of it.
+
+REASON = "INC-123: the worker is gone"
+OPERATOR = "glass_operator"
+STRANGER = "glass_stranger"
+ROLE = "fencepost_breakglass"
+
+UPDATE = "UPDATE public.orders SET n = n + 1 WHERE order_id = 'k'"
+INSERT = "INSERT INTO public.orders (order_id) VALUES ('k')"
+DELETE = "DELETE FROM public.orders WHERE order_id = 'k'"
+
+
+@asynccontextmanager
+async def operators(observer: Connection, *, role: bool = True) -> AsyncIterator[None]:
+    """Make two plain logins that may write to the tables of public; OPERATOR is in the role of break-glass."""
+    await observer.execute(f"CREATE ROLE {OPERATOR} LOGIN; CREATE ROLE {STRANGER} LOGIN")
+    for login in (OPERATOR, STRANGER):
+        await observer.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {login}")
+    if role:
+        await observer.execute(
+            f"CREATE ROLE {ROLE}; GRANT EXECUTE ON FUNCTION fencepost.may_break_glass() TO {ROLE};"
+            f" GRANT {ROLE} TO {OPERATOR}"
+        )
+    try:
+        yield
+    finally:
+        await observer.execute("RESET SESSION AUTHORIZATION")
+        for name in (OPERATOR, STRANGER, *([ROLE] if role else [])):
+            await observer.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def run(
+    connection: Connection,
+    statements: str | Sequence[str],
+    *,
+    glass: str | None = REASON,
+    token: object = None,
+    login: str | None = None,
+) -> str:
+    """Run SQL in a transaction of its own, as a login; "ok" or the SQLSTATE."""
+    try:
+        if login is not None:
+            await connection.execute(f"SET SESSION AUTHORIZATION {login}")
+        async with connection.transaction():
+            if glass is not None:
+                await connection.execute("SELECT set_config('fencepost.break_glass', $1, true)", glass)
+            if token is not None:
+                await connection.execute("SELECT set_config('fencepost.token', $1, true)", str(token))
+            for statement in (statements,) if isinstance(statements, str) else statements:
+                await connection.execute(statement)
+    except asyncpg.PostgresError as error:
+        return error.sqlstate or "?"
+    finally:
+        if login is not None:
+            await connection.execute("RESET SESSION AUTHORIZATION")
+    return "ok"
+
+
+async def records(observer: Connection) -> list[tuple[str, str, str]]:
+    """What is recorded: (table, verb, first resource), oldest first."""
+    rows = await observer.fetch("SELECT name, verb, resource FROM fencepost.break_glass_log ORDER BY xid, verb")
+    return [(row[0], row[1], row[2]) for row in rows]
+
+
+async def count(race: Race) -> int:
+    """How many uses are recorded."""
+    number: int = await race.observer.fetchval("SELECT count(*) FROM fencepost.break_glass_log")
+    return number
+
+
+# Each safety line is there because something breaks without it: a mutant is the product with one line changed.
+#
+# Its scenario, which the race tests run against the product, must fail with it. `seen` makes a test of a table of them.
+
+Scenario = Callable[[Race], Awaitable[None]]
+"""An AssertionError says that a rule is broken."""
+
+
+class Mutant(Protocol):
+    """`name` says what is wrong in it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def scenario(self) -> Scenario: ...
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def source(self) -> str: ...
+    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class SqlMutant:
+    """`old` becomes `new` in a function. `{stem}` is the start of the names of the functions of `table`."""
+
+    name: str
+    function: str
+    old: str
+    new: str
+    scenario: Scenario
+    rule: Rule = "strict"
+    source: str = "external"
+    table: str = "orders"
+
+    async def apply(self, race: Race, _: pytest.MonkeyPatch, /) -> None:
+        await mutate(race, self.function, self.old, self.new, self.table)
+
+
+@dataclass(frozen=True)
+class PythonMutant:
+    """`change` changes the gateway."""
+
+    change: Callable[[pytest.MonkeyPatch], None]
+    scenario: Scenario
+    rule: Rule = "strict"
+    source: str = "external"
+
+    @property
+    def name(self) -> str:
+        return f"{self.change.__name__}-{self.scenario.__name__}"
+
+    async def apply(self, _: Race, monkeypatch: pytest.MonkeyPatch, /) -> None:
+        self.change(monkeypatch)
+
+
+async def plain(connect: Connect, unmade: Unmade, rule: Rule, source: str) -> Race:
+    return await open_race(connect, unmade, rule, source=source)
+
+
+def seen(
+    mutants: Sequence[Mutant],
+    world: Callable[[Connect, Unmade, Rule, str], Awaitable[Race]] = plain,
+    fails_with: tuple[type[BaseException], ...] = (AssertionError,),
+) -> Callable[..., Awaitable[None]]:
+    """Make the test that each mutant is seen by its scenario, in a world of its own."""
+
+    @pytest.mark.long("mutants of the product")
+    @pytest.mark.parametrize("mutant", mutants, ids=lambda mutant: mutant.name.replace(" ", "-"))
+    async def test(mutant: Mutant, connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch) -> None:
+        race = await world(connect, unmade, mutant.rule, mutant.source)
+        await mutant.apply(race, monkeypatch)
+        await assert_seen(mutant.scenario, race, fails_with)
+
+    return test
+
+
+async def mutate(race: Race, function: str, old: str, new: str, table: str = "orders") -> None:
+    """Replace a line of a function; a mutant that changes nothing would prove nothing."""
+    if function.startswith("{stem}"):
+        stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = $1", table)
+        function = f'fencepost."{function.format(stem=stem)}"()'
+    definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
+    assert old in definition, f"{function} has no {old!r}"
+    await race.observer.execute(definition.replace(old, new))
+
+
+async def assert_seen(
+    scenario: Scenario, race: Race, fails_with: tuple[type[BaseException], ...] = (AssertionError,)
+) -> None:
+    """Assert that the scenario sees the mutant."""
+    try:
+        await scenario(race)
+    except fails_with:
+        return
+    pytest.fail("the scenario passes with the mutant: it does not see that line, or the line is not needed")

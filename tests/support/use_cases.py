@@ -4,13 +4,17 @@ async with open_gateway(race.dsn) as gateway:
     assert result_of(await patch(gateway, keyed("k", 30, status="paid"))) == "ok"
 """
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tests.support.racing import Key, parts
-from tests.support.unhurried import UNHURRIED
+import httpx
+from tests.http.raw import RawConnection
+from tests.support.manual_clock import UNHURRIED
+from tests.support.racing import Key, Race, parts
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import Token
@@ -27,6 +31,145 @@ from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.query import Filter
 from fencepost.server.times import Times
+from fencepost.testing.servers.processes import PATIENCE
+
+# A batch, sent and read as its bytes go: both ways at the same time.
+
+HEAD = (
+    b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    b"Transfer-Encoding: chunked\r\n"
+)
+
+
+def written(line: object) -> bytes:
+    """Write a line: a value as JSON, bytes as they are."""
+    return line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n"
+
+
+def patch_line(key: str, token: object, idempotency_key: str | None = None, /, **changes: object) -> dict[str, object]:
+    """Give a line that changes an order."""
+    once = {} if idempotency_key is None else {"idempotency_key": idempotency_key}
+    return {"method": "PATCH", "path": f"orders/{key}?select=order_id", "token": token, "body": changes, **once}
+
+
+@dataclass
+class Sent:
+    """A batch under way."""
+
+    connection: RawConnection
+    begun: bool = False
+    left: bytes = field(default=b"")
+
+    @classmethod
+    async def open(cls, url: str, credential: str = "") -> "Sent":
+        sent = cls(await RawConnection.open(url))
+        authorization = f"Authorization: Bearer {credential}\r\n".encode() if credential else b""
+        await sent.connection.send(HEAD + authorization + b"\r\n")
+        return sent
+
+    async def send(self, *lines: object) -> None:
+        data = b"".join(written(line) for line in lines)
+        await self.connection.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def end(self) -> None:
+        await self.connection.send(b"0\r\n\r\n")
+
+    async def next(self) -> dict[str, Any] | None:
+        """Read a verdict; None at the end of the answer. IncompleteReadError: the answer was cut off."""
+        reader = self.connection.reader
+        if not self.begun:
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 "), head
+            self.begun = True
+        while b"\n" not in self.left:
+            size = int(await reader.readuntil(b"\r\n"), 16)
+            part = (await reader.readexactly(size + 2))[:size]
+            if not part:
+                assert not self.left
+                return None
+            self.left += part
+        line, _, self.left = self.left.partition(b"\n")
+        verdict: dict[str, Any] = json.loads(line)
+        return verdict
+
+    async def rest(self) -> list[dict[str, Any]]:
+        verdicts = []
+        while (verdict := await self.next()) is not None:
+            verdicts.append(verdict)
+        return verdicts
+
+
+async def batch(url: str, lines: Iterable[object]) -> list[dict[str, Any]]:
+    """Send a whole batch, and give its verdicts."""
+    sent = await Sent.open(url)
+
+    async def send() -> None:
+        for line in lines:
+            await sent.send(line)
+        await sent.end()
+
+    try:
+        verdicts: list[dict[str, Any]] = (await asyncio.gather(sent.rest(), send()))[0]
+    finally:
+        sent.connection.close()
+    return verdicts
+
+
+# Reading a stream of server-sent events.
+
+WITHIN = PATIENCE  # seconds
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. `data` is its JSON."""
+
+    kind: str
+    id: str | None
+    data: Any
+
+    @property
+    def owner(self) -> str | None:
+        leader = self.data["leader"]
+        return None if leader is None else str(leader["owner"])
+
+
+class Events:
+    """An open stream."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._lines = response.aiter_lines()
+
+    async def next(self) -> Event:
+        """Return the next event, leaving comments out. StopAsyncIteration at the end of the stream."""
+        return await asyncio.wait_for(self._next(), WITHIN)
+
+    async def ended(self) -> None:
+        """Return once the stream has ended as it should, and sent nothing more."""
+
+        async def to_the_end() -> list[str]:
+            return [line async for line in self._lines if line and not line.startswith(":")]
+
+        assert await asyncio.wait_for(to_the_end(), WITHIN) == []
+
+    async def _next(self) -> Event:
+        fields: dict[str, str] = {}
+        while line := await anext(self._lines):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        if "data" not in fields:  # a comment, or the time after which to connect again
+            return await self._next()
+        return Event(fields["event"], fields.get("id"), json.loads(fields["data"]))
+
+
+@asynccontextmanager
+async def streaming(client: httpx.AsyncClient, name: str, **query: str) -> AsyncIterator[Events]:
+    """Watch an election until the block ends."""
+    async with client.stream("GET", "/v1/elections/events", params={"name": name, **query}) as response:
+        assert response.status_code == 200, await response.aread()
+        yield Events(response)
+
 
 SHOWN = Preferences("representation")
 
@@ -127,3 +270,18 @@ def result_of(answer: Outcome) -> str:
         return answer.name
     assert isinstance(answer, Done)
     return "created" if answer.created else "ok"
+
+
+# A request to the gateway that waits for another transaction.
+
+
+async def answer_after(
+    race: Race, gateway: Gateway, *earlier: Awaitable[object], request: Coroutine[Any, Any, Outcome]
+) -> Outcome:
+    """Do what is earlier in a transaction, on `race.a`; commit once the request waits for it. Give the answer."""
+    holder = await race.begin(race.a)
+    for each in earlier:
+        await each
+    waiter = await race.waits_at(await gateway_pid(gateway), request)
+    await holder.commit()
+    return await waiter

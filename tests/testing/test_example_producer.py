@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from tests.support.asking import queueing
 from tests.support.consuming import settings_of
 from tests.support.interleave import Connect
-from tests.support.queued import queueing
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.parts import consumer_of, consuming

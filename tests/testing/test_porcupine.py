@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.made_histories import RIGHT, wrong
+from tests.support.histories import RIGHT, wrong
 
 from fencepost.testing.checker import NothingToCheckError, check
 from fencepost.testing.history import Event, History

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.story import Story
+from tests.support.histories import Story
 
 from fencepost.cli.main import main
 from fencepost.testing.checker import Verdict

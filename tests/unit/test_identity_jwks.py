@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
-from tests.support.jwks_server import JwksServer, answer, jwks_server
+from tests.support.asking import EC, RSA, claims, encode, public, sign
 from tests.support.manual_clock import ManualClock
-from tests.support.tokens import EC, RSA, claims, encode, public, sign
+from tests.support.servers import JwksServer, answer, jwks_server
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problems import Problem

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.certificates import self_signed
-from tests.support.jwks_server import jwks_server
-from tests.support.tokens import RSA, public
+from tests.support.asking import RSA, public
+from tests.support.servers import jwks_server, self_signed
 
 from fencepost.server.identity import jwt
 from fencepost.server.identity.jwt import FromUrl

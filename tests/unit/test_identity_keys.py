@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
-from tests.support.tokens import EC, ED, OCT, RSA, SECRET, encode, public, token
+from tests.support.asking import EC, ED, OCT, RSA, SECRET, encode, public, token
 
 from fencepost.server.identity.jwt import RolePathError, Search, Step, read_role_path
 from fencepost.server.identity.keys import KeysError, looks_like, read_secret, same

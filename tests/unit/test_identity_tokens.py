@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
-from tests.support.tokens import EC, ED, OCT, RSA, SECRET, claims, encode, forged, hs256, public, sign, token
+from tests.support.asking import EC, ED, OCT, RSA, SECRET, claims, encode, forged, hs256, public, sign, token
 
 from fencepost.server.fence.caller import EVERY_ACCESS, Caller
 from fencepost.server.fence.problems import Problem

@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-from tests.support.mocked_consumer import MockedConsumer, running, until
-from tests.support.queue_mock import message
+from tests.support.consuming import MockedConsumer, message, running, until
 
 from fencepost.server.consuming.applying import Decided, Later, QueueNow, Result
 from fencepost.server.consuming.consumer import ConsumerLimits, KeyQueues

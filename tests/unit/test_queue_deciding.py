@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from tests.support.queue_mock import Applying, MockLedger, MockLog, message
+from tests.support.consuming import Applying, MockLedger, MockQueue, message
 
 from fencepost.server.consuming.applying import (
     Before,
@@ -41,7 +41,7 @@ class MockedDecider:
     """A decider whose messages come to one result."""
 
     def __init__(self, result: Result, *, stop_resources: bool = False, kept_for: float = 86_400.0) -> None:
-        self.log, self.ledger = MockLog(), MockLedger(known_generation=STANDING.generation)
+        self.log, self.ledger = MockQueue(), MockLedger(known_generation=STANDING.generation)
         self.applying = Applying(lambda _received, _standing: result)
         self.decider = Decider(
             *("kafka:q", self.applying, self.ledger, self.log.dead),

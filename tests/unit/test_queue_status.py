@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.queue_mock import MockLog, message
+from tests.support.consuming import MockQueue, message
 
 from fencepost.server.consuming.deciding import Progress
 from fencepost.server.health import look_at_queue, publish
@@ -36,7 +36,7 @@ def noted(number: int, decided: int | None, oldest_s: float | None, noted_s: flo
 async def test_what_was_noted_has_to_do_where_the_log_does_not_answer(
     partitions: list[KnownPartition], lags: tuple[int | None, ...], ages: tuple[float | None, ...]
 ) -> None:
-    log = MockLog()
+    log = MockQueue()
     log.failing["state"] = LogUnavailableError("away")
     for asked in (log, None):
         status = await look_at_queue(known(*partitions), asked, 5000.0, PATIENCE)
@@ -47,7 +47,7 @@ async def test_what_was_noted_has_to_do_where_the_log_does_not_answer(
 async def test_the_age_of_a_message_is_what_the_log_says_unless_its_time_is_to_come(
     monkeypatch: pytest.MonkeyPatch, at: float | None, age: float | None
 ) -> None:
-    log, metrics = MockLog(), Metrics()
+    log, metrics = MockQueue(), Metrics()
     await log.append(message("t/a"))
 
     async def oldest() -> list[float | None]:
@@ -72,7 +72,7 @@ def test_a_time_that_is_none_is_not_known(content: bytes) -> None:
 
 
 async def test_what_servers_say_is_a_line_in_which_nothing_is_for_a_terminal() -> None:
-    log = MockLog()
+    log = MockQueue()
     log.failing["state"] = LogUnavailableError("a\nb\x1b[2J")
     paused = replace(known(), paused="eu-1: c\rd")
     status = await look_at_queue(paused, log, 5000.0, PATIENCE)
@@ -80,7 +80,7 @@ async def test_what_servers_say_is_a_line_in_which_nothing_is_for_a_terminal() -
 
 
 async def test_letters_that_are_of_no_partition_have_their_number_only() -> None:
-    log, metrics = MockLog(), Metrics()
+    log, metrics = MockQueue(), Metrics()
     await log.dead.put(DeadLetter("x", "", Position(-1, 0), message("t/a"), 0.0))
     publish([await look_at_queue(known(), log, 5000.0, PATIENCE)], {}, metrics)
     shown = [line for line in metrics.exposition().decode().splitlines() if 'partition="-1"' in line]

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from tests.support.made_histories import REGISTER, right, wrong
-from tests.support.register_oracle import has_an_order
+from tests.support.histories import REGISTER, has_an_order, right, wrong
 
 from fencepost.testing.checker import NothingToCheckError, Verdict, check, register
 from fencepost.testing.checker.store import HistoryCall

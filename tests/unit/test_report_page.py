@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.report_histories import Script, paused_holder
+from tests.support.histories import Script, paused_holder
 
 from fencepost.cli.main import main
 from fencepost.testing.checker import check

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr, ValidationError
-from tests.support.tokens import RSA, SECRET
+from tests.support.asking import RSA, SECRET
 
 from fencepost.cli.gateway import read_api_token
 from fencepost.cli.shared import BadSettingError, flag, read_settings, to_environment, variable

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from confluent_kafka.cimpl import NewTopic
 from tests.conformance.queues.kafka_bench import brokers, url_of
-from tests.support.certificates import self_signed
+from tests.support.servers import self_signed
 
 from fencepost.testing.servers.kafka import Kafka
 

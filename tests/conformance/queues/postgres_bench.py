@@ -10,7 +10,7 @@ from pathlib import Path
 
 import asyncpg
 from tests.support.postgres import first_server, server_bin_dir
-from tests.support.processes import all_gone
+from tests.support.servers import all_gone
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade

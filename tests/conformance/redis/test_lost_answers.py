@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.conformance.redis.taking import LOCK, Opened, free, take
 from tests.conformance.redis_bench import RedisBench, command
-from tests.support.cutting_proxy import cutting_proxy
+from tests.support.postgres import cutting_proxy
 
 from fencepost.server.locks.redis import AT_ONCE
 from fencepost.server.locks.source import Grant, Holder, Source, SourceUnavailableError

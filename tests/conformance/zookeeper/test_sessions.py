@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
 from tests.conformance.zookeeper.queueing import Open, acquire, asleep, granted, queued
 from tests.conformance.zookeeper_bench import ZooKeeperBench, running
-from tests.support.cutting_proxy import cutting_proxy
+from tests.support.postgres import cutting_proxy
 
 from fencepost.server.locks import zookeeper_session
 from fencepost.server.locks.source import Grant, SourceUnavailableError

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from tests.scenarios.sealed import SealedShop, key_line, sealed_shop
 from tests.support.asking import Api
-from tests.support.ready_made import ReadyMade
+from tests.support.postgres import ReadyMade
 
 
 @pytest.fixture(scope="package")

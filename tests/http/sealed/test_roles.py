@@ -17,9 +17,8 @@ from tests.scenarios.sealed import (
     release,
     sealed_shop,
 )
-from tests.support.asking import Api, code
-from tests.support.ready_made import ReadyMade
-from tests.support.tokens import SECRET, bearer, token
+from tests.support.asking import SECRET, Api, bearer, code, token
+from tests.support.postgres import ReadyMade
 
 WEB, NARROW, NOBODY = "sealed_web", "sealed_narrow", "sealed_nobody"
 GRANTS = f"""

@@ -2,8 +2,8 @@
 
 import pytest
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
 
 LOADED = """
 CREATE TABLE public.customers (id int PRIMARY KEY);

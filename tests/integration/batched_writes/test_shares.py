@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tests.support.asked_by import asked_by
+from tests.support.asking import asked_by
 from tests.support.interleave import Connect
 from tests.support.racing import Race
 from tests.support.use_cases import keyed, open_gateway, patch, result_of

@@ -6,8 +6,8 @@
 import pytest
 from tests.integration.batched_writes.sending import together
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, ISSUED, Race, open_race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put
 
 from fencepost.server.postgres.connection import Connection

@@ -3,10 +3,9 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.glass import operators
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import Race, open_race, operators
 
 
 @pytest.fixture(params=["strict-external", "epoch-builtin"])

@@ -2,8 +2,8 @@
 
 import asyncpg
 import pytest
-from tests.support.glass import REASON
 from tests.support.interleave import Connection
+from tests.support.racing import REASON
 
 
 async def refusal(connection: Connection, statement: str) -> asyncpg.PostgresError:

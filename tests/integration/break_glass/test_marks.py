@@ -1,10 +1,22 @@
 """Writes behind broken glass (R14): no mark ever falls, and what the triggers refuse otherwise stays refused."""
 
 from tests.integration.break_glass.refusals import message, refusal
-from tests.support.glass import DELETE, INSERT, OPERATOR, STRANGER, UPDATE, count, operators, records, run
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_race, outcome
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import (
+    DELETE,
+    INSERT,
+    OPERATOR,
+    STRANGER,
+    UPDATE,
+    Race,
+    count,
+    open_race,
+    operators,
+    outcome,
+    records,
+    run,
+)
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep

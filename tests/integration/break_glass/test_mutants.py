@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.integration.break_glass import test_marks, test_operators, test_races, test_records
-from tests.support.mutants import mutate
-from tests.support.racing import Race
+from tests.support.racing import Race, mutate
 
 BREAK = "break_glass()"
 ENFORCE = "PERFORM fencepost.enforce("

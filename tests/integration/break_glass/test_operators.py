@@ -3,11 +3,22 @@
 import json
 
 from tests.integration.break_glass.refusals import message, refusal
-from tests.support.commands import command
-from tests.support.glass import DELETE, INSERT, OPERATOR, STRANGER, UPDATE, count, operators, run
 from tests.support.interleave import Connect
-from tests.support.racing import Race, open_race, racer
-from tests.support.ready_made import Unmade
+from tests.support.postgres import Unmade
+from tests.support.racing import (
+    DELETE,
+    INSERT,
+    OPERATOR,
+    STRANGER,
+    UPDATE,
+    Race,
+    count,
+    open_race,
+    operators,
+    racer,
+    run,
+)
+from tests.support.servers import command
 from tests.support.use_cases import keyed, listed, open_gateway, patch, post, put, result_of
 
 

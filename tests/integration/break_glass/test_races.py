@@ -1,8 +1,7 @@
 """An operator behind broken glass and a holder of a token, at the same time, stepped (R14)."""
 
-from tests.support.glass import DELETE, INSERT, REASON, UPDATE, run
 from tests.support.interleave import Connection
-from tests.support.racing import Race
+from tests.support.racing import DELETE, INSERT, REASON, UPDATE, Race, run
 
 from fencepost.server.fence.token import Token
 from fencepost.server.postgres.marks import Appeared, claim_absent

@@ -1,7 +1,6 @@
 """What is recorded of a write behind broken glass (R14), and that no role changes it afterwards."""
 
-from tests.support.glass import OPERATOR, REASON, ROLE, STRANGER, UPDATE, count, records, run
-from tests.support.racing import Race
+from tests.support.racing import OPERATOR, REASON, ROLE, STRANGER, UPDATE, Race, count, records, run
 
 from fencepost.server.ops.protect import protect
 

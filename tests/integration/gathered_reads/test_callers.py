@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 from tests.integration.gathered_reads.conftest import TABLES, Statements, reading, shown_of
-from tests.support.acting import NOTHING, READER, WEB, acting
+from tests.support.asking import NOTHING, READER, WEB, acting
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import open_race, owner
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.support.gateways import ORDERS, OwnedDatabase, building
 from tests.support.interleave import Connection
-from tests.support.owned_database import ORDERS, OwnedDatabase, building
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect

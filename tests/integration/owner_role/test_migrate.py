@@ -4,8 +4,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.support.next_version import next_version
-from tests.support.owned_database import ORDERS, OwnedDatabase
+from tests.support.gateways import ORDERS, OwnedDatabase, next_version
 
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect

@@ -4,9 +4,8 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.support.in_process import in_process
+from tests.support.gateways import OwnedDatabase, in_process
 from tests.support.interleave import Connection
-from tests.support.owned_database import OwnedDatabase
 
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.protect import protect, unprotect

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.support.acting import OTHER, READER, WEB, Acting, acting
+from tests.support.asking import OTHER, READER, WEB, Acting, acting
 from tests.support.interleave import Connect
+from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.ready_made import Unmade
 
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}, {OTHER}; GRANT SELECT ON orders TO {READER}"""

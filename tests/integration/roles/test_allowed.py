@@ -7,11 +7,11 @@ import asyncpg
 import pytest
 from tests.integration.roles.conftest import GRANTED
 from tests.integration.test_lease_claims import ask, asking
-from tests.support.acting import LOGIN, NOTHING, WEB, Acting, acting
+from tests.support.asking import LOGIN, NOTHING, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock
+from tests.support.postgres import Unmade
 from tests.support.racing import open_race
-from tests.support.ready_made import Unmade
 from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.server.fence.problems import Problem

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
 from tests.scenarios.scopes import DDL
-from tests.support.acting import LOGIN, WEB, Acting
+from tests.support.asking import LOGIN, WEB, Acting
 from tests.support.lost_answers import IN_A_HURRY
 from tests.support.racing import Race
 from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put, result_of

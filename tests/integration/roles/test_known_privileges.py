@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.support.acting import READER, WEB, Acting
+from tests.support.asking import READER, WEB, Acting
 from tests.support.manual_clock import ManualClock
 
 from fencepost.server.postgres.connection import Limits

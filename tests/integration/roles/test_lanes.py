@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.scenarios.idempotency import once
-from tests.support.acting import OTHER, READER, WEB, Acting
-from tests.support.asked_by import asked_by
+from tests.support.asking import OTHER, READER, WEB, Acting, asked_by
 from tests.support.racing import Race
 from tests.support.use_cases import keyed, listed, patch, post, put, result_of
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from tests.scenarios.idempotency import once
-from tests.support.acting import NOTHING, WEB, Acting
+from tests.support.asking import NOTHING, WEB, Acting
 from tests.support.racing import Race
 from tests.support.use_cases import keyed, patch, rendered, result_of
 

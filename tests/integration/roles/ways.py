@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tests.integration.test_lease_claims import ask, asking
 from tests.scenarios.idempotency import once
-from tests.support.mock_log import MockLog
+from tests.support.consuming import MockLog
 from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put
 
 from fencepost.server.fence.problems import Problem

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import click
-from tests.support.serving import Gateway, serving
+from tests.support.gateways import Gateway, serving_process
 
 from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import server_directory
@@ -128,7 +128,7 @@ async def main() -> None:
     """Make all of them."""
     for name in sys.argv[1:] or _ATTACKS:
         with server_directory() as directory:
-            async with serving(directory, "--serve-unprotected", "--log-level", "warning") as gateway:
+            async with serving_process(directory, "--serve-unprotected", "--log-level", "warning") as gateway:
                 connection = await asyncpg.connect((directory / "data" / "url").read_text().strip())
                 await connection.execute(_TABLES)
                 await protect(connection, "wide")

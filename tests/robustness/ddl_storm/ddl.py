@@ -4,14 +4,264 @@ Where Fencepost or PostgreSQL refuses a change of a protected table the actor do
 unprotect, change, protect again.
 """
 
+import asyncio
+import copy
 import itertools
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
-from tests.robustness.ddl_storm.actor import Actor
-from tests.robustness.ddl_storm.emitter import Emitter
-from tests.robustness.ddl_storm.partitions import Partitions
-from tests.robustness.ddl_storm.world import TYPES, Kind, Shape, World
+import asyncpg
+from tests.robustness.ddl_storm import world as log
+from tests.robustness.ddl_storm.world import APART, TYPES, Kind, Shape, World
+from tests.robustness.ddl_storm.writers import TRIES, Actor, Emitter
+from tests.support.interleave import Connection
+
+from fencepost.server.ops.embedded_files import Binaries
+from fencepost.testing.servers.postgres import in_database
+from fencepost.testing.servers.processes import eventually
+
+# What is done to the partitions of a table that has them: each holds a third of its keys.
+
+
+class Partitions:
+    """DDL of partitions; each gives "" or why it was refused."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self._made = 0
+        self.changes: list[Callable[[Shape], Awaitable[str]]] = [
+            self.renew,
+            self.edit_apart,
+            self.truncate,
+            self.recreate,
+        ]
+
+    def _some(self, shape: Shape) -> tuple[str, int]:
+        return self._actor.dice.choice(list(shape.partitions.items()))
+
+    @staticmethod
+    def _bounds(third: int) -> str:
+        return f"FOR VALUES FROM ({third * 3}) TO ({third * 3 + 3})"
+
+    async def create(self, shape: Shape, third: int) -> str:
+        """Make a partition for these keys."""
+        self._made += 1
+        name = f"{shape.line}_{self._made}"
+        output = await self._actor.sql(
+            shape,
+            f'CREATE TABLE public.{name} PARTITION OF public."{shape.name}" {self._bounds(third)}',
+            f"ALTER TABLE public.{name} REPLICA IDENTITY FULL",
+        )
+        if not output:
+            shape.partitions[name] = third
+        return output
+
+    async def recreate(self, shape: Shape) -> str:
+        """Drop one; make it anew, empty."""
+        name, third = self._some(shape)
+        async with self._actor.moving(shape):
+            away = [f"DROP TABLE public.{name}"]
+            if self._actor.dice.random() < 0.5:
+                away.insert(0, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
+            output = await self._actor.sql(shape, *away)
+            if output:
+                return output
+            del shape.partitions[name]
+            await self._actor.world.after(self._actor.dice.randrange(15))
+            return await self.create(shape, third)
+
+    async def renew(self, shape: Shape) -> str:
+        """Detach one and attach it again as it is, or a copy of it in its place."""
+        name, third = self._some(shape)
+        async with self._actor.moving(shape):
+            output = await self._actor.sql(shape, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
+            if output:
+                return output
+            await self._actor.world.after(self._actor.dice.randrange(15))
+            return await self._attach(shape, name, third)
+
+    async def edit_apart(self, shape: Shape) -> str:
+        """Detach one, delete rows of it that no trigger watches there, make others anew, and attach it again."""
+        name, third = self._some(shape)
+        async with self._actor.moving(shape):
+            output = await self._actor.sql(shape, f'ALTER TABLE public."{shape.name}" DETACH PARTITION public.{name}')
+            if output:
+                return output
+            gone, made = self._actor.dice.sample(range(third * 3, third * 3 + 3), 2)
+            operation = self._actor.world.begin(APART, None, shape, frozenset((gone, made)))
+            group = made % 2
+            output = await self._actor.sql(
+                shape,
+                f"SELECT pg_logical_emit_message(true, 'op', '{operation.id}')",
+                f"DELETE FROM public.{name} WHERE lk IN ('{shape.lk(gone)}', '{shape.lk(made)}')",
+                f"INSERT INTO public.{name} ({shape.columns[0]}, {shape.group}, lk, op)"
+                f" VALUES ({made}, {group}, '{shape.lk(made)}', '{operation.id}')",
+            )
+            self._actor.world.finish(operation, "maybe", output[:5] or "ok", None)
+            return await self._attach(shape, name, third)
+
+    async def _attach(self, shape: Shape, name: str, third: int) -> str:
+        output = await self._actor.sql(
+            shape, f'ALTER TABLE public."{shape.name}" ATTACH PARTITION public.{name} {self._bounds(third)}'
+        )
+        if output:
+            del shape.partitions[name]
+            await self._actor.sql(shape, f"DROP TABLE public.{name}")
+        return output
+
+    async def truncate(self, shape: Shape) -> str:
+        """Empty one."""
+        name, _ = self._some(shape)
+        output = await self._actor.sql(shape, f"TRUNCATE public.{name}")
+        if shape.protected and not output:
+            self._actor.world.wrong.append(f"TRUNCATE of {name}, a partition of {shape}, passed")
+        return output
+
+
+# A dump, more writes and DDL, and then the dump put in the database's place, in the same cluster.
+
+
+class Restores:
+    """Dumps, and restores what was dumped the last time."""
+
+    def __init__(self, world: World, server: str, binaries: Binaries, directory: Path) -> None:
+        self._world, self._server, self._binaries = world, server, binaries
+        self._file = directory / "dump"
+        self._saved: list[Shape] | None = None
+        self._dumps = 0
+        self.drained: list[Callable[[Connection], Awaitable[None]]] = []
+        """Called with a connection to the database that was replaced, before it is dropped."""
+
+    @property
+    def _name(self) -> str:
+        return f"d{self._dumps}"
+
+    async def dump_or_restore(self, actor: Actor) -> None:
+        """By turns."""
+        if self._saved is None:
+            await self._dump(actor)
+        else:
+            await self._restore(actor, self._saved)
+            self._saved = None
+
+    async def _dump(self, actor: Actor) -> None:
+        self._dumps += 1
+        await actor.emitter.emit("dump", {"name": self._name}, self._world.epoch)
+        self._saved = copy.deepcopy(self._world.shapes)
+        await self._run("pg_dump", "-Fc", "-f", str(self._file), "-d", self._world.dsn)
+        self._world.ddl["pg_dump"] += 1
+
+    async def _restore(self, actor: Actor, saved: list[Shape]) -> None:
+        maintenance = await asyncpg.connect(self._server)
+        try:
+            await maintenance.execute("CREATE DATABASE storm_new TEMPLATE template0")
+            new = in_database(self._server, "storm_new")
+            await self._run("pg_restore", "--exit-on-error", "-d", new, str(self._file))
+            connection = await asyncpg.connect(new)
+            await log.begin(connection)
+            await connection.execute(
+                "SELECT pg_logical_emit_message(false, 'restored', $1::text)", f'{{"name": "{self._name}"}}'
+            )
+            await connection.close()
+            await actor.close()
+            for shape in self._world.shapes:
+                shape.version += 1
+            self._world.epoch += 1
+            await actor.emitter.close()
+            await self._swap(maintenance)
+            for shape in saved:
+                shape.version += 2
+            self._world.shapes[:] = saved
+            self._world.epoch += 1
+            oldest = await self._keep_the_log(maintenance)
+        finally:
+            await maintenance.close()
+        self._world.ddl["pg_restore"] += 1
+        # Its generation was not raised yet: gateways must not write.
+        await self._world.after(40, within=1.5)
+        # The dump may be from before a generation that the gateways have met.
+        above = ("--above", str(oldest))
+        for _ in range(TRIES):  # it may meet a deadlock with direct SQL, which changes nothing
+            if await actor.fencepost(None, "generation", "raise", "--reason", "a dump was restored", *above):
+                break
+
+    async def _swap(self, maintenance: Connection) -> None:
+        """Put the new database in the old one's place; sessions of the old one are ended."""
+        await maintenance.execute("ALTER DATABASE storm WITH ALLOW_CONNECTIONS false")
+
+        async def renamed() -> bool:
+            await maintenance.fetch("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'storm'")
+            try:
+                await maintenance.execute("ALTER DATABASE storm RENAME TO storm_old")
+            except asyncpg.ObjectInUseError:
+                return False
+            return True
+
+        await eventually(renamed, what="no connection to the old database")
+        await maintenance.execute("ALTER DATABASE storm_new RENAME TO storm")
+
+    async def _keep_the_log(self, maintenance: Connection) -> int:
+        """Take what the log has of the old database, and drop it. Returns the first token of its generation."""
+        await maintenance.execute("ALTER DATABASE storm_old WITH ALLOW_CONNECTIONS true")
+        old = await asyncpg.connect(in_database(self._server, "storm_old"))
+        for take in self.drained:
+            await take(old)
+        await log.end(old)
+        oldest: int = await old.fetchval("SELECT fencepost.oldest()")
+        await old.close()
+        await maintenance.execute("DROP DATABASE storm_old WITH (FORCE)")
+        return oldest
+
+    async def _run(self, program: str, *arguments: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            self._binaries.bin_dir / program,
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._binaries.environment,
+        )
+        _, output = await process.communicate()
+        assert process.returncode == 0, f"{program}: {output.decode()}"
+
+
+# Fences with a hole each, for the storm's control: SQL that is run right after `fencepost migrate`.
+
+_MUTANT: Final = """
+DO $mutate$
+DECLARE
+  original text := pg_get_functiondef('{function}'::regprocedure);
+  mutant text := replace(original, $old${old}$old$, $new${new}$new$);
+BEGIN
+  ASSERT mutant <> original, 'the line to change is not in {function} any more';
+  EXECUTE mutant;
+END $mutate$;
+"""
+
+
+def _mutant(function: str, old: str, new: str) -> str:
+    return _MUTANT.format(function=function, old=old, new=new)
+
+
+SABOTAGE: Final = {
+    "raise_mark takes every token": _mutant(
+        "fencepost.raise_mark(text, bigint, text, boolean)", "RETURN refused_by;", "RETURN NULL;"
+    ),
+    "a DELETE leaves no mark": _mutant(
+        "fencepost.judge_delete(text, text, bigint, text, xid)",
+        "VALUES (p_resource, token, pg_current_xact_id(), true)",
+        "SELECT p_resource, token, pg_current_xact_id(), true WHERE false",
+    ),
+    "a floor does not rise when a table leaves its scope": """
+CREATE FUNCTION storm.lower_floor() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  NEW.floor := CASE WHEN TG_OP = 'INSERT' THEN 0 ELSE OLD.floor END;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER a_saboteur BEFORE INSERT OR UPDATE ON fencepost.floors
+  FOR EACH ROW EXECUTE FUNCTION storm.lower_floor();
+""",
+}
 
 NAMES: Final = tuple(f"f{letter}" for letter in "abcdefghij")
 MOST: Final = 6

@@ -22,8 +22,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.robustness.ddl_storm.log import Change, Message, Transaction
-from tests.robustness.ddl_storm.world import APART, KEYS, PREFIX, Operation, group_of
+from tests.robustness.ddl_storm.world import APART, KEYS, PREFIX, Change, Message, Operation, Transaction, group_of
 
 LONGEST = 14
 """How many lines of a row's history are shown."""

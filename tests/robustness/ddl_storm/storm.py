@@ -8,19 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
-from tests.robustness.ddl_storm import log
-from tests.robustness.ddl_storm.actor import SQL
-from tests.robustness.ddl_storm.answers import compare
-from tests.robustness.ddl_storm.ddl import Ddl
-from tests.robustness.ddl_storm.direct_writers import direct_writers
-from tests.robustness.ddl_storm.emitter import Emitter
-from tests.robustness.ddl_storm.http_writers import http_writers
+from tests.robustness.ddl_storm import world as log
+from tests.robustness.ddl_storm.ddl import Ddl, Restores
 from tests.robustness.ddl_storm.oracle import Oracle
-from tests.robustness.ddl_storm.restores import Restores
-from tests.robustness.ddl_storm.world import World
+from tests.robustness.ddl_storm.world import GROUPS, World, compare
+from tests.robustness.ddl_storm.writers import SQL, DirectWriter, Emitter, direct_writers, http_writers
+from tests.support.gateways import STARTS_WITHIN, launch
 from tests.support.interleave import Connection
-from tests.support.processes import all_gone
-from tests.support.serving import STARTS_WITHIN, launch
+from tests.support.servers import all_gone
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import Account, Binaries, reachable_binaries
@@ -140,4 +135,42 @@ def judge(world: World, read: list[log.Transaction]) -> Storm:
     return Storm(wrong, world.complaints, world.answers, world.ddl, oracle.fenced)
 
 
-__all__ = ["Server", "Storm", "judge", "prepare", "rage", "server"]
+# No dice: a list of operations, one after the other, that goes through each hole of ddl.py. It is driven against
+# the real database, and the storm's oracle judges its log.
+
+OLD, NEW = 120, 130
+"""Tokens: NEW is accepted, then OLD must not be."""
+
+
+async def steer(running: Server, sabotage: str) -> tuple[dict[str, str], Storm]:
+    """Drive the list; give what its two stale writes were answered (`committed`, or an SQLSTATE), and the judgement.
+
+    `sabotage` is SQL that is run after `fencepost migrate`.
+    """
+    await prepare(running, sabotage)
+    world = World(running.dsn, seed=0, operations=0)  # it is over from its start: nobody waits for anybody
+    emitter, writer = Emitter(world), DirectWriter(world, 0)
+    ddl = Ddl(world, emitter, {})
+    row, neighbour, stale = frozenset({1}), frozenset({1 + GROUPS}), {}  # of one scope
+
+    rows = await ddl.create("fa", "plain")
+    await ddl.actor.protect(rows, "strict", "external")
+    await writer.attempt("insert", rows, row, 110)
+    await writer.attempt("delete", rows, row, NEW)
+    stale["insert"] = (await writer.attempt("insert", rows, row, OLD)).answer
+
+    scoped = await ddl.create("fb", "plain")
+    await ddl.actor.protect(scoped, "strict", "external", scoped=True)
+    await writer.attempt("insert", scoped, row, 110)
+    await writer.attempt("insert", scoped, neighbour, NEW)
+    await ddl.actor.protect(scoped, scoped=False)
+    stale["update"] = (await writer.attempt("update", scoped, row, OLD)).answer
+
+    await emitter.close()
+    await ddl.actor.close()
+    writer.close()
+    connection = await asyncpg.connect(running.dsn)
+    read = await log.drain(connection, log.Decoder())
+    await log.end(connection)
+    await connection.close()
+    return stale, judge(world, read)

@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from tests.conformance.queues.kafka_bench import make_topic, url_of
 from tests.conformance.queues.kafka_secured import secured_broker
 from tests.conformance.redis_bench import DURABLE, redis_server
-from tests.support.certificates import self_signed
+from tests.support.servers import self_signed
 
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.lock_services import redis

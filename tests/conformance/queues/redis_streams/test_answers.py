@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
 from tests.conformance.redis_bench import DURABLE, command, redis_server
-from tests.support.cutting_proxy import cutting_proxy
+from tests.support.postgres import cutting_proxy
 
 from fencepost.cli.status import examine_queues, read_configured_queues
 from fencepost.server.queues.log import LogUnavailableError, LogUnknownError, Position
