@@ -51,8 +51,7 @@ from fencepost.server.observe.events import (
     SourceQuarantined,
     SourceTrouble,
 )
-from fencepost.server.postgres import queues as progress
-from fencepost.server.postgres import sources
+from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import RefusedError, StorageError
 from fencepost.server.postgres.sources import KnownSource
@@ -443,7 +442,7 @@ async def queues_opened(
 async def _register(database: Database, name: str, emit: Emit) -> None:
     try:
         async with database.connection() as connection:
-            await progress.register(connection, name)
+            await queues.register(connection, name)
     except RefusedError as error:
         if error.sqlstate in _FOR_GOOD and name != registry.DEFAULT:  # it is there unasked
             mend = (

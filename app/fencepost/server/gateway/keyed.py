@@ -62,7 +62,7 @@ from fencepost.server.gateway.write import (
     require_columns_of,
 )
 from fencepost.server.postgres import keyed
-from fencepost.server.postgres import marks as asking
+from fencepost.server.postgres import marks as row_marks
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import in_transaction, savepoint
 from fencepost.server.postgres.errors import RefusedError, map_errors
@@ -132,7 +132,7 @@ class VerbStatements:
         """Ask for the marks of rows and keys. What kept a POST from inserting is found out alone."""
         if self.inserts:
             return [ALONE] * len(writes)
-        standings = await asking.ask(connection, self.table, [write.key for write in writes])
+        standings = await row_marks.ask(connection, self.table, [write.key for write in writes])
         # What a transaction has deleted itself it may make anew (R1): whether it has, the INSERT's trigger knows.
         perhaps_own = self.creates and self.wait == "block" and connection.is_in_transaction()
         return [
@@ -536,7 +536,7 @@ class OfRow(Operation):
         if error.sqlstate != SUPPRESSED or not connection.is_in_transaction():
             return None
         with map_errors(writing=False):
-            (standing,) = await asking.ask(connection, self.table, [self.row.key])
+            (standing,) = await row_marks.ask(connection, self.table, [self.row.key])
         verdict = judge(standing, self.table.fence, self.row.token)
         return None if verdict is None else problem_of_verdict(verdict, self.table.fence)
 

@@ -50,7 +50,6 @@ from fencepost.server.gateway.rounds import (
 )
 from fencepost.server.gateway.write import Write, may_need_fitting, no_scope, require_columns_of
 from fencepost.server.postgres import keyed, marks, scopes
-from fencepost.server.postgres import scopes as scope_names
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, map_errors
 from fencepost.server.postgres.group_commit import AGAIN, ALONE, Alone, Broken
@@ -477,11 +476,11 @@ class NamedRows(Operation):
         places = await place_elements(connection, self.table, self.row.body)
         self.rounds.know([(each.element, each.resource) for each in places])
         self.missing = [each.resource for each in places if each.scope is None]
-        scopes = {each.scope for each in places}
+        found = {each.scope for each in places}
         given = {*self.table.key, *self.change.columns}
-        if None in scopes and given.issuperset(scope.columns):
-            scopes |= set(await scope_names.scopes_of_body(connection, self.table, scope, self.row.body))
-        return sorted(each for each in scopes if each is not None)
+        if None in found and given.issuperset(scope.columns):
+            found |= set(await scopes.scopes_of_body(connection, self.table, scope, self.row.body))
+        return sorted(each for each in found if each is not None)
 
     def refused(self, by: Sequence[Entered]) -> Problem:
         return refused_by_scopes(self.table, self.row.token, by)

@@ -33,7 +33,7 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.write import NO_BODY, Body, IdempotencyKey, KeyCheck, Verb, enter, refused_scope
 from fencepost.server.postgres import keyed, marks
-from fencepost.server.postgres import scopes as scope_marks
+from fencepost.server.postgres import scopes as scope_statements
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.server.postgres.group_commit import ALONE, Alone
@@ -641,7 +641,7 @@ class ScopeMarks:
         if not operation.entered:  # it broke before the marks were asked for: nothing was written yet
             return Evidence(landed=False)
         token = operation.row.token
-        found = await scope_marks.marks(connection, self.scope, operation.entered)
+        found = await scope_statements.marks(connection, self.scope, operation.entered)
         lowest = min(found, key=lambda each: each.mark)
         if lowest.mark < token:
             return Evidence(landed=False, resource=lowest.scope, mark=lowest.mark)

@@ -26,11 +26,7 @@ from fencepost.server.fence.problem_types import (
 )
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
-from fencepost.server.gateway import claims, keyed, many
-from fencepost.server.gateway import many as arrays
-from fencepost.server.gateway import many as inserting
-from fencepost.server.gateway import read as explaining
-from fencepost.server.gateway import read as reading
+from fencepost.server.gateway import claims, keyed, many, read
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.gathered import AskedWrite, is_for, results_unavailable, whose
@@ -438,7 +434,7 @@ def _write(
         case Matching(filters):
             return many.write_where(gateway, request, filters, once, table)
         case Listed(count):
-            of_array = inserting.insert_rows if request.verb == "post" else arrays.patch_array
+            of_array = many.insert_rows if request.verb == "post" else many.patch_array
             return of_array(gateway, request, count, once, table)
 
 
@@ -454,18 +450,18 @@ async def explain(gateway: Gateway, resource: Resource, caller: str = UNKNOWN) -
     """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
     has no mark of its own: its scope is shown.
     """
-    use = partial(explaining.explain, gateway, resource, caller)
+    use = partial(read.explain, gateway, resource, caller)
     return await on_table(gateway, resource.table, "read", use, Catalog.find_or_scope)
 
 
 async def read_many(gateway: Gateway, request: ReadMany) -> Outcome:
     """Read what matches, at most max_rows of it."""
-    return await on_table(gateway, request.table, "read", partial(reading.read_many, gateway, request))
+    return await on_table(gateway, request.table, "read", partial(read.read_many, gateway, request))
 
 
 async def read_one(gateway: Gateway, request: ReadOne) -> Outcome:
     """Read a row by its key."""
-    return await on_table(gateway, request.table, "read", partial(reading.read_one, gateway, request))
+    return await on_table(gateway, request.table, "read", partial(read.read_one, gateway, request))
 
 
 async def on_table(

@@ -17,7 +17,7 @@ from fencepost.server.fence.seal import Presented
 from fencepost.server.fence.token import Token, refusal
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.postgres import marks
-from fencepost.server.postgres import scopes as scope_marks
+from fencepost.server.postgres import scopes as scope_statements
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import RefusedError, map_errors
@@ -234,7 +234,7 @@ async def enter(
 ) -> list[Entered]:
     """Enter scopes; those that refused, or nothing."""
     with map_errors(writing=True):
-        outcome = await scope_marks.enter(connection, table, scope, scopes, token)
+        outcome = await scope_statements.enter(connection, table, scope, scopes, token)
     return [each for each in outcome if each.refused_by is not None]
 
 

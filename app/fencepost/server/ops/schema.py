@@ -22,7 +22,7 @@ def scripts_dir() -> Path:
     return installed if installed.is_dir() else PACKAGE.parents[1] / "migrations"
 
 
-def known_revision() -> tuple[str, ...]:
+def known_revisions() -> tuple[str, ...]:
     """Name the revisions that this version of Fencepost brings, the oldest first. It works with the newest.
 
     They are the numbers with which the names of their files begin, as Alembic makes them here.
@@ -37,7 +37,7 @@ def _known(directory: Path) -> tuple[str, ...]:
 
 def newest() -> str:
     """Name the newest of them."""
-    return known_revision()[-1]
+    return known_revisions()[-1]
 
 
 async def current(connection: Connection) -> str | None:
@@ -100,7 +100,7 @@ class Fit:
 
 async def fit(connection: Connection) -> Fit:
     """Compare the schema with this version."""
-    found, known = await current(connection), known_revision()
+    found, known = await current(connection), known_revisions()
     if found is None or found in known:
         verdict: Verdict = "missing" if found is None else "same" if found == known[-1] else "older"
         return Fit(verdict, found, known[-1])

@@ -268,7 +268,7 @@ def typed(table: Table, texts: Sequence[str]) -> dict[str, str]:
     return {c: f"CAST({text} AS {table.columns[c].base_type})" for c, text in zip(table.key, texts, strict=True)}
 
 
-def record(table: Table, columns: Sequence[str], body: object = BODY) -> Given:
+def body_record(table: Table, columns: Sequence[str], body: object = BODY) -> Given:
     """Give a body, a JSON object, as the row `b`; nothing to join with where no column is given."""
     source = (
         f"json_to_record({body_json(table, columns, body)}) AS b({body_columns(table, columns)})" if columns else ""

@@ -4,9 +4,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Final
 
-from fencepost.testing.checker import models as mutex
-from fencepost.testing.checker import models as once
-from fencepost.testing.checker import models as sets
+from fencepost.testing.checker import models as promises
 from fencepost.testing.checker import register
 from fencepost.testing.checker.store import MODELS, Model, NothingToCheckError, Store, Verdict, Violation, Words
 from fencepost.testing.history import History, Recorder, read
@@ -18,10 +16,10 @@ MOST: Final = 100
 
 _SEARCHES: Final[dict[Model, Callable[[Store, Words], Iterator[Violation]]]] = {
     "register": register.violations,
-    "mutex": mutex.mutex_violations,
-    "plain_mutex": mutex.plain_violations,
-    "once": once.repeated_effects,
-    "set": sets.set_violations,
+    "mutex": promises.mutex_violations,
+    "plain_mutex": promises.plain_violations,
+    "once": promises.repeated_effects,
+    "set": promises.set_violations,
 }
 
 
@@ -38,7 +36,7 @@ def check(history: History, models: Collection[Model] = MODELS) -> Verdict:
         operations, accepted, refused, unknown, resources = store.count()
         if not any(store.judged(model) for model in models):
             raise NothingToCheckError(models, operations)
-        once.settle(store)
+        promises.settle(store)
         words = Words(store.began())
         found = [violation for model in models for violation in islice(_SEARCHES[model](store, words), MOST)]
     found.sort(key=lambda violation: violation.events[-1].time)

@@ -520,7 +520,7 @@ def contradictions(store: Store) -> Iterator[Contradiction]:
         fenced = resource not in without
         judge = first_impossible if fenced else zones
         if (found := judge(calls)) is not None:
-            least = _least_of_register(store, found, judge)
+            least = _fewest_impossible(store, found, judge)
             yield Contradiction(resource, least + _refused(store, least), judge(least) or found, fenced)
 
 
@@ -554,7 +554,7 @@ def _without_tokens(store: Store) -> set[str]:
     return without
 
 
-def _least_of_register(
+def _fewest_impossible(
     store: Store, found: HistoryCall, judge: Callable[[Iterable[HistoryCall]], HistoryCall | None]
 ) -> list[HistoryCall]:
     resource = found.invoke.resource

@@ -405,7 +405,7 @@ def _contents(history: History, facts: Facts) -> Contents:
     excerpts, overview = look(history, seen, choice)
     origin = seen.span[0]
     panels = [
-        _report_panel(f"t{number}", excerpt, seen, drawn.by_subject.get(excerpt.drawn.subject, []), origin)
+        _make_panel(f"t{number}", excerpt, seen, drawn.by_subject.get(excerpt.drawn.subject, []), origin)
         for number, excerpt in enumerate(excerpts)
         if excerpt.operations
     ]
@@ -439,7 +439,7 @@ def _drawn(violations: Sequence[Violation], seen: Survey) -> _Drawn:
     return drawn
 
 
-def _report_panel(
+def _make_panel(
     identity: str, excerpt: Excerpt, seen: Survey, violations: Sequence[tuple[str, Violation]], origin: int
 ) -> Panel:
     by_id = {operation.id: operation for operation in excerpt.operations}
