@@ -249,8 +249,6 @@ def _now() -> float:
     return time.time()  # noqa: TID251 - compared with when messages were signed
 
 
-# `fencepost dead`: the dead letters of a queue, what is wrong with each, and what becomes of it.
-
 T = TypeVar("T")
 _ALL: Final = 1_000_000
 _WIDTH: Final = 100

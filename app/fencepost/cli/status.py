@@ -192,8 +192,6 @@ async def _behind(subject: str, source: Source, known: sources.KnownSource) -> l
     ]
 
 
-# `fencepost status` and `fencepost doctor`.
-
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
 _USES = ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON")

@@ -223,7 +223,7 @@ class Trust:
 # gateway to keep our place until the next.
 #
 # An acquire that was given up (cancelled, or no answer in time) may have been granted without the client's knowing, or
-# may be granted yet: so the client withdraws it (leases.py).
+# may be granted yet: so the client withdraws it (`withdraw`).
 
 WAIT_SLICE: Final = 25.0  # seconds
 ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take

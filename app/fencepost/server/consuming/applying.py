@@ -336,6 +336,9 @@ class DatabaseLedger:
         return await self._write(lambda connection: queues.forgotten_to(connection, self._queue))
 
 
+# Applying a message: its write is read, its token is made, and the use case decides.
+
+
 @dataclass(frozen=True, slots=True)
 class QueueNow:
     """What of the queue a token is made of, and a key checked against: looked at after the message was taken."""
@@ -539,7 +542,6 @@ def _misplaced(received: Received, standing: QueueNow) -> Decided | None:
 
 _partition_of = lru_cache(maxsize=10_000)(partition_of)
 """Hashing a key takes as long as reading its message."""
-
 
 _JSON: Final = b"application/json"
 _TIMED_OUT: Final = "57014"

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 # Patterns of lock names: `orders/*` is every name that begins with `orders/`; without a `*` at its end it is one name.
 #
-# A pattern is read, and refused where it is none, by identity/jwt.py.
+# A pattern is read, and refused where it is none, by `read_patterns` (identity/jwt.py).
 
 _LIKE: Final = str.maketrans({"\\": r"\\", "%": r"\%", "_": r"\_"})
 

@@ -1,4 +1,5 @@
-"""Resource names: `{table}/{key}`, the key's values joined by commas, each percent-encoded.
+"""Names: of resources, `{table}/{key}`, the key's values joined by commas, each percent-encoded; and of scopes. And how
+much of a text is shown.
 
 The same grammar serves paths, bodies and `fencepost.marks`. PostgreSQL renders names (`fencepost.enc`), from typed
 values, so that one row has one name; this module only reads them.

@@ -27,6 +27,8 @@ class Ceiling:
         return token > self.max_token or (self.max_jump is not None and token > self.max_jump)
 
 
+# A token, and how it is compared.
+
 Token = NewType("Token", int)
 """A positive 64-bit integer; a later grant of a lock has a larger one."""
 

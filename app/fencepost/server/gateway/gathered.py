@@ -218,7 +218,6 @@ def results_unavailable(reason: str) -> Problem:
 MOST: Final = 64
 """Reads in a statement."""
 
-
 ReadQueue = BatchQueue[Key, FencedRow | None]
 
 

@@ -404,6 +404,9 @@ async def _record(
         await keyed.record_many(connection, records)
 
 
+# PATCH, PUT and DELETE of a row: checked and planned once for writes that look alike, then decided.
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is the same for all writes of one verb that name the same columns: checked and written once."""

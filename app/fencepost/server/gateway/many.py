@@ -381,13 +381,10 @@ class RowsMatching(Operation):
 #
 # 1. The statement locks the rows in key order, judges them as they are then, and writes all of them or none.
 # 2. None: the next statement asks for the marks of all keys (R5). In this order: an element without a key, or a key
-#    given
-#    twice, is 400; marks that refuse, of rows or of keys without one, are 409, all of them listed; a token that was
-#    never
-#    issued FP018; keys without a row 404, all of them listed.
+#    given twice, is 400; marks that refuse, of rows or of keys without one, are 409, all of them listed; a token that
+#    was never issued FP018; keys without a row 404, all of them listed.
 # 3. Nothing of that: a row was deleted and made anew between 1 and 2. Again, bounded. Inside a transaction the rows
-#    that
-#    were met stay locked, and to lock more would be out of order: there, everything is undone and starts over.
+#    that were met stay locked, and to lock more would be out of order: there, everything is undone and starts over.
 #
 # In a table with a scope 2 comes first, and reads which scopes the rows are in; then these are entered, and 1 writes
 # to their rows only (R8). Whatever was not met then starts over as well.

@@ -18,8 +18,6 @@ from fencepost.server.postgres.tables import Table
 from fencepost.server.quota import ASKING, UNKNOWN, Shares, most_of, waiting_quota
 from fencepost.server.times import SYSTEM_CLOCK, Clock
 
-# What a use case answers with: rows, or a problem.
-
 
 @dataclass(slots=True)
 class Done:
@@ -229,7 +227,7 @@ def busy(table: Table, key: Key) -> Problem:
 # meanwhile. So one caller has three quarters of the pool at most, with all that it asks for; reads have three quarters
 # of it, and one caller's reads three quarters of that. Who has its share waits behind itself.
 #
-# Writes that share transactions (group_commit.py), and the lines of batches (gateway.py), have connections of their
+# Writes that share transactions (group_commit.py), and the lines of batches (`Batches`), have connections of their
 # own.
 
 

@@ -97,8 +97,8 @@ from fencepost.server.quota import PEER, UNKNOWN
 #
 # What can be known without the row is answered now, and not later by a dead letter: an unknown table or column, a key
 # that does not fit, no token where the table's tokens are a lock's, a role that may not write so, too many letters as
-# it is. Where the name of the resource is known without PostgreSQL (write.py), none is needed: writes are taken while
-# it is down. What it last said of a role's privileges, and of letters, counts then.
+# it is. Where the name of the resource is known without PostgreSQL (`known_name`), none is needed: writes are taken
+# while it is down. What it last said of a role's privileges, and of letters, counts then.
 
 AsMessage = Callable[[], WriteMessage]
 """Says what a write's request says, as a message does; resource, token and nonce are added here."""
@@ -387,6 +387,9 @@ _WHY_NOT_FOUND: Final = "Its result was forgotten, or its id has another last pa
 def _not_found(write_id: WriteId, reason: str) -> Problem:
     return Problem(WRITE_NOT_FOUND, f"There is no result of {write_id}: {reason}.", extra={"queue": write_id.queue})
 
+
+# Each use case on the table of its name: again on a fresh picture of the tables, or in a fresh session, where that may
+# help.
 
 MOST_DOUBTS: Final = 3
 """How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""

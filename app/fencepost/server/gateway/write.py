@@ -1,5 +1,6 @@
 """A write as a value: what a request, a line of a batch and the message of a queue ask for alike. It says what is to be
-written to which rows, and how that is to be answered; it knows no table and no connection.
+written to which rows, and how that is to be answered; it knows no table and no connection. Then what is found out about
+one before it runs: its key, its scope, its resource's name, the size of its numbers, and what it must wait for.
 """
 
 import json
@@ -482,10 +483,9 @@ def _digits(text: str) -> int:
 # A line has a place: its row, or its scope, where that is known without a database; else it is one of all rows of its
 # table. The latter goes alone among the lines of the table. So it is with
 #
-# - filters, arrays, a POST that does not name its key, and names that only PostgreSQL can tell (write.py);
+# - filters, arrays, a POST that does not name its key, and names that only PostgreSQL can tell (`known_name`);
 # - tables with triggers or defaults of others' making, which may write to any row; and those of which a foreign key
-#   leads
-#   from rows to others of them.
+#   leads from rows to others of them.
 #
 # Tables that foreign keys or a scope join, over others too, are one group: of a group, lines of one table wait for
 # those of another. The tables of a scope's template count as one table.

@@ -103,6 +103,8 @@ async def _gone(scope: Scope, standing: Standing) -> None:
         over.cancel()
 
 
+# Bounds on the connections of a process, and on how requests arrive at them.
+
 GUARD: Final = "fencepost.guard"
 """Under which name the application's lifespan gives its Guard to the server's connections."""
 ARRIVAL: Final = "fencepost.arrival"

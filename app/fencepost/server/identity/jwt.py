@@ -452,6 +452,8 @@ def _check_size(raw: bytes | bytearray) -> None:
         raise KeysError(f"the JWKS has more than {LARGEST} bytes")
 
 
+# Verifying a JWT, by a key of a setting or of a set that changes.
+
 _REFUSED: Final = ("crit", "jku", "jwk", "x5u", "x5c", "b64")
 """Members of the header that would change how a JWT is verified, or bring the key along."""
 _LONGEST_KID: Final = 256

@@ -176,6 +176,8 @@ _FORMS: Final[Mapping[str, Callable[[bytes], object]]] = {
     "a JSON document": _is_json,
 }
 
+# The keys: read from a text, a file or a JWKS, and refused where they are weak or known to others.
+
 SECRET_BYTES: Final = 32
 """The shortest secret: HMAC with SHA-256 is as strong as its key, up to that."""
 MOST_KEYS: Final = 64

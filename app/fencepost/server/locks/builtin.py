@@ -35,14 +35,12 @@ from fencepost.server.times import TIMES, Clock, Timer, Times
 # 1. A waiter tries; `fencepost.acquire` grants, or gives it a place. Then it sleeps, holding no connection.
 # 2. A client that releases a lock, or leaves its queue, wakes the lock's first waiter, which tries again: by NOTIFY to
 #    its gateway, or directly when it waits at the same one.
-# 3. There is no notification when a lease expires, when a notification is lost, or when the gateway of the first
-#    waiter
+# 3. There is no notification when a lease expires, when a notification is lost, or when the gateway of the first waiter
 #    dies. So each gateway that has waiters beats once a second: the statement keeps its waiters counting, and returns
 #    those that are first, with the time until their lock expires, and those whose place got lost. A gateway silent for
 #    three seconds is passed over.
 # 4. A waiter that goes away leaves. Where PostgreSQL could not be reached for that, or an answer got lost and
-#    PostgreSQL
-#    may still be giving it a place, the next beats send it again.
+#    PostgreSQL may still be giving it a place, the next beats send it again.
 
 T = TypeVar("T")
 
@@ -208,6 +206,8 @@ class Queue:
             self._registered = False
             self._beating = None
 
+
+# Locks, leases and tokens: each call is a statement, or with claims a transaction.
 
 SWEPT_AT_ONCE: Final = 200
 """How many idle locks `fencepost.sweep` removes at most; after so many there may be more."""

@@ -100,7 +100,7 @@ def public(lease: SourceLease, minted: Sequence[int]) -> LeaseRow:
     )
 
 
-# How a grant of a source becomes tokens, and a record of it: the order of R12 (see source_leases.py).
+# How a grant of a source becomes tokens, and a record of it: the order of R12 (see above).
 
 T = TypeVar("T")
 
@@ -472,6 +472,8 @@ class HoldWatch:
         self.forget(lease_id)
         await self._ask(lambda c: sources.end(c, lease_id, by=None))
 
+
+# The leases of a source: every verb, in the order that stands above.
 
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""

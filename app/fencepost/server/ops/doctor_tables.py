@@ -211,6 +211,7 @@ def _names(value: object) -> list[str]:
 
 # Of enums in keys: marks are kept under the labels' texts, and `ALTER TYPE … RENAME VALUE` changes those of all rows at
 # once, which no trigger sees.
+
 # The n-th value of a name, which is `name/value,value`, as it is encoded there. No domain over an enum is in a key, and
 # no enum in a scope.
 _UNKNOWN: Final = """

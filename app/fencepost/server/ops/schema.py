@@ -53,11 +53,9 @@ async def current(connection: Connection) -> str | None:
 # Revisions of the schema follow one another in a line. Version N of Fencepost brings all up to its newest.
 #
 # - The schema is older: nothing of this version works on it. `fencepost migrate` comes first, and then the gateways.
-# - The schema is newer: its function fencepost.compatible_from() names the revision from which on gateways and
-#   commands
+# - The schema is newer: its function fencepost.compatible_from() names the revision from which on gateways and commands
 #   can work on it. If that is one that this version has, they work, and report that they are behind: so the schema is
-#   migrated while gateways of version N serve, and they are replaced one after the other. Else they are to be
-#   upgraded.
+#   migrated while gateways of version N serve, and they are replaced one after the other. Else they are to be upgraded.
 #
 # A migration that leaves everything in place that the version before uses keeps compatible_from() as it is; one that
 # does not sets it to its own revision. A version that is older than the schema never migrates it.
@@ -144,7 +142,6 @@ SELECT s.owner, s.command FROM (
   SELECT t.typowner, format('ALTER TYPE %I.%I', {literal(SCHEMA)}, t.typname)
     FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
    WHERE t.typnamespace = {literal(SCHEMA)}::regnamespace AND t.typtype = 'c' AND c.relkind = 'c') s"""
-
 
 _SETTLE: Final = f"""
   keeper name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = {literal(SCHEMA)});

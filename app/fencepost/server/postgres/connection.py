@@ -50,8 +50,7 @@ def know_arrays(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 #
 # 1. The settings are set by a statement. What a client asks for in its startup packet does not arrive through a
 #    connection pooler: PgBouncer refuses it, or drops it in silence when `ignore_startup_parameters` names it.
-# 2. The next statement reads what is in force there. A session that lost what was set is none of its own:
-#    SessionError,
+# 2. The next statement reads what is in force there. A session that lost what was set is none of its own: SessionError,
 #    and the connection is closed.
 #
 # Statements and settings that follow need the same session of PostgreSQL for as long as the connection lives.
@@ -60,15 +59,14 @@ def know_arrays(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 # before anything is done:
 #
 # - A pooler gives its clients a process id that it made up. A client whose pg_backend_pid() is the one that it was
-#   given
-#   at connect is connected to PostgreSQL itself.
+#   given at connect is connected to PostgreSQL itself.
 # - Otherwise a second connection begins a transaction, and keeps its session busy for as long. If that is the session
 #   which the first one had, or the first one has another session afterwards, sessions are shared out. Up to HOLDERS
 #   connections do so one after the other, since a pooler with several idle sessions may give them out in turn.
 #
 # What code of users' (a trigger, a policy, a function in a default) does to a session outlives its statement:
 # settings, a role, locks, temporary tables. `restoring` has the statement after which the session is again what
-# `settle` made it. The connection runs it before anybody else gets it (connection.py, database.py).
+# `settle` made it. The connection runs it before anybody else gets it (`give_back` of database.py).
 #
 # The pools go on comparing: no two open connections have one backend (`BackendRegistry`). A pooler that is reloaded
 # with another mode under a running gateway shows by that, or by a prepared statement that it does not know
@@ -288,7 +286,7 @@ class BackendRegistry:
         self._known.add(connection)
 
 
-# One connection of the gateway's pools (pool.py). What its session has in force: connection.py.
+# One connection of the gateway's pools (pool.py), and how it is opened.
 
 UNREADABLE_URL: Final = (
     "the database URL cannot be read: it is postgresql://user:password@host:port/database, "
@@ -338,15 +336,15 @@ class GatewayConnection(asyncpg.Connection):
     opened: float
     """When it was opened (loop time)."""
     unwritable = ""
-    """Why nothing may be written in its session, as it was then, or since it refused a write for it (pool.py);
+    """Why nothing may be written in its session, as it was then, or since it refused a write for it (`ReadOnly`);
     empty: it may.
     """
     acting = False
-    """Whether its session may have a caller's role, or settings (database.py)."""
+    """Whether its session may have a caller's role, or settings (`take` of database.py)."""
     code_ran = False
     """Whether code of users' may have run in its session, and changed it, since it was settled."""
     restoring: str
-    """What makes its session again what it was when it was opened (connection.py)."""
+    """What makes its session again what it was when it was opened (see the function `restoring`)."""
     _log_listeners: set[object]
     _unreplicated = False
 
@@ -398,7 +396,7 @@ def gateway_connection(connection: Connection) -> GatewayConnection:
 
 
 def session_settings(limits: Limits) -> dict[str, str]:
-    """What the session of every connection of the pools has in force (connection.py)."""
+    """What the session of every connection of the pools has in force."""
     return {
         **PINNED,
         "statement_timeout": str(round(limits.statement_timeout * 1000)),

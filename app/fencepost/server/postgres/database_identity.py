@@ -85,6 +85,8 @@ class Known(Generic[K, V]):
         return found if found is not None and found[1] > self._clock.monotonic() else None
 
 
+# Where a connection leads, and whether writes are let through to it.
+
 ORIGIN: Final = """
 SELECT o.in_recovery, o.system_identifier, o.timeline, o.database_oid, o.relation_oid, o.flushed, o.generation,
        CAST(o.identity AS text) AS identity, o.known_system, o.known_timeline, o.known_database, o.known_relation,

@@ -1,4 +1,5 @@
-"""Statements that write one row by its key: verdict and data change in one statement, one round trip (R4).
+"""Statements that write one row by its key: verdict and data change in one statement, one round trip (R4). Before them
+the records of Idempotency-Keys.
 
 UPDATE and DELETE reach a row only if its mark lets them: no row in the answer is a question (R5), which the next
 statement asks (marks.py). An INSERT has no mark of a row to compare with: its trigger judges (R6).

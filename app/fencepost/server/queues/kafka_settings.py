@@ -117,7 +117,7 @@ class KafkaSettings:
             "bootstrap.servers": self.brokers,
             "acks": "all",
             "enable.idempotence": True,
-            # As Kafka's Java client, and as log.py.
+            # As Kafka's Java client, and as `partition_of` of log.py.
             "partitioner": "murmur2_random",
         }
 
@@ -142,7 +142,7 @@ class KafkaSettings:
             "group.id": self.group,
             "group.instance.id": name,
             "partition.assignment.strategy": "cooperative-sticky",
-            # Only what kafka_positions.py found done is stored, and librdkafka commits what is stored.
+            # Only what `MemberLedger` found done is stored, and librdkafka commits what is stored.
             "enable.auto.commit": True,
             "enable.auto.offset.store": False,
             # A position that the log does not have is an error to look into, and no reason to start anywhere.
@@ -601,7 +601,6 @@ def _cut(text: str, most: int) -> str:
 
 # Finds when the first message that is not decided was appended. Kafka tells the time of a message only with the
 # message, so each is read, once for as long as it is the first of its partition.
-
 
 _Read = dict[int, Written | None]
 _NOTHING: Final = (-1, None)

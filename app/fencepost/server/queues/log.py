@@ -1,6 +1,6 @@
 """The Protocol of a log: an ordered sequence of messages in each of its partitions.
 
-The process that appends chooses the partition by the message's key (log.py), so all messages of a resource are
+The process that appends chooses the partition by the message's key (`partition_of`), so all messages of a resource are
 in one partition, in the order in which they were acknowledged. The offset of a message is its place in its partition.
 Offsets rise, may have gaps, and never repeat for as long as the log's `incarnation` stays. The fencing token of a
 message is generation * 2^48 + offset + 1 (R12): tokens are compared within one resource, and so within one partition.
@@ -44,6 +44,8 @@ def partition_of(key: bytes, partitions: int) -> int:
     """Return the partition of a key, 0 to partitions - 1."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
+
+# What is in a log, and what can be asked of one.
 
 Headers = tuple[tuple[str, bytes], ...]
 """The headers of a message, in their order; a name may stand more than once."""

@@ -645,7 +645,6 @@ class Layouts:
 
 # What in a Redis server's settings loses messages or repeats their offsets: for `fencepost doctor`.
 
-
 _SETTINGS: Final = ("appendonly", "appendfsync", "min-replicas-to-write")
 _SECTIONS: Final = ("server", "memory", "persistence", "replication")
 _FIELD: Final = re.compile(r"([a-z0-9_]+):([^\r\n]*)")

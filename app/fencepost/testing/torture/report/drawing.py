@@ -650,7 +650,6 @@ def arrow_path(start: tuple[float, float], end: tuple[float, float], unit: float
 
 # The overview as SVG: each row has three lines, of accepted, refused and unknown operations, darker where more are.
 
-
 CELL: Final = 4
 """Units of a column."""
 LINE: Final = 5

@@ -1,4 +1,4 @@
-"""Puts a report together, and writes it to its place in one step."""
+"""A report: its words, its page, and the file that it becomes."""
 
 import os
 import shlex
@@ -355,6 +355,8 @@ def anchors(panels: Iterable[Panel]) -> Mapping[str, str]:
     """Give the ids of the panels by what they are about."""
     return {panel.resource: f"about-{panel.identity}" for panel in panels}
 
+
+# Puts a report together, and writes it to its place in one step.
 
 MOST_OF_ONE = 3
 """Violations of one resource that its timeline shows."""
