@@ -225,7 +225,7 @@ class Ledger(Protocol):
         ...
 
 
-# The ledger of a consumer in the database (postgres/queues).
+# The ledger of a consumer in the database (postgres/queues.py).
 
 T = TypeVar("T")
 

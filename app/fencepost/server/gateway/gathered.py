@@ -205,7 +205,7 @@ def results_unavailable(reason: str) -> Problem:
     )
 
 
-# Reads of one row by its key that come at the same time share a statement, as writes do (postgres/batches).
+# Reads of one row by its key that come at the same time share a statement, as writes do (postgres/group_commit.py).
 #
 # An idle gateway sends a read at once. While a statement is under way, reads of the same columns gather, and are the
 # next one. That is sent after they came, so each sees all that was committed before it was asked. What could keep
