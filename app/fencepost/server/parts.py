@@ -170,7 +170,7 @@ def _changing(where: str, emit: Emit, times: Times) -> ChangingKeys:
 
 # Reads the keys that seal tokens from their file, and again when it changes: so keys are changed without a restart.
 
-LARGEST: Final = 65_536
+LARGEST_KEYS_FILE: Final = 65_536
 """Bytes of the file."""
 
 _Signature = tuple[int, int, int, int]
@@ -226,7 +226,7 @@ class SealKeysFile:
 
 def _read(path: Path) -> tuple[SealKeys, _Signature]:
     signature = _signature(os.stat(path))  # noqa: PTH116 - before: a file that is replaced meanwhile is read again
-    keys = parse_keys(read_setting_file(path, LARGEST))
+    keys = parse_keys(read_setting_file(path, LARGEST_KEYS_FILE))
     for name, key in keys.keys.items():
         if found := looks_like(key):
             raise SealKeysError(f"the key {name} looks like {found}: others may know it")

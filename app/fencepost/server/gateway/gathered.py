@@ -215,7 +215,7 @@ def results_unavailable(reason: str) -> Problem:
 # A statement takes a connection as one of those whom it is for, who has one left: else a caller whose reads are slow
 # would take those of all.
 
-MOST: Final = 64
+MOST_READS: Final = 64
 """Reads in a statement."""
 
 ReadQueue = BatchQueue[Key, FencedRow | None]
@@ -262,7 +262,7 @@ def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLane
         return await reads.run(connection, batch)
 
     def make(lane: Caller) -> ReadQueue:
-        return BatchQueue(run, _order, _size, most=MOST, caller=lane)
+        return BatchQueue(run, _order, _size, most=MOST_READS, caller=lane)
 
     return ReadLanes(table, own_types, RoleQueues(make))
 
@@ -290,7 +290,7 @@ class GatheredReads:
 
     def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:
         """Find who has a connection left, of those that wait first; if nobody has, whoever is first."""
-        waiting = list(islice(queue.pending, MOST))
+        waiting = list(islice(queue.pending, MOST_READS))
         return next((whose for whose in waiting if self._reads.has_room(whose)), waiting[0] if waiting else UNKNOWN)
 
     async def read(

@@ -183,7 +183,7 @@ def no_row(table: Table, key: Key) -> Problem:
 # Idempotency-Keys, scopes, rows, records. The ids of a queue's messages are recorded like keys, and not looked up
 # before (rounds.py). What a batch cannot decide for certain, it leaves to `perform`, which decides a write alone.
 
-MOST: Final = 256
+MOST_WRITES: Final = 256
 MOST_IDEMPOTENT: Final = 64
 """Each Idempotency-Key that is looked up is a lock, and PostgreSQL has room for some 64 per connection."""
 
@@ -258,7 +258,7 @@ def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> WriteQueues
         batches = _Batches(table, steps, first, lenient)
         if simple:
             return BatchQueue(batches.run, _order, _size, caller=lane)
-        most = MOST_IDEMPOTENT if looked_up else MOST
+        most = MOST_IDEMPOTENT if looked_up else MOST_WRITES
         return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, most, caller=lane)
 
     return WriteQueues(RoleQueues(make), table.shows_caller)

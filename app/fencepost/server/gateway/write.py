@@ -389,7 +389,8 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
 
 # How large a body becomes when its numbers are written out. `1e131071` has eight characters in a body, takes twenty
 # bytes in a jsonb, and has 131,072 digits in each answer: a body of 36 kB would have PostgreSQL make half a gigabyte
-# for each GET. So PostgreSQL is not given numbers that have more digits in all than `MOST` of the largest answer.
+# for each GET. So PostgreSQL is not given numbers that have more digits in all than an eighth of the
+# bytes that the largest answer may have.
 #
 # Once a value is stored nobody can tell how large its text is without making it.
 

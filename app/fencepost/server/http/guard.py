@@ -4,10 +4,10 @@ A connection says how it stands (`Guarded`), and the guard looks at all of them 
 would cost more. Where there are too many connections, the oldest that has no whole request gives way to the new one;
 so clients that send halves of requests do not keep others out.
 
-What connections keep, because their clients do not take it, has a bound (`ConnectionBounds.kept`), and one caller has three
-quarters of it. Where it is more, the caller that has the most of it gives way: of its connections the one whose client
-takes it slowest is cut off. Were the new answer refused instead, a few who take a kilobyte a second would keep all
-others out for hours; and the answer to a write that has landed cannot be exchanged for a refusal.
+What connections keep, because their clients do not take it, has a bound (`ConnectionBounds.kept`), and one caller has
+three quarters of it. Where it is more, the caller that has the most of it gives way: of its connections the one whose
+client takes it slowest is cut off. Were the new answer refused instead, a few who take a kilobyte a second would keep
+all others out for hours; and the answer to a write that has landed cannot be exchanged for a refusal.
 """
 
 import asyncio

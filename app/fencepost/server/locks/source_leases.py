@@ -100,7 +100,7 @@ def public(lease: SourceLease, minted: Sequence[int]) -> LeaseRow:
     )
 
 
-# How a grant of a source becomes tokens, and a record of it: the order of R12 (see above).
+# How a grant of a source becomes tokens, and a record of it, in the order above.
 
 T = TypeVar("T")
 

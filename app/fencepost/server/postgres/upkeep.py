@@ -455,7 +455,7 @@ class Pruner:
 # and the new mark; it happens. The row's own trigger lets it pass because of the record (`fencepost.is_reset`).
 #
 # `fencepost.reset_mark`, which records and lowers, refuses the same by itself, but for the marks in the table's rows:
-# only this module compares those. So a role that may break the glass gets past no other mark and no floor by calling
+# only `_lowest` compares those. So a role that may break the glass gets past no other mark and no floor by calling
 # it.
 
 _ROUNDS: Final = 10

@@ -149,7 +149,7 @@ class Waking:
 
 # Appends messages of many callers in one transaction: what comes while one is under way goes into the next one.
 
-MOST: Final = 256
+MOST_MESSAGES: Final = 256
 """Messages of one transaction."""
 MOST_BYTES: Final = 8 << 20
 """Bytes of one transaction's messages, beside its first."""
@@ -201,7 +201,7 @@ class TableAppender:
 
     def _next_batch(self) -> list[_Waiting]:
         batch, size = [self._waiting.popleft()], 0
-        while self._waiting and len(batch) < MOST and size + self._waiting[0].size <= MOST_BYTES:
+        while self._waiting and len(batch) < MOST_MESSAGES and size + self._waiting[0].size <= MOST_BYTES:
             size += self._waiting[0].size
             batch.append(self._waiting.popleft())
         # A caller that has gone may not come back to ask, and what was not sent was not appended.

@@ -11,7 +11,7 @@ from fencepost.testing.history import History, Recorder, read
 
 # The check of a whole history: reads it once, sorts it on disk, and asks each model.
 
-MOST: Final = 100
+MOST_VIOLATIONS: Final = 100
 """After so many violations of one model it is not searched further."""
 
 _SEARCHES: Final[dict[Model, Callable[[Store, Words], Iterator[Violation]]]] = {
@@ -38,7 +38,7 @@ def check(history: History, models: Collection[Model] = MODELS) -> Verdict:
             raise NothingToCheckError(models, operations)
         promises.settle(store)
         words = Words(store.began())
-        found = [violation for model in models for violation in islice(_SEARCHES[model](store, words), MOST)]
+        found = [violation for model in models for violation in islice(_SEARCHES[model](store, words), MOST_VIOLATIONS)]
     found.sort(key=lambda violation: violation.events[-1].time)
     return Verdict(not found, tuple(found), operations, accepted, refused, unknown, resources)
 
