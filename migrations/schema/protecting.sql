@@ -1,4 +1,4 @@
--- What `fencepost protect` and `unprotect` do to one table, beside the DDL that is text for each (ops/protecting). The table is locked
+-- What `fencepost protect` and `unprotect` do to one table, beside the DDL that is text for each (ops/ddl.py). The table is locked
 -- already. All of it runs in the name of the role that protects, a member of both owners: nothing here is SECURITY DEFINER.
 --
 -- Names of tables are put into statements while the search_path is pinned, and so are full. SQLSTATEs: 55000, the table or its scope

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from tests.support.gateways import in_process
 
-from fencepost.server.gateway.outcomes import MOST, SMALL
+from fencepost.server.gateway.outcomes import MOST_KEPT, SMALL_KEPT
 from fencepost.server.ops.protect import protect
 
 SQL = f"""
-CREATE TABLE public.plain (id int PRIMARY KEY, note text DEFAULT repeat('x', {MOST}), n int DEFAULT 0);
+CREATE TABLE public.plain (id int PRIMARY KEY, note text DEFAULT repeat('x', {MOST_KEPT}), n int DEFAULT 0);
 INSERT INTO public.plain SELECT generate_series(1, 9);
 INSERT INTO public.plain VALUES (100, repeat('y', 6000)), (101, repeat('y', 6000)), (102, repeat('z', 1500));
 """
@@ -63,7 +63,7 @@ async def test_a_repeat_has_no_rows_and_says_so(database: str, owner: asyncpg.Co
             key = f"k{number}"
             first = await ask(client, method, path, body, prefer, token=10, key=key)
             assert first.status_code == status, first.text
-            assert len(first.content) > MOST, path
+            assert len(first.content) > MOST_KEPT, path
             second = await ask(client, method, path, body, prefer, token=11, key=key)
             assert (second.status_code, second.headers["idempotent-replayed"]) == (minimally, "true"), path
             assert (json.loads(second.content) if second.content else None) == again
@@ -71,7 +71,7 @@ async def test_a_repeat_has_no_rows_and_says_so(database: str, owner: asyncpg.Co
             assert second.headers.get("location") == first.headers.get("location")
             assert second.headers.get("content-range") == first.headers.get("content-range")
         assert await owner.fetchval("SELECT count(*) FROM public.plain WHERE last_fence_token = 11") == 0
-        assert await kept_bytes(owner) < SMALL
+        assert await kept_bytes(owner) < SMALL_KEPT
 
 
 async def test_so_have_lines_of_batches_and_pages_of_queued_writes(database: str, owner: asyncpg.Connection) -> None:
@@ -85,7 +85,7 @@ async def test_so_have_lines_of_batches_and_pages_of_queued_writes(database: str
             headers = {"Content-Type": "application/x-ndjson"}
             answers = [await client.post(f"/v1/batch{query}", content=content, headers=headers) for _ in range(2)]
             first, second = ([json.loads(line) for line in answer.text.splitlines()] for answer in answers)
-            assert [len(line["body"]["note"]) for line in first] == [MOST, MOST]
+            assert [len(line["body"]["note"]) for line in first] == [MOST_KEPT, MOST_KEPT]
             assert [
                 (line["status"], line["body"], line["preference_applied"], line["replayed"]) for line in second
             ] == [(204, None, "return=minimal", True)] * 2

@@ -21,7 +21,7 @@ from tests.support.postgres import dump
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.server.ops.migrate import upgrade, upgrade_sql
-from fencepost.server.ops.schema import known_revision, newest
+from fencepost.server.ops.schema import known_revisions, newest
 from fencepost.testing.servers.postgres import in_database
 
 pytestmark = pytest.mark.versions
@@ -78,7 +78,7 @@ async def new(url: str) -> str:
 
 
 async def test_each_released_schema_is_upgraded_to_a_new_one(empty: Empty) -> None:
-    for revision in known_revision()[:-1]:
+    for revision in known_revisions()[:-1]:
         sql = (RELEASED / f"{revision}.sql").read_text("utf-8")
         assert await upgraded(await empty(), sql) == await new(await empty()), revision
 

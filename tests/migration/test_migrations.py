@@ -114,7 +114,7 @@ def test_the_revisions_are_those_that_alembic_runs(tmp_path: Path) -> None:
     with next_version(tmp_path, schema.newest()):
         config.set_main_option("script_location", str(schema.scripts_dir()))
         walked = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
-        assert schema.known_revision() == tuple(reversed(walked))
+        assert schema.known_revisions() == tuple(reversed(walked))
         assert len(walked) > 1, "an order is of two at least"
 
 

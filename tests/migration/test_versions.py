@@ -153,7 +153,7 @@ async def test_a_newer_version_on_an_older_schema_asks_for_the_migration(
 
 async def test_each_later_revision_decides_from_which_one_on_the_schema_can_be_worked_on(connect: Connect) -> None:
     connection = await connect()
-    assert await connection.fetchval("SELECT fencepost.compatible_from()") in schema.known_revision()
-    for each in schema.known_revision()[1:]:
+    assert await connection.fetchval("SELECT fencepost.compatible_from()") in schema.known_revisions()
+    for each in schema.known_revisions()[1:]:
         (script,) = (schema.scripts_dir() / "versions").glob(f"{each}_*.py")
         assert re.search(r"\bcompatible_from\b", script.read_text("utf-8")), f"{each} has not decided"

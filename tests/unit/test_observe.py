@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fencepost.server.fence.resource import in_json
 from fencepost.server.observe import events
 from fencepost.server.observe.logs import MOST_REFUSALS, EventLog, configure
-from fencepost.server.observe.metrics import DAY, MOST, OTHERS, CallerRefusals, Metrics, QueueFigures
+from fencepost.server.observe.metrics import DAY, MOST_COUNTED, OTHERS, CallerRefusals, Metrics, QueueFigures
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -214,7 +214,7 @@ def test_those_that_are_counted_apart_are_as_many_in_a_day_as_in_a_moment() -> N
     """Each is a row of the database: who has many addresses must not make as many rows."""
     now = [0.0]
     counted = CallerRefusals(lambda: now[0])
-    for number in range(MOST):
+    for number in range(MOST_COUNTED):
         counted.on_event(of_caller(f"address {number}"))
     counted.take()
     counted.on_event(of_caller("address new"))

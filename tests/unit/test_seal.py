@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost.server.fence.seal import (
-    LONGEST,
+    LONGEST_SEALED,
     Binding,
     SealedToken,
     SealKeys,
@@ -126,7 +126,7 @@ def test_digests_cover_what_the_names_do(names: frozenset[str], other: str) -> N
 def test_the_longest_binding_that_a_lease_can_have_fits() -> None:
     names = frozenset(f"{number:0500}" for number in range(32 + 100 + 32))
     token = sealed(2**63 - 1, Binding("a" * 32, "a" * 52, names, ("x" * 1023 + "/",)))
-    assert len(token.text) < LONGEST
+    assert len(token.text) < LONGEST_SEALED
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_longest_binding_that_a_lease_can_have_fits() -> None:
     [b"34.", b"34.a", b"34.a.b", b"34.a.b.c", b".a.bb." + b"c" * 43, b"034.a.bb." + b"c" * 43, b"34.a.bb." + b"c" * 42,
      b"34.a.bb." + b"c" * 44, b"34.a.b=." + b"c" * 43, b"34.a.bb." + b"c" * 43 + b"\n", b"34..bb." + b"c" * 43,
      b"34." + b"a" * 33 + b".bb." + b"c" * 43,
-     b"34.a." + b"b" * LONGEST + b"." + b"c" * 43, b"34.\xc3\xa4.bb." + b"c" * 43],
+     b"34.a." + b"b" * LONGEST_SEALED + b"." + b"c" * 43, b"34.\xc3\xa4.bb." + b"c" * 43],
 )  # fmt: skip
 def test_what_is_no_sealed_token_is_malformed(raw: bytes) -> None:
     with pytest.raises(MalformedTokenError):

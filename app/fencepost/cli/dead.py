@@ -242,14 +242,12 @@ def _has_caller(letter: DeadLetter) -> bool:
 
 
 def _name(letter: DeadLetter) -> str:
-    return f"{letter.id} {letter.message.key.decode('utf-8', 'replace')}"
+    return f"{letter.id} {_resource(letter)}"
 
 
 def _now() -> float:
     return time.time()  # noqa: TID251 - compared with when messages were signed
 
-
-# `fencepost dead`: the dead letters of a queue, what is wrong with each, and what becomes of it.
 
 T = TypeVar("T")
 _ALL: Final = 1_000_000
@@ -394,7 +392,7 @@ def retry(
             return len(found), await _decided(log, database, queue, appended, wait), refused
         for write_id, letter in appended.items():
             await _over(log, database, queue, letter, f"{RETRIED_AS}{write_id}")
-            click.echo(f"{_name_dead(letter)}: whether it is applied is not known yet: GET /v1/writes/{write_id}")
+            click.echo(f"{_name(letter)}: whether it is applied is not known yet: GET /v1/writes/{write_id}")
         return len(found), 0, refused
 
     done, open_, refused = _on_queue(settings, queue, act)
@@ -420,7 +418,7 @@ async def _append(log: Log, database: Database, again: Retrying, letter: DeadLet
     await _note(database, again.queue, letter.id, _resource(letter), IN_HAND)
     nonce = new_nonce()
     appended = str(WriteId(again.queue, await log.append(again.message(letter, nonce)), nonce))
-    click.echo(f"{_name_dead(letter)}: appended again as {appended}")
+    click.echo(f"{_name(letter)}: appended again as {appended}")
     return appended
 
 
@@ -445,7 +443,7 @@ async def _decided(log: Log, database: Database, queue: str, appended: Mapping[s
         else:
             await asyncio.sleep(_LOOK_EVERY)
     for write_id in undecided:
-        click.echo(f"{_name_dead(appended[write_id])}: {write_id} is not decided yet, and the letter stays", err=True)
+        click.echo(f"{_name(appended[write_id])}: {write_id} is not decided yet, and the letter stays", err=True)
     if undecided:
         click.echo(f"nothing was decided for {wait:g} s: does a consumer run? `fencepost queue {queue}`", err=True)
     return others + len(undecided)
@@ -457,13 +455,13 @@ async def _settled(log: Log, database: Database, queue: str, letter: DeadLetter,
     """
     state, reason = state_of(result.answer), reason_of(result.answer)
     if state == "refused":
-        click.echo(f"{_name_dead(letter)}: refused, and the letter stays: {reason}", err=True)
+        click.echo(f"{_name(letter)}: refused, and the letter stays: {reason}", err=True)
         return False
     await _over(log, database, queue, letter, f"{RETRIED_AS}{write_id}")
     if state == "applied":
-        click.echo(f"{_name_dead(letter)}: applied")
+        click.echo(f"{_name(letter)}: applied")
         return True
-    click.echo(f"{_name_dead(letter)}: failed again, and its letter is {result.id} now: {reason}", err=True)
+    click.echo(f"{_name(letter)}: failed again, and its letter is {result.id} now: {reason}", err=True)
     return False
 
 
@@ -481,7 +479,7 @@ def drop(settings: Settings, queue: str, letters: tuple[str, ...], resource: str
         found = await _find(log, ids, resource, [each.write_id for each in without])
         for letter in found:
             await _over(log, database, queue, letter, DROPPED)
-            click.echo(f"{_name_dead(letter)}: dropped")
+            click.echo(f"{_name(letter)}: dropped")
         stops = [each for each in without if everything or each.write_id in ids or each.resource == resource]
         for stop in stops:
             await _note(database, queue, stop.write_id, stop.resource, DROPPED)
@@ -572,10 +570,6 @@ def _report(event: Event) -> None:
 
 def _resource(letter: DeadLetter) -> str:
     return letter.message.key.decode("utf-8", "replace")
-
-
-def _name_dead(letter: DeadLetter) -> str:
-    return f"{letter.id} {_resource(letter)}"
 
 
 def _when(letter: DeadLetter) -> str:

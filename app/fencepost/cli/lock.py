@@ -517,7 +517,7 @@ def _environment(job: Job, lease: Lease, token: FenceToken) -> dict[str, str]:
 
 # `fencepost lock`: run a command under a lock, with a fence behind it.
 
-_EPILOG = f"""{EXIT_CODES}
+_LOCK_EPILOG = f"""{EXIT_CODES}
 \b
 The command's environment:
   FENCE_TOKEN             a fresh token: for one write of each resource
@@ -533,7 +533,7 @@ The command's environment:
 @click.command(
     cls=OptionsAroundName,
     context_settings={"allow_interspersed_args": False},
-    epilog=_EPILOG,
+    epilog=_LOCK_EPILOG,
 )
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -103,8 +103,6 @@ def queue_as_json(status: "QueueStatus") -> dict[str, object]:
     }
 
 
-# `fencepost queue`: the queues, how far each is applied, and what is wrong with it.
-
 _HEADER: Final = (
     "QUEUE", "PARTITIONS", "LAG", "OLDEST", "APPLIED", "REFUSED", "FAILED", "REDELIVERED", "DEAD", "STATE",
 )  # fmt: skip

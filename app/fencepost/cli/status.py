@@ -12,17 +12,8 @@ from fencepost.cli.queue import look_at_queues, queue_as_json
 from fencepost.cli.shared import database_url, on_database, print_table, settings_options
 from fencepost.server.fence.token import HIGHEST_TOKEN
 from fencepost.server.locks.source import Source, SourceError
-from fencepost.server.ops import doctor as inspect
-from fencepost.server.ops import doctor as inspect_glass
-from fencepost.server.ops import doctor as inspect_origin
-from fencepost.server.ops import doctor as inspect_prepared
-from fencepost.server.ops import doctor as inspect_session
-from fencepost.server.ops import doctor as inspect_tokens
-from fencepost.server.ops import doctor_tables as inspect_ceilings
-from fencepost.server.ops import doctor_tables as inspect_functions
-from fencepost.server.ops import doctor_tables as inspect_partitions
-from fencepost.server.ops import doctor_tables as inspect_tables
-from fencepost.server.ops import doctor_tables as inspect_triggers
+from fencepost.server.ops import doctor as inspection
+from fencepost.server.ops import doctor_tables
 from fencepost.server.ops.doctor import BreakGlassUse, Finding, Protected
 from fencepost.server.parts import (
     ConfiguredQueue,
@@ -33,8 +24,7 @@ from fencepost.server.parts import (
     read_sources,
 )
 from fencepost.server.postgres import leases, sources, upkeep
-from fencepost.server.postgres import queues as progress
-from fencepost.server.postgres import queues as table_log
+from fencepost.server.postgres import queues as queue_records
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.leases import LockRow
 from fencepost.server.postgres.queues import KnownQueue
@@ -62,7 +52,7 @@ def read_configured_queues(settings: Settings) -> list[ConfiguredQueue]:
 
 async def examine_dead_letters(connection: Connection) -> list[Finding]:
     """Count the dead letters of the database's own queue."""
-    return _dead(DEFAULT, await table_log.count_dead(connection))
+    return _dead(DEFAULT, await queue_records.count_dead(connection))
 
 
 async def examine_queues(configured: Sequence[ConfiguredQueue]) -> list[Finding]:
@@ -202,8 +192,6 @@ async def _behind(subject: str, source: Source, known: sources.KnownSource) -> l
     ]
 
 
-# `fencepost status` and `fencepost doctor`.
-
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
 _LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
 _USES = ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON")
@@ -213,18 +201,18 @@ _MOST_USES = 5
 _KILO = 1024
 _KEPT = {"marks": "marks", "idempotency": "idempotency records"}
 _EXAMINED = (
-    inspect_tables.examine_tables,
-    inspect_triggers.examine_triggers,
-    inspect_partitions.examine_partitions,
-    inspect_functions.examine_functions,
-    inspect_tokens.examine_tokens,
-    inspect_tables.examine_labels,
-    inspect_ceilings.examine_marks,
-    inspect_origin.examine_origin,
-    inspect.examine_privileges,
+    doctor_tables.examine_tables,
+    doctor_tables.examine_triggers,
+    doctor_tables.examine_partitions,
+    doctor_tables.examine_functions,
+    inspection.examine_tokens,
+    doctor_tables.examine_labels,
+    doctor_tables.examine_marks,
+    inspection.examine_origin,
+    inspection.examine_privileges,
 )
 _LOCKED = (
-    f"a protected table has been locked for {inspect.LOCK_TIMEOUT}, so that not all could be looked at (see"
+    f"a protected table has been locked for {inspection.LOCK_TIMEOUT}, so that not all could be looked at (see"
     f" {WHERE_TO_LOOK}); run this again"
 )
 _SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
@@ -245,15 +233,15 @@ class _Snapshot:
 
 async def _look(connection: asyncpg.Connection) -> _Snapshot:
     return _Snapshot(
-        await inspect.protected_tables(connection),
-        await inspect.unprotected_tables(connection),
+        await inspection.protected_tables(connection),
+        await inspection.unprotected_tables(connection),
         await leases.lock_states(connection, None, None, _MOST_LOCKS),
         await upkeep.count_marks(connection),
         await upkeep.raised_floors(connection),
-        await inspect_glass.newest_uses(connection, _MOST_USES),
+        await inspection.newest_uses(connection, _MOST_USES),
         await upkeep.newest(connection, _MOST_USES),
         await sources.list_known(connection),
-        await progress.known(connection),
+        await queue_records.known(connection),
     )
 
 
@@ -404,18 +392,18 @@ def doctor(settings: Settings) -> None:
     logs = read_configured_queues(settings)
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
-        findings = await inspect.examine_server(connection)
+        findings = await inspection.examine_server(connection)
         if all(finding.subject != "schema" or finding.level != "error" for finding in findings):
             # First: what it finds may keep the others from looking.
-            findings += await inspect_prepared.examine_prepared(connection)
-            await connection.execute(f"SET lock_timeout = '{inspect.LOCK_TIMEOUT}'")
+            findings += await inspection.examine_prepared(connection)
+            await connection.execute(f"SET lock_timeout = '{inspection.LOCK_TIMEOUT}'")
             try:
                 for examine in _EXAMINED:
                     findings += await examine(connection)
             except asyncpg.LockNotAvailableError:
                 findings.append(Finding("error", "locks", _LOCKED))
-            findings.append(await inspect_session.examine_session(database_url(settings)))
-            findings.append(await inspect_session.examine_room(connection, settings.workers, settings.pool_sizes))
+            findings.append(await inspection.examine_session(database_url(settings)))
+            findings.append(await inspection.examine_room(connection, settings.workers, settings.pool_sizes))
             findings += await examine_sources(connection, configured, queues)
             findings += await examine_dead_letters(connection)
             findings += await examine_queues(logs)
@@ -423,7 +411,7 @@ def doctor(settings: Settings) -> None:
         return findings
 
     findings = on_database(settings, look, migrated=False)
-    for finding in inspect.merged(findings):
+    for finding in inspection.merged(findings):
         click.echo(f"{_SIGNS[finding.level]}  {finding.subject}: {finding.text}")
     if any(finding.level == "error" for finding in findings):
         raise SystemExit(1)

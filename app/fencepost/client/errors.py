@@ -108,7 +108,7 @@ def _read_superseded(found: Mapping[str, Any]) -> Superseded:
 #     │   ├── LockHeld            FP011  another client holds the lock, and the wait is over
 #     │   ├── LeaseLost           FP012  the lease is lost, or can no longer be trusted to be ours
 #     │   ├── Unauthenticated     401    FP036 no JWT or API key, FP037 one that is not accepted: ended, revoked,
-#     unknown
+#     │   │                              unknown
 #     │   ├── Forbidden           403    FP005 unprotected table, FP038 a credential for other things, or no privilege
 #     │   │   └── SealRefused     FP041  the token's seal is for other resources, has ended, or is none
 #     │   ├── NotFound            404    FP007 unknown table, FP019 no such route
@@ -116,17 +116,16 @@ def _read_superseded(found: Mapping[str, Any]) -> Superseded:
 #     │   ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
 #     │   ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
 #     │   ├── WriteFailed         a queued write that is a dead letter; `reason` is the error it would have been at
-#     once
+#     │   │                       once
 #     │   ├── Unavailable         503, FP010 among them, or a request that was never sent: nothing was done
 #     │   └── OutcomeUnknown      FP009, FP013, FP027, or a write whose answer never came: it may have landed
 #     ├── RowsNotKept             a write that is done, whose rows were too large to be kept for its repetition
 #     └── StillQueued             (a TimeoutError, too) a queued write is not decided yet
 #
 # Wrong arguments are ValueError and TypeError, as everywhere. Foreign errors (httpx's) become these in one place,
-# `exchange.foreign_errors`.
+# `foreign_errors` of http.py.
 
 # ruff: noqa: N818 - the public names: `except StaleToken` reads as what happened
-
 
 LossReason = Literal["expired", "gone", "released"]
 """Why a lease is lost: not renewed in time; no longer held, by the gateway's answer; released by its holder."""
@@ -385,7 +384,7 @@ class StillQueued(FencepostError, TimeoutError):
     """A queued write was not decided within the time that was given. It may be decided at any moment."""
 
 
-# Which error of errors.py a problem is: by its code, by what it says of the write, by its status.
+# Which of these errors a problem is: by its code, by what it says of the write, by its status.
 
 _BY_CODE: Final[dict[str, type[ApiError]]] = {
     "FP001": StaleToken,

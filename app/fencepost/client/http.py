@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
-from datetime import time as time_datetime
+from datetime import time as time_of_day
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -95,7 +95,7 @@ _MOST_DIGITS = 4000
 
 
 def _text(value: object) -> str:
-    if isinstance(value, datetime | date | time_datetime):
+    if isinstance(value, datetime | date | time_of_day):
         return value.isoformat()
     if isinstance(value, timedelta):
         return f"P{value.days}DT{value.seconds}.{value.microseconds:06}S"
@@ -430,11 +430,11 @@ def foreign_errors(call: Call) -> Iterator[None]:
     try:
         yield
     except _NEVER_SENT as error:
-        raise Unavailable(f"{_shown(call)} could not be sent: {_reason_exchange(error)}") from error
+        raise Unavailable(f"{_shown(call)} could not be sent: {_reason(error)}") from error
     except _NEVER_BUILT as error:
-        raise Unavailable(f"{_shown(call)} could not be built: {_reason_exchange(error)}", may_repeat=False) from error
+        raise Unavailable(f"{_shown(call)} could not be built: {_reason(error)}", may_repeat=False) from error
     except (httpx.HTTPError, httpx.StreamError) as error:
-        raise no_answer(call, _reason_exchange(error)) from error
+        raise no_answer(call, _reason(error)) from error
 
 
 class Exchange:
@@ -473,7 +473,7 @@ class Exchange:
             self._data = connections(limits=_pooled(DATA_CONNECTIONS, DATA_CONNECTIONS))
             self._upkeep = connections(limits=_pooled(None, IDLE_CONNECTIONS))
         except OSError as error:  # of the file that Python's ssl writes keys to
-            raise ValueError(f"TLS cannot be used: {_reason_exchange(error)} (SSLKEYLOGFILE)") from error
+            raise ValueError(f"TLS cannot be used: {_reason(error)} (SSLKEYLOGFILE)") from error
         self._owner: tuple[asyncio.AbstractEventLoop, int] | None = None
         """The event loop and the process that have used the connections, which belong to them."""
 
@@ -633,10 +633,6 @@ def no_answer(call: Call, reason: str) -> ApiError:
 
 def _shown(call: Call) -> str:
     return f"{call.method} {call.path}"
-
-
-def _reason_exchange(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _pooled(most: int | None, idle: int) -> httpx.Limits:

@@ -223,7 +223,7 @@ class Trust:
 # gateway to keep our place until the next.
 #
 # An acquire that was given up (cancelled, or no answer in time) may have been granted without the client's knowing, or
-# may be granted yet: so the client withdraws it (leases.py).
+# may be granted yet: so the client withdraws it (`withdraw`).
 
 WAIT_SLICE: Final = 25.0  # seconds
 ANSWER_SECONDS: Final = 10.0  # how long after the end of its slice an answer may take
@@ -312,7 +312,7 @@ async def acquire(exchange: Exchange, request: AcquireRequest) -> GrantAnswer:
 
 ABANDON_SECONDS: Final = 2.0
 
-_release_logger = logging.getLogger("fencepost.client")
+logger = logging.getLogger("fencepost.client")
 
 
 class PendingReleases:
@@ -338,7 +338,7 @@ async def release(exchange: Exchange, lease_id: str, secret: str, names: str, *,
     """Give a lease back, and try for so many seconds. `names`: of its locks, for the log."""
     sending = exchange.repeat(release_call(lease_id, secret))
     if (why := await _undelivered(exchange.clock, sending, seconds)) is not None:
-        _release_logger.warning("lease %s of %s could not be released: %s", lease_id, names, why)
+        logger.warning("lease %s of %s could not be released: %s", lease_id, names, why)
 
 
 async def withdraw(exchange: Exchange, request: AcquireRequest) -> None:
@@ -349,7 +349,7 @@ async def withdraw(exchange: Exchange, request: AcquireRequest) -> None:
     )
     if (why := await _undelivered(exchange.clock, sending, ABANDON_SECONDS)) is not None:
         names = ", ".join(request.locks)
-        _release_logger.info("an acquire of %s was given up and may hold it until its TTL: %s", names, why)
+        logger.info("an acquire of %s was given up and may hold it until its TTL: %s", names, why)
 
 
 def release_call(lease_id: str, secret: str) -> Call:
@@ -614,8 +614,6 @@ LONGEST_ATTEMPT: Final = 10.0  # seconds
 SHORTEST_PAUSE: Final = 0.01  # seconds
 
 _AGAIN: Final = Retry(first=0.05, longest=1.0)
-
-logger = logging.getLogger("fencepost.client")
 
 
 async def keep(lease: Lease, clock: Clock) -> None:

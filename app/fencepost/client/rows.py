@@ -219,9 +219,6 @@ class Writer:
         return answer
 
 
-# The methods of a client that read and write rows.
-
-
 class Rows:
     """The methods of `Client` that are about rows."""
 

@@ -56,9 +56,6 @@ class SyncQueuedWrite(Generic[T]):
         return self._loop.run(lambda: self._queued.result(timeout))
 
 
-# Calls that are passed on to the asynchronous client, on the event loop of the synchronous one.
-
-
 class SyncSubmitCalls:
     """The calls of a SyncSubmit."""
 
@@ -175,9 +172,6 @@ class SyncSubmit(SyncSubmitCalls):
     def __init__(self, submit: Submit, loop: Loop) -> None:
         self.asynchronous = submit
         self._loop = loop
-
-
-# Calls that are passed on to the asynchronous client, on the event loop of the synchronous one.
 
 
 class SyncClientCalls:
@@ -334,9 +328,6 @@ class SyncClientCalls:
     def leader(self, name: str, *, source: str | None = None) -> Leader | None:
         """Return who leads, as of a moment ago; None: there is no leader."""
         return self._loop.run(lambda: self._client.leader(name, source=source))
-
-
-# Calls that are passed on to the asynchronous client, on the event loop of the synchronous one.
 
 
 class SyncRowCalls:

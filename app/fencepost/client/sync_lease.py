@@ -17,8 +17,6 @@ from fencepost.client.errors import LeaseLost
 from fencepost.client.lease import Lease
 from fencepost.client.lock import Lock
 
-# The event loop of the synchronous client.
-
 T = TypeVar("T")
 
 
@@ -79,9 +77,6 @@ class Loop:
     async def _serve(ready: "Future[asyncio.AbstractEventLoop]", closing: asyncio.Event) -> None:
         ready.set_result(asyncio.get_running_loop())
         await closing.wait()
-
-
-# Calls that are passed on to the asynchronous client, on the event loop of the synchronous one.
 
 
 class SyncLeaseCalls:

@@ -51,8 +51,7 @@ from fencepost.server.observe.events import (
     SourceQuarantined,
     SourceTrouble,
 )
-from fencepost.server.postgres import queues as progress
-from fencepost.server.postgres import sources
+from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import RefusedError, StorageError
 from fencepost.server.postgres.sources import KnownSource
@@ -171,7 +170,7 @@ def _changing(where: str, emit: Emit, times: Times) -> ChangingKeys:
 
 # Reads the keys that seal tokens from their file, and again when it changes: so keys are changed without a restart.
 
-LARGEST: Final = 65_536
+LARGEST_KEYS_FILE: Final = 65_536
 """Bytes of the file."""
 
 _Signature = tuple[int, int, int, int]
@@ -227,7 +226,7 @@ class SealKeysFile:
 
 def _read(path: Path) -> tuple[SealKeys, _Signature]:
     signature = _signature(os.stat(path))  # noqa: PTH116 - before: a file that is replaced meanwhile is read again
-    keys = parse_keys(read_setting_file(path, LARGEST))
+    keys = parse_keys(read_setting_file(path, LARGEST_KEYS_FILE))
     for name, key in keys.keys.items():
         if found := looks_like(key):
             raise SealKeysError(f"the key {name} looks like {found}: others may know it")
@@ -443,7 +442,7 @@ async def queues_opened(
 async def _register(database: Database, name: str, emit: Emit) -> None:
     try:
         async with database.connection() as connection:
-            await progress.register(connection, name)
+            await queues.register(connection, name)
     except RefusedError as error:
         if error.sqlstate in _FOR_GOOD and name != registry.DEFAULT:  # it is there unasked
             mend = (

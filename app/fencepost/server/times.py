@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-# The clock that the parts of a gateway wait by. wiring.py hands it down; a test hands in one that it moves by hand.
+# The clock that they wait by.
 
 
 class Timer(Protocol):
@@ -64,6 +64,9 @@ async def wait_until_set(event: asyncio.Event, seconds: float, clock: Clock) -> 
     return event.is_set()
 
 
+# The times, by the part that waits.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimes:
     """Group commit (postgres/group_commit.py)."""
@@ -82,7 +85,7 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionTimes:
-    """Connections to PostgreSQL, and what is known of it (postgres/connections)."""
+    """Connections to PostgreSQL, and what is known of it (postgres/pool.py)."""
 
     open_within: float = 10.0
     """A connection may take so long to open."""
@@ -129,7 +132,7 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueTimes:
-    """The queue of the built-in locks (locks/builtin)."""
+    """The queue of the built-in locks (locks/builtin.py)."""
 
     beat_every: float = 1.0
     """Between two heartbeats of a gateway that has waiters; the database passes it over after three seconds."""
@@ -147,7 +150,7 @@ class QueueTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTimes:
-    """Leases of lock services (locks/source_leases)."""
+    """Leases of lock services (locks/source_leases.py)."""
 
     fresh: float = 1.0
     """After so long a grant is too old to be judged by what was known when it was asked for."""
@@ -169,7 +172,7 @@ class UpkeepTimes:
     """What was not announced and no request stumbles over, for example a new column, is seen after so long at most."""
     look_every: float = 1.0
     """Between two looks at which database this is: for a restore under open connections, and so that the position of
-    the WAL that the gateway remembers is no older (doctor.py).
+    the WAL that the gateway remembers is no older (postgres/database_identity.py).
     """
     sweep_about_every: float = 60.0
     """Between two removals of what ended leases left."""

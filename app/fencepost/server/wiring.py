@@ -25,7 +25,7 @@ from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
 from fencepost.server.http.edge import RateLimits, read_rate, read_sites
 from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, ConnectionBounds, Guard
-from fencepost.server.http.system import ShownHealth as HealthParts
+from fencepost.server.http.system import ShownHealth
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.locks.leases import LeaseLimits
@@ -649,7 +649,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
     return Application(
         Parts(
             runtime.require,
-            HealthParts(runtime.ready, observers.metrics, runtime.measure),
+            ShownHealth(runtime.ready, observers.metrics, runtime.measure),
             observers.metrics.request_done,
             lifespan,
             settings.max_body_bytes,

@@ -3,7 +3,7 @@
 import pytest
 from tests.conformance.kubernetes.operating import LOCK, Leases, Make, granted
 
-from fencepost.server.locks import kubernetes_api as kubernetes_lease
+from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.source import Holder
 
 pytestmark = pytest.mark.long("tests of Kubernetes")
@@ -42,7 +42,7 @@ async def test_a_clock_that_stands_still_draws_new_numbers_all_the_same(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update that changes nothing is no write: two mints in one microsecond would be one number."""
-    monkeypatch.setattr(kubernetes_lease, "wall_clock", lambda: "2026-01-02T03:04:05.000006Z")
+    monkeypatch.setattr(kubernetes_api, "wall_clock", lambda: "2026-01-02T03:04:05.000006Z")
     source = make()
     grant = await granted(source, tokens=3)
     minted = await source.mint(LOCK, grant.handle, 3)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.conformance.kubernetes.operating import LOCK, Make, api_of, granted
 
-from fencepost.server.locks import kubernetes_api as kubernetes_lease
+from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.kubernetes_api import LeaseObject
 from fencepost.server.locks.source import SourceError, SourceUnavailableError
 
@@ -78,7 +78,7 @@ async def test_a_number_that_has_no_room_in_a_token_is_refused_and_nothing_is_he
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of clusters that do not keep their state in etcd."""
-    monkeypatch.setattr(kubernetes_lease, "MOST_NATIVE", 0)
+    monkeypatch.setattr(kubernetes_api, "MOST_NATIVE", 0)
     with pytest.raises(SourceError, match="cannot be a source of tokens"):
         await granted(make(), ttl_ms=3_600_000)
     monkeypatch.undo()

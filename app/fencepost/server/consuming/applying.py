@@ -225,7 +225,7 @@ class Ledger(Protocol):
         ...
 
 
-# The ledger of a consumer in the database (postgres/queues).
+# The ledger of a consumer in the database (postgres/queues.py).
 
 T = TypeVar("T")
 
@@ -334,6 +334,9 @@ class DatabaseLedger:
     async def forgotten_to(self) -> float | None:
         """Read when the newest record of a caller's message was made that was forgotten; None: none was."""
         return await self._write(lambda connection: queues.forgotten_to(connection, self._queue))
+
+
+# Applying a message: its write is read, its token is made, and the use case decides.
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,7 +542,6 @@ def _misplaced(received: Received, standing: QueueNow) -> Decided | None:
 
 _partition_of = lru_cache(maxsize=10_000)(partition_of)
 """Hashing a key takes as long as reading its message."""
-
 
 _JSON: Final = b"application/json"
 _TIMED_OUT: Final = "57014"

@@ -215,15 +215,14 @@ class Finisher:
 #
 # 1. The generation of the queue is read, and then `take` gives messages. Their log is looked at after that, and before
 #    anything of them is written: so what was taken came from the log that was recorded (R12). Then they go into the
-#    lanes
-#    of their resources (consumer.py).
-# 2. A bounded number of messages is in hand: taken, and not said to be done (consumer.py).
+#    lanes of their resources (`KeyQueues`).
+# 2. A bounded number of messages is in hand: taken, and not said to be done (`InHand`).
 # 3. What cannot be decided now is tried again after a pause; if that takes long, it is reported. Where the reason
 #    concerns everything (the database is away, the source is quarantined), nothing more is taken, and all lanes wait
 #    until the log has been looked at again. Meanwhile `take` is called with 0, so that this member stays one.
 # 4. A generation that was raised ends the session: what is in hand may be of another log, and is left out. The next
 #    session takes from where the log's consumers are.
-# 5. What is decided is said to be done, many at once (consumer.py). After a crash before that they come again
+# 5. What is decided is said to be done, many at once (`Finisher`). After a crash before that they come again
 #    (deciding.py).
 # 6. Partitions that are lost: what has not begun of them is left out. What has begun may still land: then the next
 #    member's write is refused or replayed, or this one is.
@@ -495,9 +494,8 @@ class Session:
             await self.consumer.close()
 
 
-# A consumer of a queue: one session after the other (consumer.py), and once a second it notes how far it got. Now
-# and then it asks the log, too, what that has committed: records of such messages may be forgotten.
-
+# A consumer of a queue: one `Session` after the other, and once a second it notes how far it got. Now and then it asks
+# the log, too, what that has committed: records of such messages may be forgotten.
 
 _OF_BEFORE: Final = "what a former process of this member has noted"
 

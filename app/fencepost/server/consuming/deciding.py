@@ -179,6 +179,8 @@ class Progress:
             partition.changed = True
 
 
+# Deciding a message: applied, or looked up; its answer kept; its dead letter put.
+
 Apply = Callable[[Received, QueueNow, MessageName], Awaitable[Result]]
 """Applies a message."""
 Prove = Callable[[Received, Decided], Awaitable[Result]]

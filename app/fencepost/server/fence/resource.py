@@ -1,7 +1,8 @@
-"""Resource names: `{table}/{key}`, the key's values joined by commas, each percent-encoded.
+"""Names: of resources, `{table}/{key}`, the key's values joined by commas, each percent-encoded; and of scopes. And how
+much of a text is shown.
 
 The same grammar serves paths, bodies and `fencepost.marks`. PostgreSQL renders names (`fencepost.enc`), from typed
-values, so that one row has one name; this module only reads them.
+values, so that one row has one name; here they are only read.
 """
 
 import json
@@ -117,7 +118,7 @@ def parse_scope(template: str) -> Scope:
 # body. Where a sentence is too long its middle is left out, and its length said: what it is about stands at its
 # beginning, and what became of it at its end.
 
-MOST: Final = 1000
+MOST_OF_A_TEXT: Final = 1000
 """Bytes of a sentence or a name. The longest sentences of ours have 600, and names of tables and columns 63."""
 MOST_OF_A_NAME: Final = 2600
 """Bytes of a resource's name: longer ones have no mark (migrations/schema/judging.sql), so no real one is cut."""
@@ -138,7 +139,7 @@ def in_json(text: str) -> str:
     return json.dumps(text)[1:-1]
 
 
-def bounded(text: str, most: int = MOST, spell: Spell = _in_utf8) -> str:
+def bounded(text: str, most: int = MOST_OF_A_TEXT, spell: Spell = _in_utf8) -> str:
     """Leave out the middle of a text that has more bytes, as it is spelled."""
     if len(text) * _LONGEST <= most or (len(text) <= most and len(spell(text)) <= most):
         return text

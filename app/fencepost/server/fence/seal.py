@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from fencepost.server.fence.token import MalformedTokenError, Token, parse_token
 
-LONGEST: Final = 8192
+LONGEST_SEALED: Final = 8192
 """Bytes of a sealed token: what proxies let pass in one header."""
 LEAST_KEY: Final = 32
 """Bytes of a key: as many as SHA-256 has."""
@@ -90,8 +90,8 @@ def parse_presented(raw: bytes) -> Presented:
     token = parse_token(number)
     if not dot:
         return token
-    if len(raw) > LONGEST:
-        raise MalformedTokenError(f"a sealed token has at most {LONGEST} bytes")
+    if len(raw) > LONGEST_SEALED:
+        raise MalformedTokenError(f"a sealed token has at most {LONGEST_SEALED} bytes")
     if not _SEAL.match(seal):
         raise MalformedTokenError(
             "a token is a whole number; a sealed one is number.key.payload.seal, as the gateway gave it: send it whole"

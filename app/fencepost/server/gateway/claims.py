@@ -135,6 +135,8 @@ async def refuse_scope(
     return Problem(ROW_NOT_FOUND, f"There is no row of the scope {name}.")
 
 
+# The claim of a row, of a key without one, or of a scope: as a request, or as a part of a grant.
+
 _MAKE_THE_ROW: Final = (
     "Row security applies to this table: a key is claimed only while you see its row. Fence a new key with its row:"
     " PUT it under the token."

@@ -201,6 +201,8 @@ class Share:
             yield lent
 
 
+# What every use case is given.
+
 DEFAULT_QUEUE: Final = "postgres:default"
 T = TypeVar("T")
 
@@ -270,7 +272,7 @@ class Gateway:
         return self._of_share(self.database.connection(counted=self.share is None))
 
     async def run_write(self, work: Callable[[Connection], Awaitable[T]], *, runs_code: bool) -> T:
-        """Do a write to users' tables as the caller (database.py). `runs_code`: see Database.connection."""
+        """Do a write to users' tables as the caller. `runs_code`: see Database.connection."""
         lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None, runs_code=runs_code)
         if self.share is not None:
             return await run_write(lambda: self._of_share(lend()), work)

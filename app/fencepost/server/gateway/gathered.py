@@ -205,7 +205,7 @@ def results_unavailable(reason: str) -> Problem:
     )
 
 
-# Reads of one row by its key that come at the same time share a statement, as writes do (postgres/batches).
+# Reads of one row by its key that come at the same time share a statement, as writes do (postgres/group_commit.py).
 #
 # An idle gateway sends a read at once. While a statement is under way, reads of the same columns gather, and are the
 # next one. That is sent after they came, so each sees all that was committed before it was asked. What could keep
@@ -215,9 +215,8 @@ def results_unavailable(reason: str) -> Problem:
 # A statement takes a connection as one of those whom it is for, who has one left: else a caller whose reads are slow
 # would take those of all.
 
-MOST: Final = 64
+MOST_READS: Final = 64
 """Reads in a statement."""
-
 
 ReadQueue = BatchQueue[Key, FencedRow | None]
 
@@ -263,7 +262,7 @@ def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLane
         return await reads.run(connection, batch)
 
     def make(lane: Caller) -> ReadQueue:
-        return BatchQueue(run, _order, _size, most=MOST, caller=lane)
+        return BatchQueue(run, _order, _size, most=MOST_READS, caller=lane)
 
     return ReadLanes(table, own_types, RoleQueues(make))
 
@@ -291,7 +290,7 @@ class GatheredReads:
 
     def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:
         """Find who has a connection left, of those that wait first; if nobody has, whoever is first."""
-        waiting = list(islice(queue.pending, MOST))
+        waiting = list(islice(queue.pending, MOST_READS))
         return next((whose for whose in waiting if self._reads.has_room(whose)), waiting[0] if waiting else UNKNOWN)
 
     async def read(

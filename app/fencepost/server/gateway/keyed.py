@@ -62,7 +62,7 @@ from fencepost.server.gateway.write import (
     require_columns_of,
 )
 from fencepost.server.postgres import keyed
-from fencepost.server.postgres import marks as asking
+from fencepost.server.postgres import marks as row_marks
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import in_transaction, savepoint
 from fencepost.server.postgres.errors import RefusedError, map_errors
@@ -132,7 +132,7 @@ class VerbStatements:
         """Ask for the marks of rows and keys. What kept a POST from inserting is found out alone."""
         if self.inserts:
             return [ALONE] * len(writes)
-        standings = await asking.ask(connection, self.table, [write.key for write in writes])
+        standings = await row_marks.ask(connection, self.table, [write.key for write in writes])
         # What a transaction has deleted itself it may make anew (R1): whether it has, the INSERT's trigger knows.
         perhaps_own = self.creates and self.wait == "block" and connection.is_in_transaction()
         return [
@@ -183,7 +183,7 @@ def no_row(table: Table, key: Key) -> Problem:
 # Idempotency-Keys, scopes, rows, records. The ids of a queue's messages are recorded like keys, and not looked up
 # before (rounds.py). What a batch cannot decide for certain, it leaves to `perform`, which decides a write alone.
 
-MOST: Final = 256
+MOST_WRITES: Final = 256
 MOST_IDEMPOTENT: Final = 64
 """Each Idempotency-Key that is looked up is a lock, and PostgreSQL has room for some 64 per connection."""
 
@@ -258,7 +258,7 @@ def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> WriteQueues
         batches = _Batches(table, steps, first, lenient)
         if simple:
             return BatchQueue(batches.run, _order, _size, caller=lane)
-        most = MOST_IDEMPOTENT if looked_up else MOST
+        most = MOST_IDEMPOTENT if looked_up else MOST_WRITES
         return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, most, caller=lane)
 
     return WriteQueues(RoleQueues(make), table.shows_caller)
@@ -404,6 +404,9 @@ async def _record(
         await keyed.record_many(connection, records)
 
 
+# PATCH, PUT and DELETE of a row: checked and planned once for writes that look alike, then decided.
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is the same for all writes of one verb that name the same columns: checked and written once."""
@@ -536,7 +539,7 @@ class OfRow(Operation):
         if error.sqlstate != SUPPRESSED or not connection.is_in_transaction():
             return None
         with map_errors(writing=False):
-            (standing,) = await asking.ask(connection, self.table, [self.row.key])
+            (standing,) = await row_marks.ask(connection, self.table, [self.row.key])
         verdict = judge(standing, self.table.fence, self.row.token)
         return None if verdict is None else problem_of_verdict(verdict, self.table.fence)
 

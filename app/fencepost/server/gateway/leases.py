@@ -1,4 +1,4 @@
-"""Acquiring locks, with claims in the same transaction: once granted, the holder before is fenced (R7, R9)."""
+"""Leases: acquired, renewed, released and looked at; what their tokens are sealed for; elections, which are locks."""
 
 import asyncio
 import json
@@ -485,6 +485,8 @@ async def _explain_loss(gateway: Gateway, lease_id: LeaseId) -> Problem:
     return Problem(LEASE_LOST, detail, extra=extra)
 
 
+# Acquiring locks, with claims in the same transaction: once granted, the holder before is fenced (R7, R9).
+
 _OVERTAKEN: Final = (
     "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
 )
@@ -520,7 +522,7 @@ async def acquire_lease(
 
     `gone`: the client has hung up, or its credential is good no longer. It waits no longer, and what it is granted is
     given back, unless it chose the secret: with that it can ask again, on another connection, and may have done so
-    already; or withdraw (leases.py). Once `gone` is done, `may_ask_again` says whether the caller is let in for that.
+    already; or `withdraw` it. Once `gone` is done, `may_ask_again` says whether the caller is let in for that.
     `waits_as`: whose place among those who wait it takes (quota.py).
     """
     wanted = replace(wanted, caller=gateway.caller)

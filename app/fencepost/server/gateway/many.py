@@ -50,7 +50,6 @@ from fencepost.server.gateway.rounds import (
 )
 from fencepost.server.gateway.write import Write, may_need_fitting, no_scope, require_columns_of
 from fencepost.server.postgres import keyed, marks, scopes
-from fencepost.server.postgres import scopes as scope_names
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, map_errors
 from fencepost.server.postgres.group_commit import AGAIN, ALONE, Alone, Broken
@@ -382,13 +381,10 @@ class RowsMatching(Operation):
 #
 # 1. The statement locks the rows in key order, judges them as they are then, and writes all of them or none.
 # 2. None: the next statement asks for the marks of all keys (R5). In this order: an element without a key, or a key
-#    given
-#    twice, is 400; marks that refuse, of rows or of keys without one, are 409, all of them listed; a token that was
-#    never
-#    issued FP018; keys without a row 404, all of them listed.
+#    given twice, is 400; marks that refuse, of rows or of keys without one, are 409, all of them listed; a token that
+#    was never issued FP018; keys without a row 404, all of them listed.
 # 3. Nothing of that: a row was deleted and made anew between 1 and 2. Again, bounded. Inside a transaction the rows
-#    that
-#    were met stay locked, and to lock more would be out of order: there, everything is undone and starts over.
+#    that were met stay locked, and to lock more would be out of order: there, everything is undone and starts over.
 #
 # In a table with a scope 2 comes first, and reads which scopes the rows are in; then these are entered, and 1 writes
 # to their rows only (R8). Whatever was not met then starts over as well.
@@ -477,11 +473,11 @@ class NamedRows(Operation):
         places = await place_elements(connection, self.table, self.row.body)
         self.rounds.know([(each.element, each.resource) for each in places])
         self.missing = [each.resource for each in places if each.scope is None]
-        scopes = {each.scope for each in places}
+        found = {each.scope for each in places}
         given = {*self.table.key, *self.change.columns}
-        if None in scopes and given.issuperset(scope.columns):
-            scopes |= set(await scope_names.scopes_of_body(connection, self.table, scope, self.row.body))
-        return sorted(each for each in scopes if each is not None)
+        if None in found and given.issuperset(scope.columns):
+            found |= set(await scopes.scopes_of_body(connection, self.table, scope, self.row.body))
+        return sorted(each for each in found if each is not None)
 
     def refused(self, by: Sequence[Entered]) -> Problem:
         return refused_by_scopes(self.table, self.row.token, by)

@@ -18,8 +18,6 @@ from fencepost.server.postgres.tables import Table
 from fencepost.server.quota import ASKING, UNKNOWN, Shares, most_of, waiting_quota
 from fencepost.server.times import SYSTEM_CLOCK, Clock
 
-# What a use case answers with: rows, or a problem.
-
 
 @dataclass(slots=True)
 class Done:
@@ -47,16 +45,16 @@ Outcome = Done | Problem
 # bounded are the rows in it. Of an answer that is too large, or one too many, the record has what the write would have
 # been answered under `Prefer: return=minimal`, and says so to those who repeat it.
 #
-#     up to SMALL bytes    kept: the record itself has a tenth of that
-#     above MOST bytes     never kept
-#     between them         as long as the caller has not had kept a quarter of `most`, and all have not had kept `most`
+#     up to SMALL_KEPT  kept: the record itself has a tenth of that
+#     above MOST_KEPT   never kept
+#     between them      as long as the caller has not had kept a quarter of `most`, and all have not had kept `most`
 #
 # What was counted is forgotten evenly over the retention, as the records are later. So twice `most` is there in the
 # end at most, of a caller half of `most`. Nothing is asked of the database for it.
 
-SMALL: Final = 2_000
+SMALL_KEPT: Final = 2_000
 """Bytes that PostgreSQL keeps in a row, without a place of their own."""
-MOST: Final = 65_536
+MOST_KEPT: Final = 65_536
 _SHARE: Final = 4
 """A caller has the fourth part."""
 _MOST_CALLERS: Final = 1_000
@@ -73,9 +71,9 @@ class KeptAnswers:
 
     def takes(self, caller: str, size: int) -> bool:
         """Whether so many bytes of a caller's answer are kept, which are counted then."""
-        if size <= SMALL:
+        if size <= SMALL_KEPT:
             return True
-        if size > MOST:
+        if size > MOST_KEPT:
             return False
         own = self._bucket(caller)
         if not (own.has_room(size) and self._all.has_room(size)):
@@ -229,7 +227,7 @@ def busy(table: Table, key: Key) -> Problem:
 # meanwhile. So one caller has three quarters of the pool at most, with all that it asks for; reads have three quarters
 # of it, and one caller's reads three quarters of that. Who has its share waits behind itself.
 #
-# Writes that share transactions (group_commit.py), and the lines of batches (gateway.py), have connections of their
+# Writes that share transactions (group_commit.py), and the lines of batches (`Batches`), have connections of their
 # own.
 
 

@@ -335,6 +335,8 @@ async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) 
     return replace(refused, hint=upkeep.describe_holders(found), extra={**refused.extra, "prepared_transactions": gids})
 
 
+# SQLSTATEs, and errors of lock services, as problems.
+
 RETRY_AFTER: Final = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""
 QUARANTINED_RETRY_AFTER: Final = 10
@@ -361,7 +363,6 @@ _CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
     "F0": (INTERNAL_ERROR, 500),
 }
 
-
 _UNKNOWN_RULE: Final[Rule] = "epoch"
 """As which a table counts whose rule is not known here: under it fewer numbers are shown."""
 
@@ -376,7 +377,6 @@ _DETAIL_MEMBERS: Final[dict[str, frozenset[str]]] = {
     UNISSUED: frozenset({"resource", "presented", "issued"}),
 }
 """What the functions of the schema fencepost raise, and what of it their DETAIL must have."""
-
 
 _OUR_TRIGGER: Final = re.compile(r'(?:^|\s)fencepost\.(?:"(?:[^"]|"")+"|\w+)\(\)')
 """One of our trigger functions in an error's context, in any language."""

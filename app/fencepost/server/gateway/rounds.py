@@ -1,18 +1,5 @@
-"""R5, as a loop: a conditional write that reached no row asks why, and is tried again when the answer is "it would".
-
-1. The conditional statement runs. A row came back: accepted.
-2. No row: the next statement asks for the live row's mark and for the mark of a key without a row.
-3. A mark refuses the token: stale or spent. It stays true however late it is answered, because marks never fall.
-4. The table's source has not issued the token yet, or it is above the ceiling of an external table: that is the answer,
-   whether or not there is a row (R12). Where the statement of 1 did meet a row, its trigger has refused it as FP018.
-5. No row and no mark that refuses: missing. PUT creates the row, a claim raises the mark of the key.
-6. Nothing refuses, and yet nothing was written: the row was deleted and made anew between 1 and 2, or created between 2
-   and 5; in a batch, another transaction holds it. Again, bounded.
-
-`round_of` is one round, for all writes of a batch; a batch leaves step 6 to group commit, which sends such a write with
-another batch. A write that is decided alone is a batch of one whose statements may wait, round after round:
-`decide_alone`. What the statements are, and what is created, is the verb's (keyed.py). `judge` reads the answer to
-step 2.
+"""What is attempted of a write: once under its Idempotency-Key (R16), judged by the marks of its rows or of their
+scopes, in rounds that ask why a row was not reached (R5).
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +20,7 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.write import NO_BODY, Body, IdempotencyKey, KeyCheck, Verb, enter, refused_scope
 from fencepost.server.postgres import keyed, marks
-from fencepost.server.postgres import scopes as scope_marks
+from fencepost.server.postgres import scopes as scope_statements
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError, map_errors
 from fencepost.server.postgres.group_commit import ALONE, Alone
@@ -195,6 +182,23 @@ def landed_meanwhile(error: RefusedError) -> bool:
     return (error.schema, error.constraint, error.sqlstate) == RECORD
 
 
+# R5, as a loop: a conditional write that reached no row asks why, and is tried again when the answer is "it would".
+#
+# 1. The conditional statement runs. A row came back: accepted.
+# 2. No row: the next statement asks for the live row's mark and for the mark of a key without a row.
+# 3. A mark refuses the token: stale or spent. It stays true however late it is answered, because marks never fall.
+# 4. The table's source has not issued the token yet, or it is above the ceiling of an external table: that is the
+#    answer, whether or not there is a row (R12). Where the statement of 1 did meet a row, its trigger has refused it as
+#    FP018.
+# 5. No row and no mark that refuses: missing. PUT creates the row, a claim raises the mark of the key.
+# 6. Nothing refuses, and yet nothing was written: the row was deleted and made anew between 1 and 2, or created between
+#    2 and 5; in a batch, another transaction holds it. Again, bounded.
+#
+# `round_of` is one round, for all writes of a batch; a batch leaves step 6 to group commit, which sends such a write
+# with another batch. A write that is decided alone is a batch of one whose statements may wait, round after round:
+# `decide_alone`. What the statements are, and what is created, is the verb's (keyed.py). `judge` reads the answer to
+# step 2.
+
 ROUNDS: Final = 10
 """How often a write that nothing refuses is tried before it is given up."""
 
@@ -229,7 +233,7 @@ class Steps(Protocol):
 
 
 class RowSteps(Steps, Protocol):
-    """What marks ask the steps of a verb when rows were not reached (rounds.py)."""
+    """What marks ask the steps of a verb when rows were not reached."""
 
     @property
     def wait(self) -> Wait:
@@ -322,7 +326,7 @@ def contended(resource: str) -> Problem:
 
 
 # What a write that is decided alone is: a verb, with a request's own values. Whose marks judge it, and so how it is
-# attempted, is another matter (rounds.py).
+# attempted, is another matter (`Marks`).
 
 HOW_TO_ASK: Final = "Ask GET /v1/fences?resource=…, or read the row."
 
@@ -502,7 +506,7 @@ def _evidence(resource: str, mark: int, token: Token) -> Evidence:
 #
 # So there is nothing left to ask when 3 reaches no row: it is missing, was deleted, or made anew in another scope.
 # Everything is rolled back, the marks too, and starts over as after a serialization failure. A refusal rolls back as
-# well (alone.py). In a batch, 1 and 2 are one statement for all of its writes (scopes.py).
+# well (alone.py). In a batch, 1 and 2 are one statement for all of its writes (postgres/scopes.py).
 
 BELIEVED_ROUNDS: Final = 2
 """In how many rounds a duplicate of a partition counts as the row's own key, without a look."""
@@ -641,7 +645,7 @@ class ScopeMarks:
         if not operation.entered:  # it broke before the marks were asked for: nothing was written yet
             return Evidence(landed=False)
         token = operation.row.token
-        found = await scope_marks.marks(connection, self.scope, operation.entered)
+        found = await scope_statements.marks(connection, self.scope, operation.entered)
         lowest = min(found, key=lambda each: each.mark)
         if lowest.mark < token:
             return Evidence(landed=False, resource=lowest.scope, mark=lowest.mark)

@@ -26,11 +26,7 @@ from fencepost.server.fence.problem_types import (
 )
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
-from fencepost.server.gateway import claims, keyed, many
-from fencepost.server.gateway import many as arrays
-from fencepost.server.gateway import many as inserting
-from fencepost.server.gateway import read as explaining
-from fencepost.server.gateway import read as reading
+from fencepost.server.gateway import claims, keyed, many, read
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.gathered import AskedWrite, is_for, results_unavailable, whose
@@ -101,8 +97,8 @@ from fencepost.server.quota import PEER, UNKNOWN
 #
 # What can be known without the row is answered now, and not later by a dead letter: an unknown table or column, a key
 # that does not fit, no token where the table's tokens are a lock's, a role that may not write so, too many letters as
-# it is. Where the name of the resource is known without PostgreSQL (write.py), none is needed: writes are taken while
-# it is down. What it last said of a role's privileges, and of letters, counts then.
+# it is. Where the name of the resource is known without PostgreSQL (`known_name`), none is needed: writes are taken
+# while it is down. What it last said of a role's privileges, and of letters, counts then.
 
 AsMessage = Callable[[], WriteMessage]
 """Says what a write's request says, as a message does; resource, token and nonce are added here."""
@@ -392,6 +388,9 @@ def _not_found(write_id: WriteId, reason: str) -> Problem:
     return Problem(WRITE_NOT_FOUND, f"There is no result of {write_id}: {reason}.", extra={"queue": write_id.queue})
 
 
+# Each use case on the table of its name: again on a fresh picture of the tables, or in a fresh session, where that may
+# help.
+
 MOST_DOUBTS: Final = 3
 """How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""
 
@@ -438,7 +437,7 @@ def _write(
         case Matching(filters):
             return many.write_where(gateway, request, filters, once, table)
         case Listed(count):
-            of_array = inserting.insert_rows if request.verb == "post" else arrays.patch_array
+            of_array = many.insert_rows if request.verb == "post" else many.patch_array
             return of_array(gateway, request, count, once, table)
 
 
@@ -454,18 +453,18 @@ async def explain(gateway: Gateway, resource: Resource, caller: str = UNKNOWN) -
     """Look a resource up: a row, or a scope (R8). What was never written has the mark 0. A row of a table with a scope
     has no mark of its own: its scope is shown.
     """
-    use = partial(explaining.explain, gateway, resource, caller)
+    use = partial(read.explain, gateway, resource, caller)
     return await on_table(gateway, resource.table, "read", use, Catalog.find_or_scope)
 
 
 async def read_many(gateway: Gateway, request: ReadMany) -> Outcome:
     """Read what matches, at most max_rows of it."""
-    return await on_table(gateway, request.table, "read", partial(reading.read_many, gateway, request))
+    return await on_table(gateway, request.table, "read", partial(read.read_many, gateway, request))
 
 
 async def read_one(gateway: Gateway, request: ReadOne) -> Outcome:
     """Read a row by its key."""
-    return await on_table(gateway, request.table, "read", partial(reading.read_one, gateway, request))
+    return await on_table(gateway, request.table, "read", partial(read.read_one, gateway, request))
 
 
 async def on_table(

@@ -1,5 +1,6 @@
 """A write as a value: what a request, a line of a batch and the message of a queue ask for alike. It says what is to be
-written to which rows, and how that is to be answered; it knows no table and no connection.
+written to which rows, and how that is to be answered; it knows no table and no connection. Then what is found out about
+one before it runs: its key, its scope, its resource's name, the size of its numbers, and what it must wait for.
 """
 
 import json
@@ -17,7 +18,7 @@ from fencepost.server.fence.seal import Presented
 from fencepost.server.fence.token import Token, refusal
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.postgres import marks
-from fencepost.server.postgres import scopes as scope_marks
+from fencepost.server.postgres import scopes as scope_statements
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import RefusedError, map_errors
@@ -234,7 +235,7 @@ async def enter(
 ) -> list[Entered]:
     """Enter scopes; those that refused, or nothing."""
     with map_errors(writing=True):
-        outcome = await scope_marks.enter(connection, table, scope, scopes, token)
+        outcome = await scope_statements.enter(connection, table, scope, scopes, token)
     return [each for each in outcome if each.refused_by is not None]
 
 
@@ -388,7 +389,8 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
 
 # How large a body becomes when its numbers are written out. `1e131071` has eight characters in a body, takes twenty
 # bytes in a jsonb, and has 131,072 digits in each answer: a body of 36 kB would have PostgreSQL make half a gigabyte
-# for each GET. So PostgreSQL is not given numbers that have more digits in all than `MOST` of the largest answer.
+# for each GET. So PostgreSQL is not given numbers that have more digits in all than an eighth of the
+# bytes that the largest answer may have.
 #
 # Once a value is stored nobody can tell how large its text is without making it.
 
@@ -482,10 +484,9 @@ def _digits(text: str) -> int:
 # A line has a place: its row, or its scope, where that is known without a database; else it is one of all rows of its
 # table. The latter goes alone among the lines of the table. So it is with
 #
-# - filters, arrays, a POST that does not name its key, and names that only PostgreSQL can tell (write.py);
+# - filters, arrays, a POST that does not name its key, and names that only PostgreSQL can tell (`known_name`);
 # - tables with triggers or defaults of others' making, which may write to any row; and those of which a foreign key
-#   leads
-#   from rows to others of them.
+#   leads from rows to others of them.
 #
 # Tables that foreign keys or a scope join, over others too, are one group: of a group, lines of one table wait for
 # those of another. The tables of a scope's template count as one table.

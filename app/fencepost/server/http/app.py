@@ -77,6 +77,8 @@ def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
     return answer
 
 
+# The main port: FastAPI around the routes.
+
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 ASKED_HEADERS: Final = (
     "Accept", "Accept-Profile", "Authorization", "Content-Profile", "Content-Type", "Idempotency-Key", "Last-Event-ID",

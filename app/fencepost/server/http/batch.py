@@ -1,8 +1,8 @@
 """One batch: reads lines, has each decided in its turn, and sends the verdicts in the order of the lines.
 
-1. A line is read when fewer than `most` are in hand, which are those whose verdicts are not sent (batch.py). So a
+1. A line is read when fewer than `most` are in hand, which are those whose verdicts are not sent (`Window`). So a
    client that does not read its answer is not read either, and a batch of any length needs the same memory.
-2. A line that can be understood is given its turn (batch.py) before the next one is read. Then it waits, for its turn
+2. A line that can be understood is given its turn (`Order`) before the next one is read. Then it waits, for its turn
    and for room for its verdict, and is decided as a request is (http/writes.py), with what batches have of
    this process (gateway/gateway.py).
 3. Its verdict waits until those before it are sent.
@@ -312,6 +312,8 @@ class Order:
         while self._phases:
             await asyncio.wait([phase.over for phase in self._phases.values()])
 
+
+# The batch itself: it reads lines while it may, and sends their verdicts.
 
 _STOPPING: Final = "The gateway is stopping."
 _OVER: Final = "The caller's token or key is to be shown again."

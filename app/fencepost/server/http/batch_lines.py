@@ -1,4 +1,4 @@
-"""Reads one line of a batch: a write, as its request says it, or a claim.
+"""The lines of a batch: split from its body, read, and answered with a verdict each. A line is a write or a claim.
 
     {"method": "PATCH", "path": "orders/order-1?select=status", "token": 34, "body": {"status": "paid"}}
     {"claim": "orders/order-1", "token": 34}

@@ -448,6 +448,8 @@ def _is_address(host: str) -> bool:
     return True
 
 
+# The layer itself: an id, the time, an answer whatever happens.
+
 # An id need only be new: random bytes for each request would cost a system call.
 _PROCESS: Final = secrets.token_hex(4).encode()
 _numbers: Final = itertools.count(1)

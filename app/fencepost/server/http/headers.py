@@ -302,7 +302,6 @@ _OF_A_UUID = (
 SINGULAR = "application/vnd.pgrst.object+json"
 _JSON = frozenset({"", "application/json", "application/*", "*/*", SINGULAR, "application/vnd.pgrst.array+json"})
 
-
 RawHeaders = Sequence[tuple[bytes, bytes]]
 """A request's headers as they came: names in lower case."""
 Headers = Mapping[bytes, bytes]

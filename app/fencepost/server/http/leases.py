@@ -37,9 +37,9 @@ from fencepost.server.postgres.query import QueryError
 
 # Reading what the lease routes are sent, strictly: every error names what is wrong and where.
 
-HEADER: Final = b"x-lease-secret"
-SHORTEST: Final = 22  # characters: 128 bits in base64
-LONGEST: Final = 256
+SECRET_HEADER: Final = b"x-lease-secret"
+SHORTEST_SECRET: Final = 22  # characters: 128 bits in base64
+LONGEST_SECRET: Final = 256
 MOST_LOCKS: Final = 32
 MOST_CLAIMS: Final = 100
 MOST_WRITES: Final = 32
@@ -67,15 +67,15 @@ def _bad(detail: str, hint: str | None = None) -> RequestError:
 
 def read_secret(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """Read X-Lease-Secret; None when it is not there. Its value is never repeated in an error."""
-    values = [value for name, value in headers if name == HEADER]
+    values = [value for name, value in headers if name == SECRET_HEADER]
     if not values:
         return None
     if len(values) > 1:
         raise _bad("X-Lease-Secret: a lease has one secret, and there are several headers")
     value = values[0]
-    if not SHORTEST <= len(value) <= LONGEST or not all(0x21 <= byte <= 0x7E for byte in value):  # noqa: PLR2004 - ASCII
+    if not SHORTEST_SECRET <= len(value) <= LONGEST_SECRET or not all(0x21 <= byte <= 0x7E for byte in value):  # noqa: PLR2004 - ASCII
         raise _bad(
-            f"X-Lease-Secret: a secret has {SHORTEST} to {LONGEST} visible ASCII characters, "
+            f"X-Lease-Secret: a secret has {SHORTEST_SECRET} to {LONGEST_SECRET} visible ASCII characters, "
             "and 128 random bits or more in them"
         )
     return value.decode("ascii")

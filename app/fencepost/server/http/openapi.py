@@ -376,6 +376,8 @@ class _Routes:
         return f" A {self.table.kind} is read only."
 
 
+# The whole document, and the schemas of tables.
+
 _VARIANTS: Final = ("", ".insert", ".update", ".named_update", ".replace")
 
 INTRODUCTION: Final = """\

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
-from fencepost.server.fence.seal import LONGEST
+from fencepost.server.fence.seal import LONGEST_SEALED
 from fencepost.server.http.headers import PREFERENCES, Route, spellings
 from fencepost.server.postgres.query import Operator
 from fencepost.server.postgres.tables import MARK_COLUMN, Column, Table
@@ -319,7 +319,7 @@ PARAMETERS: Final[dict[str, Part]] = {
         "description": "The fencing token that your lock service gave with the grant: a positive integer "
         "of at most 9223372036854775807. Newer grants have larger ones. Where it is sealed: with its seal, whole, as "
         "`sealed_token` of the lease has it.",
-        "schema": {"type": "string", "pattern": TOKEN_PATTERN, "maxLength": LONGEST},
+        "schema": {"type": "string", "pattern": TOKEN_PATTERN, "maxLength": LONGEST_SEALED},
         "example": "34",
     },
     "IdempotencyKey": {

@@ -164,7 +164,7 @@ async def _explain(gateway: Callable[[Scope], Gateway], request: Request) -> Res
     return json_response(outcome.body)
 
 
-# /healthz, /readyz and /metrics: on the main port, and in full on the admin port where there is one (app.py).
+# /healthz, /readyz and /metrics: on the main port, and in full on the admin port where there is one (`admin_app`).
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +246,8 @@ _DOCS_HEADERS: Final = {
 _MOST_TABLES: Final = 200
 """How many tables the index page lists; /docs has them all."""
 
-
 _DEMO_WRITES: Final = "/v1/data/orders /v1/data/accounts /v1/claims /v1/leases"
 """The paths, and all under them, to which /docs sends writes in the demo: what it fills in names the demo's rows."""
-
 
 _ALL_WRITES: Final = "/v1/data /v1/claims /v1/leases"
 

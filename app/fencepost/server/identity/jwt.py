@@ -30,9 +30,9 @@ from fencepost.server.times import TIMES, Times
 
 # Patterns of locks, as a JWT's claim or an API key names those that its caller may see and take.
 
-MOST: Final = 100
+MOST_PATTERNS: Final = 100
 """Patterns of one caller."""
-LONGEST: Final = 512
+LONGEST_PATTERN: Final = 512
 """Characters of one."""
 
 
@@ -42,11 +42,13 @@ def read_patterns(given: object) -> tuple[str, ...]:
     """
     if not isinstance(given, list):
         raise ValueError('it is no list of patterns, as ["orders/*"]')  # noqa: TRY004 - a value of a claim
-    if len(given) > MOST:
-        raise ValueError(f"it has more than {MOST} patterns")
+    if len(given) > MOST_PATTERNS:
+        raise ValueError(f"it has more than {MOST_PATTERNS} patterns")
     for pattern in given:
-        if not isinstance(pattern, str) or not 0 < len(pattern) <= LONGEST or not pattern.isprintable():
-            raise ValueError(f"{str(pattern)[:60]!r} is no pattern: a text of 1 to {LONGEST} printable characters is")
+        if not isinstance(pattern, str) or not 0 < len(pattern) <= LONGEST_PATTERN or not pattern.isprintable():
+            raise ValueError(
+                f"{str(pattern)[:60]!r} is no pattern: a text of 1 to {LONGEST_PATTERN} printable characters is"
+            )
         if "*" in pattern[:-1]:
             raise ValueError(f"{pattern[:60]!r}: a * may stand at the end of a pattern only")
     return tuple(given)
@@ -276,7 +278,7 @@ def _text(claims: Mapping[str, Any], name: str) -> str | None:
 # redirect. The last good set is kept for an hour (`jwks_kept_for`). After that nothing is verified by it: a key that
 # was withdrawn must not stay good for as long as its thief can keep the gateway from fetching.
 
-LARGEST: Final = 262_144
+LARGEST_JWKS: Final = 262_144
 """Bytes of a JWKS."""
 _OK: Final = 200
 
@@ -373,7 +375,7 @@ class FromFile:
     def read(self) -> bytes:
         """Read it. Raises KeysError."""
         try:
-            return read_setting_file(self.path, LARGEST).encode()
+            return read_setting_file(self.path, LARGEST_JWKS).encode()
         except SettingFileError as error:
             raise KeysError(f"JWT JWKS: {str(self.path)!r}: {error}") from error
 
@@ -448,9 +450,11 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_size(raw: bytes | bytearray) -> None:
-    if len(raw) > LARGEST:
-        raise KeysError(f"the JWKS has more than {LARGEST} bytes")
+    if len(raw) > LARGEST_JWKS:
+        raise KeysError(f"the JWKS has more than {LARGEST_JWKS} bytes")
 
+
+# Verifying a JWT, by a key of a setting or of a set that changes.
 
 _REFUSED: Final = ("crit", "jku", "jwk", "x5u", "x5c", "b64")
 """Members of the header that would change how a JWT is verified, or bring the key along."""

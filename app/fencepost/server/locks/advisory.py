@@ -2,7 +2,7 @@
 
 The protocol:
 
-1. Each hold, and each waiter, is a session of its own (locks/advisory.py): a session may take the same advisory lock
+1. Each hold, and each waiter, is a session of its own (`AdvisorySession`): a session may take the same advisory lock
    again and again, so two holds must never share one. A waiter waits in PostgreSQL's own queue, together with the
    programs that lock there themselves: first come, first served.
 2. The handle is the session's pid and its random name, so each process of the gateway can look whether that session

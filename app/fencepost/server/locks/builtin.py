@@ -15,7 +15,6 @@ from uuid import UUID, uuid4
 
 from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
 from fencepost.server.postgres import leases
-from fencepost.server.postgres import leases as withdrawn
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import (
@@ -36,18 +35,16 @@ from fencepost.server.times import TIMES, Clock, Timer, Times
 # 1. A waiter tries; `fencepost.acquire` grants, or gives it a place. Then it sleeps, holding no connection.
 # 2. A client that releases a lock, or leaves its queue, wakes the lock's first waiter, which tries again: by NOTIFY to
 #    its gateway, or directly when it waits at the same one.
-# 3. There is no notification when a lease expires, when a notification is lost, or when the gateway of the first
-#    waiter
+# 3. There is no notification when a lease expires, when a notification is lost, or when the gateway of the first waiter
 #    dies. So each gateway that has waiters beats once a second: the statement keeps its waiters counting, and returns
 #    those that are first, with the time until their lock expires, and those whose place got lost. A gateway silent for
 #    three seconds is passed over.
 # 4. A waiter that goes away leaves. Where PostgreSQL could not be reached for that, or an answer got lost and
-#    PostgreSQL
-#    may still be giving it a place, the next beats send it again.
+#    PostgreSQL may still be giving it a place, the next beats send it again.
 
 T = TypeVar("T")
 
-REPEATS: Final = 30
+LEAVING_REPEATS: Final = 30
 """Beats that repeat who has left where that is in doubt: longer than a statement may run."""
 
 
@@ -128,12 +125,12 @@ class Queue:
         del self._visits[visit.id]
         self._last = self.times.clock.monotonic()
         if visit.in_doubt and not keep:
-            self._left[visit.id] = REPEATS
+            self._left[visit.id] = LEAVING_REPEATS
         if queued:
             try:
                 await self._leave(visit.id, int(self.times.queue.keep_place * 1000) if keep else 0)
             except StorageError as error:
-                self._left[visit.id] = REPEATS
+                self._left[visit.id] = LEAVING_REPEATS
                 self._failed(f"a waiter could not leave its queue; the next heartbeat repeats it: {error}")
 
     async def _leave(self, visit: UUID, keep_ms: int) -> None:
@@ -210,9 +207,11 @@ class Queue:
             self._beating = None
 
 
+# Locks, leases and tokens: each call is a statement, or with claims a transaction.
+
 SWEPT_AT_ONCE: Final = 200
 """How many idle locks `fencepost.sweep` removes at most; after so many there may be more."""
-LEASES_REPEATS: Final = 3
+TRY_REPEATS: Final = 3
 """How often a try whose connection broke is repeated: under its secret, a grant that landed is found again."""
 LOCK_NOT_AVAILABLE: Final = "55P03"
 BUSY: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
@@ -304,7 +303,7 @@ class PostgresLocks(Leases):
                 if visit is not None:
                     visit.in_doubt = True
                 unknown += 1
-                if unknown == LEASES_REPEATS:
+                if unknown == TRY_REPEATS:
                     raise
             except Overtaken:
                 overtaken += 1
@@ -369,10 +368,10 @@ class PostgresLocks(Leases):
 
     async def withdraw(self, secret_hash: bytes) -> Withdrawal:
         """Let no lease of any source be granted under this secret any more."""
-        return await self._withdrawing_one(lambda c: withdrawn.withdraw(c, secret_hash))
+        return await self._withdrawing_one(lambda c: leases.withdraw(c, secret_hash))
 
     async def is_withdrawn(self, secret_hash: bytes) -> bool:
-        return await self._withdrawing_one(lambda c: withdrawn.is_withdrawn(c, secret_hash))
+        return await self._withdrawing_one(lambda c: leases.is_withdrawn(c, secret_hash))
 
     async def _withdrawing_one(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
         # Not as grants, which may wait for rows; and one at a time, so that renewals find a connection all the same.

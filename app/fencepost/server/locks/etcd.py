@@ -107,8 +107,8 @@ def parse(url: str, name: str) -> EtcdUrl:
 #
 # Several endpoints are one service. A request goes to the one that answered last, and on to the next when the
 # connection breaks, no answer comes, or the node reports that it is not ready (no leader, for example). **So every
-# request may be done twice, or land after its caller gave up**: callers ask only what may be repeated (see etcd.py,
-# "Repeats").
+# request may be done twice, or land after its caller gave up**: callers ask only what may be repeated (see
+# "Repeats" above).
 #
 # All of it, sign-in and other endpoints included, takes REQUEST_TIMEOUT at most. The watch is a stream and has no such
 # end: the caller of watch gives the time, and relies on it for speed only.
@@ -299,7 +299,7 @@ def _lines(response: httpx.Response) -> AsyncGenerator[str, None]:
     return cast("AsyncGenerator[str, None]", response.aiter_lines())
 
 
-# The keys and leases of locks in etcd, and the transactions on them. etcd.py has the protocol.
+# The keys and leases of locks in etcd, and the transactions on them. The protocol stands above.
 
 _FIRST: Final = {"sort_target": "CREATE", "sort_order": "ASCEND", "limit": "1"}
 _LAST: Final = {**_FIRST, "sort_order": "DESCEND"}

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fencepost.server.locks import kubernetes_api as kubernetes_lease
+from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.kubernetes_api import LOCK_ANNOTATION, VERBS, KubernetesApi, LeaseObject, Names, parse
 from fencepost.server.locks.leases import ServiceReleases
 from fencepost.server.locks.source import MOST_NATIVE, Capabilities, Grant, Holder, SourceError, SourceUnavailableError
@@ -149,7 +149,7 @@ class KubernetesLeases:
         lost: SourceUnavailableError | None = None
         try:
             if lease is None:
-                new = kubernetes_lease.new_lease(self._name(lock), lock, identity, ttl_ms)
+                new = kubernetes_api.new_lease(self._name(lock), lock, identity, ttl_ms)
                 taken = await self._api.create(new)
             else:
                 taken = await self._api.update(lease.taken(identity, ttl_ms))
@@ -231,8 +231,8 @@ class KubernetesLeases:
         return seen.since + lease.seconds - asyncio.get_running_loop().time()
 
     def _name(self, lock: str) -> str:
-        own = kubernetes_lease.own_name(lock) if self._names == "own" else None
-        return own or kubernetes_lease.hashed_name(lock)
+        own = kubernetes_api.own_name(lock) if self._names == "own" else None
+        return own or kubernetes_api.hashed_name(lock)
 
     async def _advice_of_version(self) -> list[str]:
         found = await self._api.version()

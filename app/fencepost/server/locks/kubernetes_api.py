@@ -33,7 +33,7 @@ from fencepost.server.locks.source import (
     one_of,
     text,
 )
-from fencepost.server.locks.source import read as read_source
+from fencepost.server.locks.source import read as read_source_url
 from fencepost.server.setting_files import SettingFileError, read_setting_file
 
 # How to reach an API server and who to be there: from inside a pod, or by a kubeconfig.
@@ -215,7 +215,7 @@ class Options:
 
 def parse(url: str, source: str) -> Options:
     """Read the URL of the source of this name. Raises SourceConfigError."""
-    found = read_source(url, source, _FORM)
+    found = read_source_url(url, source, _FORM)
     access: Access
     if found.place == "in-cluster":
         access = InCluster(Path(found[_DIRECTORY]))
@@ -381,6 +381,8 @@ def wall_clock() -> str:
 def _text(time: datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
+
+# Asking the API server for Leases, and watching them.
 
 VERBS: Final = ("get", "create", "update", "list", "watch")
 """What the Role has to allow on leases.coordination.k8s.io (deploy/kubernetes/rbac.yaml)."""

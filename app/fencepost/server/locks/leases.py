@@ -11,67 +11,6 @@ from fencepost.server.locks.source import Grant, SourceError
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, LockRow, LostLease
 
-# What a request leaves behind that is cancelled, fails or gets no answer, and who gives it back.
-#
-# A request to a lock service that is under way cannot be called back: it may be carried out after a release that was
-# sent behind it over another connection. So a cancelled acquire first waits for the answer, then releases, and only
-# then is cancelled. Cancelled once more, the caller goes, and this goes on.
-
-T = TypeVar("T")
-
-
-class ServiceReleases:
-    """Tasks that outlive the requests they belong to."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do this, whatever becomes of the caller."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def to_end(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self.begin(work))
-
-    async def acquire_or_release(
-        self, attempt: Coroutine[Any, Any, T], release: Callable[[Grant], Awaitable[None]]
-    ) -> T:
-        """Await an attempt to acquire. Cancelled, it ends all the same, and what it was granted is released."""
-        task = self.begin(attempt)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await self.give_back(self._undo(task, release))
-            raise
-
-    def give_back(self, release: Awaitable[None]) -> "asyncio.Future[None]":
-        """Release what may have been granted. Who does not wait for that need not await it. It raises no SourceError:
-        what cannot be released expires, and the caller has an answer or an error of its own.
-        """
-        return asyncio.shield(self.begin(_tried(release)))
-
-    async def drain(self, within: float | None = None) -> None:
-        """Return once all is given back, or has failed to, or so many seconds are over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while self._tasks:
-                    await asyncio.wait(self._tasks)
-
-    @staticmethod
-    async def _undo(task: asyncio.Task[T], release: Callable[[Grant], Awaitable[None]]) -> None:
-        (answer,) = await asyncio.gather(task, return_exceptions=True)
-        if isinstance(answer, Grant):
-            await release(answer)
-
-
-async def _tried(release: Awaitable[None]) -> None:
-    with suppress(SourceError):
-        await release
-
-
 # The Protocol of a token source's leases, and what its calls take and give. The gateway knows a source by this only.
 #
 # Two classes fulfil it, and name it as their base: `PostgresLocks` keeps locks and leases in the protected database
@@ -79,6 +18,8 @@ async def _tried(release: Awaitable[None]) -> None:
 #
 # Every call raises StorageError when PostgreSQL could not be asked or its answer got lost; those of a lock service
 # raise SourceError as well.
+
+T = TypeVar("T")
 
 Claim = Callable[[Connection, Token, bool], Awaitable[T]]
 """Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
@@ -152,3 +93,62 @@ class Leases(Protocol):
     async def sweep(self, keep_seconds: float) -> None:
         """Remove what no lock needs any more, and forget leases that ended longer ago than that."""
         ...
+
+
+# What a request leaves behind that is cancelled, fails or gets no answer, and who gives it back.
+#
+# A request to a lock service that is under way cannot be called back: it may be carried out after a release that was
+# sent behind it over another connection. So a cancelled acquire first waits for the answer, then releases, and only
+# then is cancelled. Cancelled once more, the caller goes, and this goes on.
+
+
+class ServiceReleases:
+    """Tasks that outlive the requests they belong to."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do this, whatever becomes of the caller."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self.begin(work))
+
+    async def acquire_or_release(
+        self, attempt: Coroutine[Any, Any, T], release: Callable[[Grant], Awaitable[None]]
+    ) -> T:
+        """Await an attempt to acquire. Cancelled, it ends all the same, and what it was granted is released."""
+        task = self.begin(attempt)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await self.give_back(self._undo(task, release))
+            raise
+
+    def give_back(self, release: Awaitable[None]) -> "asyncio.Future[None]":
+        """Release what may have been granted. Who does not wait for that need not await it. It raises no SourceError:
+        what cannot be released expires, and the caller has an answer or an error of its own.
+        """
+        return asyncio.shield(self.begin(_tried(release)))
+
+    async def drain(self, within: float | None = None) -> None:
+        """Return once all is given back, or has failed to, or so many seconds are over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+
+    @staticmethod
+    async def _undo(task: asyncio.Task[T], release: Callable[[Grant], Awaitable[None]]) -> None:
+        (answer,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(answer, Grant):
+            await release(answer)
+
+
+async def _tried(release: Awaitable[None]) -> None:
+    with suppress(SourceError):
+        await release

@@ -41,7 +41,7 @@ from fencepost.server.locks.source import (
     whole,
 )
 
-# What the URLs of sources that live in Redis may have (source.py).
+# What the URLs of sources that live in Redis may have, Redlock's too.
 
 PREFIX: Final = Option("prefix", text("[!-~]{1,64}", "1 to 64 ASCII characters without spaces"), "fencepost:")
 """What all keys begin with."""
@@ -424,7 +424,7 @@ def from_url(url: str, context: SourceContext) -> "RedisSource":
 
 
 class RedisSource:
-    """A token source (redis.py) in one Redis server."""
+    """A token source in one Redis server."""
 
     capabilities = Capabilities(order="source", fair=False, verifies=True)
 
@@ -505,7 +505,7 @@ class RedisSource:
         return await last_drawn(self._node, self._counter) >= number
 
     async def advice(self) -> list[str]:
-        """See locks/redis.py."""
+        """See the function `advice`."""
         return await advice(self._node, self._counter)
 
     def _key(self, lock: str) -> str:

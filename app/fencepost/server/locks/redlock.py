@@ -92,7 +92,7 @@ class Poll:
 
 
 class RedlockSource:
-    """A lock source (redis.py) in several Redis servers that are independent of each other. It has no numbers."""
+    """A lock source in several Redis servers that are independent of each other. It has no numbers."""
 
     def __init__(self, where: SourceUrl) -> None:
         timeout_ms = where[NODE_TIMEOUT_MS]
@@ -191,7 +191,7 @@ class RedlockSource:
         raise SourceError(f"Redlock has no numbers, so it is not known whether {number} was handed out")
 
     async def advice(self) -> list[str]:
-        """Each node's own (locks/redis.py), and whether they are several servers at all."""
+        """Each node's own (`advice` of redis.py), and whether they are several servers at all."""
         poll = await self._poll(lambda node: advice(node, None, alone=True))
         found = [sentence for answered in poll.answered for sentence in answered]
         found += [str(error) for error in (*poll.silent, *poll.refused)]

@@ -377,7 +377,6 @@ KINDS: Final[dict[str, tuple[str, str | None]]] = {
     "postgres-advisory": ("fencepost.server.locks.advisory", None),
 }
 
-
 _SAME: Final = {"rediss": "redis", "etcds": "etcd"}
 
 

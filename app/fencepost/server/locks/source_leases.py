@@ -31,7 +31,6 @@ from fencepost.server.locks.source import (
     SourceQuarantinedError,
 )
 from fencepost.server.postgres import sources
-from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError
@@ -101,7 +100,7 @@ def public(lease: SourceLease, minted: Sequence[int]) -> LeaseRow:
     )
 
 
-# How a grant of a source becomes tokens, and a record of it: the order of R12 (see source_leases.py).
+# How a grant of a source becomes tokens, and a record of it, in the order above.
 
 T = TypeVar("T")
 
@@ -206,7 +205,7 @@ class Grants:
         verdict, lease = "void", None
         try:
             if record.elapsed_ms < wanted.ttl_ms:
-                verdict, lease = await self.ask(lambda c: source_leases.record_grant(c, self.name, wanted, record))
+                verdict, lease = await self.ask(lambda c: sources.record_grant(c, self.name, wanted, record))
         finally:
             if lease is None:
                 await self.give_back(lock, held.handle)
@@ -348,12 +347,12 @@ class SourceClaims:
     ) -> tuple[object, SourceLease] | None:
         async def in_transaction(connection: Connection) -> tuple[object, SourceLease] | None:
             async with connection.transaction():
-                now = await source_leases.lock_claims(connection, lease.lease_id)
+                now = await sources.lock_claims(connection, lease.lease_id)
                 if now is None:
                     return None
                 made, used = now[0], now[1] if now[0] else tokens
                 claims = await claim(connection, Token(used[0]), made)
-                if not made and not await source_leases.record_claims(connection, lease.lease_id, used):
+                if not made and not await sources.record_claims(connection, lease.lease_id, used):
                     raise Overtaken
             return claims, replace(lease, tokens=used, claimed=True)
 
@@ -452,7 +451,7 @@ class HoldWatch:
     async def _look(self) -> float:
         """End the holds whose leases are over. Returns in how many seconds to look again."""
         try:
-            due: dict[int, int] = await self._ask(lambda c: source_leases.due_in(c, list(self._holds)))
+            due: dict[int, int] = await self._ask(lambda c: sources.due_in(c, list(self._holds)))
         except StorageError as error:
             self._failed(f"which leases are over cannot be asked: {error}")
             return self._times.look_again
@@ -471,8 +470,10 @@ class HoldWatch:
             return
         await self._source.release(lock, handle)
         self.forget(lease_id)
-        await self._ask(lambda c: source_leases.end(c, lease_id, by=None))
+        await self._ask(lambda c: sources.end(c, lease_id, by=None))
 
+
+# The leases of a source: every verb, in the order that stands above.
 
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""
@@ -588,12 +589,12 @@ class SourceLocks(Leases):
 
     async def _look_up(self, wanted: LockRequest) -> "tuple[SourceState, tuple[str, SourceLease] | None]":
         return await self._grants.ask(
-            lambda c: source_leases.find_by_secret(c, self.name, wanted.names[0], wanted.secret_hash)
+            lambda c: sources.find_by_secret(c, self.name, wanted.names[0], wanted.secret_hash)
         )
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
         """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
-        lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, secret_hash))
+        lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, secret_hash))
         if lease is None:
             return None
         ttl_ms = lease.ttl_ms if ttl_ms is None else ttl_ms
@@ -602,9 +603,7 @@ class SourceLocks(Leases):
             await self.over(lease_id)
             return None
         renewed = await self._grants.ask(
-            lambda c: source_leases.record_renewal(
-                c, self.name, lease_id, secret_hash, ttl_ms, self._grants.ms_since(since)
-            )
+            lambda c: sources.record_renewal(c, self.name, lease_id, secret_hash, ttl_ms, self._grants.ms_since(since))
         )
         if renewed is None:  # over by our record meanwhile: the hold belongs to no lease
             await self._grants.give_back(lease.lock, lease.handle)
@@ -614,7 +613,7 @@ class SourceLocks(Leases):
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
         """Draw more tokens. None: the lease is lost. Raises SourceQuarantinedError."""
-        found = await self._grants.ask(lambda c: source_leases.find_held(c, self.name, lease_id, secret_hash))
+        found = await self._grants.ask(lambda c: sources.find_held(c, self.name, lease_id, secret_hash))
         if found is None:
             return None
         before, lease = found
@@ -624,7 +623,7 @@ class SourceLocks(Leases):
             await self._grants.give_back(lease.lock, lease.handle)
             await self.over(lease_id)
             return None
-        match await self._grants.ask(lambda c: source_leases.record_minted(c, lease_id, secret_hash, tokens, before)):
+        match await self._grants.ask(lambda c: sources.record_minted(c, lease_id, secret_hash, tokens, before)):
             case "minted":
                 return public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
             case "lost":
@@ -634,22 +633,22 @@ class SourceLocks(Leases):
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
         """Give the lock back; False: the lease lives and is another client's."""
-        found = await self._grants.ask(lambda c: source_leases.hold(c, self.name, lease_id, secret_hash))
+        found = await self._grants.ask(lambda c: sources.hold(c, self.name, lease_id, secret_hash))
         if found is None:
             return await self.inspect(lease_id) is None
         # Also where it is over by our record: the service may hold it for longer.
         await self.source.release(*found)
         self._watch.forget(lease_id)
-        await self._grants.ask(lambda c: source_leases.end(c, lease_id, by="holder"))
+        await self._grants.ask(lambda c: sources.end(c, lease_id, by="holder"))
         return True
 
     async def inspect(self, lease_id: int) -> LeaseRow | None:
-        lease = await self._grants.ask(lambda c: source_leases.lease(c, self.name, lease_id, None))
+        lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, None))
         return None if lease is None else public(lease, ())
 
     async def find_ended(self, lease_id: int) -> LostLease | None:
         """Look at a lease that is over, as long as it is remembered."""
-        return await self._grants.ask(lambda c: source_leases.find_ended(c, self.name, lease_id))
+        return await self._grants.ask(lambda c: sources.find_ended(c, self.name, lease_id))
 
     async def states(
         self,
@@ -659,7 +658,7 @@ class SourceLocks(Leases):
         patterns: Sequence[str] | None = None,
     ) -> list[LockRow]:
         """List the locks that are held under leases."""
-        return await self._grants.ask(lambda c: source_leases.lock_states(c, self.name, names, after, limit, patterns))
+        return await self._grants.ask(lambda c: sources.lock_states(c, self.name, names, after, limit, patterns))
 
     async def verify(self, token: int) -> bool:
         """Ask the source whether it has issued a token that is above all that are known, and note that (--verify)."""
@@ -676,7 +675,7 @@ class SourceLocks(Leases):
         """Forget leases that ended longer ago than that."""
         gone = FORGOTTEN_AT_ONCE
         while gone == FORGOTTEN_AT_ONCE:
-            gone = await self._grants.ask(lambda c: source_leases.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
+            gone = await self._grants.ask(lambda c: sources.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
 
     async def _record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
         lease = await self._grants.record(wanted, held)
@@ -704,7 +703,7 @@ class SourceLocks(Leases):
             if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(given)):
                 await self.over(lease.lease_id)
                 return None
-            now = await self._grants.ask(lambda c: source_leases.lease(c, self.name, number, secret_hash))
+            now = await self._grants.ask(lambda c: sources.lease(c, self.name, number, secret_hash))
             if now is None:  # over by our record meanwhile: the hold belongs to no lease
                 await self._grants.give_back(lease.lock, lease.handle)
                 return None
@@ -714,4 +713,4 @@ class SourceLocks(Leases):
     async def over(self, lease_id: int, by: EndedBy = "service") -> None:
         """Note that a lease was lost at the service, or was given back."""
         self._watch.forget(lease_id)
-        await self._grants.ask(lambda c: source_leases.end(c, lease_id, by=by))
+        await self._grants.ask(lambda c: sources.end(c, lease_id, by=by))

@@ -7,7 +7,7 @@ from typing import Final, Literal, assert_never
 
 import structlog
 
-from fencepost.server.fence.resource import MOST, bounded, in_json
+from fencepost.server.fence.resource import MOST_OF_A_TEXT, bounded, in_json
 from fencepost.server.observe.events import (
     Accepted,
     BatchesFail,
@@ -101,9 +101,9 @@ def bounded_values(_logger: object, _method: str, entry: structlog.typing.EventD
     """
     for key, value in entry.items():
         if isinstance(value, str):
-            entry[key] = bounded(value, MOST_OF_A_TRACEBACK if key == "exception" else MOST, in_json)
-        elif not isinstance(value, int | float | None) and len(in_json(written := repr(value))) > MOST:
-            entry[key] = bounded(written, MOST, in_json)
+            entry[key] = bounded(value, MOST_OF_A_TRACEBACK if key == "exception" else MOST_OF_A_TEXT, in_json)
+        elif not isinstance(value, int | float | None) and len(in_json(written := repr(value))) > MOST_OF_A_TEXT:
+            entry[key] = bounded(written, MOST_OF_A_TEXT, in_json)
     return entry
 
 

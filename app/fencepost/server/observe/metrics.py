@@ -304,7 +304,7 @@ class RecordInstruments:
 
 # Counts what callers were refused for who they are, until it is written down (postgres/upkeep.py).
 
-MOST: Final = 1000
+MOST_COUNTED: Final = 1000
 """Callers and codes that are counted apart in a day, by one process."""
 DAY: Final = 86_400.0
 OTHERS: Final = "others"
@@ -341,7 +341,7 @@ class CallerRefusals:
         key = (caller, code)
         if self._clock() - self._day > DAY:
             self._day, self._seen = self._clock(), set()
-        if key not in self._seen and len(self._seen) >= MOST:
+        if key not in self._seen and len(self._seen) >= MOST_COUNTED:
             key = (OTHERS, code)
         else:
             self._seen.add(key)

@@ -169,6 +169,9 @@ def to_target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[st
     )
 
 
+# What is in the way of protecting a table.
+
+
 class ProtectError(Exception):
     """The table cannot be protected (or unprotected) as it is. `reasons` are sentences for its owner."""
 
@@ -186,7 +189,6 @@ SELECT c.oid::int8 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 _NAME_TAKEN: Final = """
 SELECT p.relation::text FROM fencepost.protected p
  WHERE p.name = $1 AND p.relation <> $2::int8::oid AND EXISTS (SELECT FROM pg_class c WHERE c.oid = p.relation)"""
-
 
 _FORMERLY: Final = """
 SELECT o.name FROM fencepost.floors o

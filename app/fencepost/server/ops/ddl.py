@@ -1,4 +1,6 @@
-"""What the DDL of `protect` has in common, whether a table's rows have marks of their own or its scopes have."""
+"""The DDL of `protect` and `unprotect`: of tables whose rows have marks of their own, of tables with a scope, and of
+those that go from one to the other or have lost their marks.
+"""
 
 import re
 import shlex
@@ -23,6 +25,8 @@ from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.queues import is_queue
 from fencepost.server.postgres.row_sql import dollar, encode_name, literal, resource_sql
 from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN, quote
+
+# What the DDL has in common, whether a table's rows have marks of their own or its scopes have.
 
 PREFIX: Final = "zzz_fencepost_"
 """Of the triggers' names: after all others, so that they judge what is really written."""
@@ -317,8 +321,8 @@ class RowDdl(TableDdl):
         Exact, because the table's lock keeps every mark from rising meanwhile. So is the sequence: no session draws
         from it until this commits (`fencepost.issue_beyond`), and a lease that is granted afterwards has a token that
         passes. A claim of a key without a row takes the table's lock last; it looks at the source after that
-        (marks.py). Under such a source no mark rises above what was issued, so repeating `protect` looks at no row (a
-        new name may have marks of a table that was called so before).
+        (`claim_absent`). Under such a source no mark rises above what was issued, so repeating `protect` looks at no
+        row (a new name may have marks of a table that was called so before).
         """
         before = self.target.registered
         stays = before is not None and (before.source, before.name) == (self.source, self.target.name)
@@ -526,7 +530,7 @@ def unprotect_scope_sql(
 # the table needs no column; one BEFORE trigger enters the scope for a transaction that has not yet.
 #
 # Nothing stale gets in by changing sides. A table that enters a scope brings its rows' marks with it, and those of its
-# deleted keys as the floor of the prefix; for one that leaves see ddl.py.
+# deleted keys as the floor of the prefix; for one that leaves see `leave_sql`.
 
 
 class ScopeDdl(TableDdl):

@@ -391,7 +391,7 @@ async def examine_prepared(connection: Connection, old: float = OLD) -> list[Fin
 # What `fencepost doctor` looks at for the built-in token source: its sequence, and the tables that take its tokens.
 
 # Triggers compare with the sequence in the writer's own name, so every role must be able to read it.
-_NUMBERS_OF: Final = """
+_BUILTIN_SEQUENCE: Final = """
 SELECT s.seqtypid = 'int8'::regtype AS is_bigint, s.seqincrement AS step, s.seqcache AS cache, s.seqcycle AS cycles,
        s.seqmax AS most, c.relpersistence::text AS persistence, current_user::text AS role,
        has_sequence_privilege(c.oid, 'SELECT') AS readable,
@@ -422,7 +422,7 @@ SELECT DISTINCT left(p.scope, strpos(p.scope, '/{') - 1) AS name
 
 async def examine_tokens(connection: Connection) -> list[Finding]:
     """Look at the sequence, and whether each table's functions and marks fit its source."""
-    row = await connection.fetchrow(_NUMBERS_OF)
+    row = await connection.fetchrow(_BUILTIN_SEQUENCE)
     findings = [Finding("error", "tokens", text) for text in _find_faults(row)]
     readable = row is not None and row["readable"]
     issued: int | None = await connection.fetchval("SELECT fencepost.issued()") if readable else None

@@ -211,6 +211,7 @@ def _names(value: object) -> list[str]:
 
 # Of enums in keys: marks are kept under the labels' texts, and `ALTER TYPE … RENAME VALUE` changes those of all rows at
 # once, which no trigger sees.
+
 # The n-th value of a name, which is `name/value,value`, as it is encoded there. No domain over an enum is in a key, and
 # no enum in a scope.
 _UNKNOWN: Final = """
@@ -512,7 +513,7 @@ FAR: Final = 2**49
 """How far above the next lower mark one is doubtful. Raised generations leave 2^48 between two marks, or twice that; a
 ZooKeeper that elected a leader 2^32; a clock that counts nanoseconds is so far within six days."""
 
-_WITH_CEILING: Final = """
+_EXTERNAL_TABLES: Final = """
 SELECT p.name, p.max_token, n.nspname::text AS schema, c.relname::text AS relation, p.functions,
        has_table_privilege(c.oid, 'SELECT') AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid
           AND a.attname = $1 AND a.atttypid = 'bigint'::regtype AND NOT a.attisdropped)
@@ -558,7 +559,7 @@ async def examine_marks(connection: Connection) -> list[Finding]:
     may_read = await connection.fetchval(
         "SELECT has_table_privilege('fencepost.marks', 'SELECT') AND has_table_privilege('fencepost.floors', 'SELECT')"
     )
-    for row in await connection.fetch(_WITH_CEILING, MARK_COLUMN):
+    for row in await connection.fetch(_EXTERNAL_TABLES, MARK_COLUMN):
         parts = []
         if may_read:
             parts += [

@@ -1,7 +1,7 @@
 """The functions of one protected table, as text. The comparisons themselves are those of the schema fencepost.
 
 Each table gets trigger functions of its own, with its key columns written out: to_jsonb(NEW) would cost more than the
-UPDATE that it guards. How high and how old a token may be is in functions.py (R12, R19).
+UPDATE that it guards. How high and how old a token may be, `TokenBounds` writes (R12, R19).
 """
 
 import hashlib
@@ -320,7 +320,7 @@ class Functions:
             bounds = f"{issued}\n  {self.bounds.require_current(self.resource('OLD'), new)}"
         # The plain case first: a token above the mark passes under both rules (fencepost.accepts) and within the
         # bounds (bounds.sql). No SET clause or WHEN: both would cost more than the comparison. The gateway gives -t
-        # (marks.py). The lowest number has no positive one: it is judged, and is malformed.
+        # (`Mark.stored`). The lowest number has no positive one: it is judged, and is malformed.
         return f"""
 DECLARE
   given bigint := {new};

@@ -55,7 +55,7 @@ async def _refuse_newer(dsn: str) -> None:
         found = await schema.current(connection)
     finally:
         await connection.close()
-    if found is not None and found not in schema.known_revision():
+    if found is not None and found not in schema.known_revisions():
         raise NewerSchemaError(
             f"the schema fencepost is at revision {found}, and this version of Fencepost only knows those up to"
             f" {schema.newest()}: it was migrated by a newer version. Nothing was changed; run `migrate` of that one"

@@ -50,7 +50,6 @@ for it and perhaps ends the grant."""
 PAUSE: Final = 0.5
 """Seconds between two tries for the table's lock, in which its other users get through."""
 
-
 _STANDING: Final = """
 SELECT p.name, p.functions, p.scope,
        NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND NOT a.attisdropped

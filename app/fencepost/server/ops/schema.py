@@ -22,7 +22,7 @@ def scripts_dir() -> Path:
     return installed if installed.is_dir() else PACKAGE.parents[1] / "migrations"
 
 
-def known_revision() -> tuple[str, ...]:
+def known_revisions() -> tuple[str, ...]:
     """Name the revisions that this version of Fencepost brings, the oldest first. It works with the newest.
 
     They are the numbers with which the names of their files begin, as Alembic makes them here.
@@ -37,7 +37,7 @@ def _known(directory: Path) -> tuple[str, ...]:
 
 def newest() -> str:
     """Name the newest of them."""
-    return known_revision()[-1]
+    return known_revisions()[-1]
 
 
 async def current(connection: Connection) -> str | None:
@@ -53,11 +53,9 @@ async def current(connection: Connection) -> str | None:
 # Revisions of the schema follow one another in a line. Version N of Fencepost brings all up to its newest.
 #
 # - The schema is older: nothing of this version works on it. `fencepost migrate` comes first, and then the gateways.
-# - The schema is newer: its function fencepost.compatible_from() names the revision from which on gateways and
-#   commands
+# - The schema is newer: its function fencepost.compatible_from() names the revision from which on gateways and commands
 #   can work on it. If that is one that this version has, they work, and report that they are behind: so the schema is
-#   migrated while gateways of version N serve, and they are replaced one after the other. Else they are to be
-#   upgraded.
+#   migrated while gateways of version N serve, and they are replaced one after the other. Else they are to be upgraded.
 #
 # A migration that leaves everything in place that the version before uses keeps compatible_from() as it is; one that
 # does not sets it to its own revision. A version that is older than the schema never migrates it.
@@ -100,7 +98,7 @@ class Fit:
 
 async def fit(connection: Connection) -> Fit:
     """Compare the schema with this version."""
-    found, known = await current(connection), known_revision()
+    found, known = await current(connection), known_revisions()
     if found is None or found in known:
         verdict: Verdict = "missing" if found is None else "same" if found == known[-1] else "older"
         return Fit(verdict, found, known[-1])
@@ -144,7 +142,6 @@ SELECT s.owner, s.command FROM (
   SELECT t.typowner, format('ALTER TYPE %I.%I', {literal(SCHEMA)}, t.typname)
     FROM pg_type t LEFT JOIN pg_class c ON c.oid = t.typrelid
    WHERE t.typnamespace = {literal(SCHEMA)}::regnamespace AND t.typtype = 'c' AND c.relkind = 'c') s"""
-
 
 _SETTLE: Final = f"""
   keeper name := (SELECT pg_get_userbyid(n.nspowner) FROM pg_namespace n WHERE n.nspname = {literal(SCHEMA)});

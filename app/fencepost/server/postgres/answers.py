@@ -28,13 +28,11 @@ from fencepost.server.postgres.tables import Column, Table, quote
 #
 # one row        its JSON has so many bytes, once it is made
 # several rows   the write keeps the columns that are shown, as they are stored; only behind it, one row after the
-# other,
-#                they become JSON, which is added up: the row that makes it too much is the last one that is made
+#                other, they become JSON, which is added up: the row that makes it too much is the last one that is made
 # a column that `select` names several times, as it is, by paths or cast
 #                each of these has its JSON made first, one after the other, and counts as often as it is named: by
-#                names
-#                alone a short request could have PostgreSQL build a gigabyte of one row. Before that, what is cast
-#                counts with the text that the cast begins with: `varchar(1)` makes all of a jsonb's text
+#                names alone a short request could have PostgreSQL build a gigabyte of one row. Before that, what is
+#                cast counts with the text that the cast begins with: `varchar(1)` makes all of a jsonb's text
 # a text that is cast to jsonb, an array or a composite
 #                the digits of its numbers count before it is cast (`fencepost.digits`)
 #
@@ -268,7 +266,7 @@ def typed(table: Table, texts: Sequence[str]) -> dict[str, str]:
     return {c: f"CAST({text} AS {table.columns[c].base_type})" for c, text in zip(table.key, texts, strict=True)}
 
 
-def record(table: Table, columns: Sequence[str], body: object = BODY) -> Given:
+def body_record(table: Table, columns: Sequence[str], body: object = BODY) -> Given:
     """Give a body, a JSON object, as the row `b`; nothing to join with where no column is given."""
     source = (
         f"json_to_record({body_json(table, columns, body)}) AS b({body_columns(table, columns)})" if columns else ""

@@ -274,7 +274,6 @@ _LOOK: Final = f"""
 SELECT {_FINGERPRINT} AS fingerprint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE {_SERVED} AND ($2 = n.nspname || '.' || c.relname OR n.nspname = 'public' AND $2 = c.relname)"""
 
-
 _SCOPE: Final = f"""
 SELECT EXISTS (SELECT FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation
                  JOIN pg_namespace n ON n.oid = c.relnamespace

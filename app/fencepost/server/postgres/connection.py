@@ -14,35 +14,6 @@ from fencepost.server.postgres.database_identity import ORIGIN_SINCE, Origin, Wa
 from fencepost.server.postgres.errors import OutcomeUnknownError, SessionError, UnavailableError, map_errors
 from fencepost.server.times import TIMES
 
-# Arrays of PostgreSQL's own types, which asyncpg does not know by itself.
-#
-# It would ask the catalog for each of them once a connection: three round trips, and a statement of its own, whose
-# operators others may have put on the search_path of the session's role. Their numbers are the same in every
-# PostgreSQL (src/include/catalog/pg_type.dat), so nothing has to be asked.
-
-_NUMBERS: Final = {
-    "bool": (1000, 16),
-    "bytea": (1001, 17),
-    "int4": (1007, 23),
-    "int8": (1016, 20),
-    "float8": (1022, 701),
-    "uuid": (2951, 2950),
-}
-"""A type's name → the array's number, and its own."""
-_UNUSED: Final = dict.fromkeys(("basetype", "range_subtype", "attrtypoids", "attrnames"))
-_ARRAYS: Final = [
-    {"oid": array, "ns": "pg_catalog", "name": f"_{name}", "kind": b"b", "elemtype": element, "elemdelim": ","}
-    | _UNUSED
-    for name, (array, element) in _NUMBERS.items()
-]
-
-
-def know_arrays(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-    """Let a new connection know them: as asyncpg does with what the catalog answers."""
-    protocol = connection._protocol  # type: ignore[attr-defined] # noqa: SLF001 - there is no public way
-    protocol.get_settings().register_data_types(_ARRAYS)
-
-
 # What every session of the gateway has in force (R4, R6), whatever stands between it and PostgreSQL.
 #
 # READ COMMITTED, commits that wait until they are durable, one spelling of each value, no statement that runs for
@@ -50,8 +21,7 @@ def know_arrays(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 #
 # 1. The settings are set by a statement. What a client asks for in its startup packet does not arrive through a
 #    connection pooler: PgBouncer refuses it, or drops it in silence when `ignore_startup_parameters` names it.
-# 2. The next statement reads what is in force there. A session that lost what was set is none of its own:
-#    SessionError,
+# 2. The next statement reads what is in force there. A session that lost what was set is none of its own: SessionError,
 #    and the connection is closed.
 #
 # Statements and settings that follow need the same session of PostgreSQL for as long as the connection lives.
@@ -60,15 +30,14 @@ def know_arrays(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 # before anything is done:
 #
 # - A pooler gives its clients a process id that it made up. A client whose pg_backend_pid() is the one that it was
-#   given
-#   at connect is connected to PostgreSQL itself.
+#   given at connect is connected to PostgreSQL itself.
 # - Otherwise a second connection begins a transaction, and keeps its session busy for as long. If that is the session
 #   which the first one had, or the first one has another session afterwards, sessions are shared out. Up to HOLDERS
 #   connections do so one after the other, since a pooler with several idle sessions may give them out in turn.
 #
 # What code of users' (a trigger, a policy, a function in a default) does to a session outlives its statement:
 # settings, a role, locks, temporary tables. `restoring` has the statement after which the session is again what
-# `settle` made it. The connection runs it before anybody else gets it (connection.py, database.py).
+# `settle` made it. The connection runs it before anybody else gets it (`give_back` of database.py).
 #
 # The pools go on comparing: no two open connections have one backend (`BackendRegistry`). A pooler that is reloaded
 # with another mode under a running gateway shows by that, or by a prepared statement that it does not know
@@ -288,7 +257,7 @@ class BackendRegistry:
         self._known.add(connection)
 
 
-# One connection of the gateway's pools (pool.py). What its session has in force: connection.py.
+# One connection of the gateway's pools (pool.py), and how it is opened.
 
 UNREADABLE_URL: Final = (
     "the database URL cannot be read: it is postgresql://user:password@host:port/database, "
@@ -338,15 +307,15 @@ class GatewayConnection(asyncpg.Connection):
     opened: float
     """When it was opened (loop time)."""
     unwritable = ""
-    """Why nothing may be written in its session, as it was then, or since it refused a write for it (pool.py);
+    """Why nothing may be written in its session, as it was then, or since it refused a write for it (`ReadOnly`);
     empty: it may.
     """
     acting = False
-    """Whether its session may have a caller's role, or settings (database.py)."""
+    """Whether its session may have a caller's role, or settings (`take` of database.py)."""
     code_ran = False
     """Whether code of users' may have run in its session, and changed it, since it was settled."""
     restoring: str
-    """What makes its session again what it was when it was opened (connection.py)."""
+    """What makes its session again what it was when it was opened (see the function `restoring`)."""
     _log_listeners: set[object]
     _unreplicated = False
 
@@ -398,7 +367,7 @@ def gateway_connection(connection: Connection) -> GatewayConnection:
 
 
 def session_settings(limits: Limits) -> dict[str, str]:
-    """What the session of every connection of the pools has in force (connection.py)."""
+    """What the session of every connection of the pools has in force."""
     return {
         **PINNED,
         "statement_timeout": str(round(limits.statement_timeout * 1000)),
@@ -466,3 +435,32 @@ async def end(connection: Connection, backend: Backend, within: float = TIMES.co
         # Its entry goes after its transaction has ended.
         if await connection.fetchval(_ALIVE, backend.pid, backend.started):
             raise UnavailableError(f"PostgreSQL's process {backend.pid} does not end")
+
+
+# Arrays of PostgreSQL's own types, which asyncpg does not know by itself.
+#
+# It would ask the catalog for each of them once a connection: three round trips, and a statement of its own, whose
+# operators others may have put on the search_path of the session's role. Their numbers are the same in every
+# PostgreSQL (src/include/catalog/pg_type.dat), so nothing has to be asked.
+
+_NUMBERS: Final = {
+    "bool": (1000, 16),
+    "bytea": (1001, 17),
+    "int4": (1007, 23),
+    "int8": (1016, 20),
+    "float8": (1022, 701),
+    "uuid": (2951, 2950),
+}
+"""A type's name → the array's number, and its own."""
+_UNUSED: Final = dict.fromkeys(("basetype", "range_subtype", "attrtypoids", "attrnames"))
+_ARRAYS: Final = [
+    {"oid": array, "ns": "pg_catalog", "name": f"_{name}", "kind": b"b", "elemtype": element, "elemdelim": ","}
+    | _UNUSED
+    for name, (array, element) in _NUMBERS.items()
+]
+
+
+def know_arrays(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Let a new connection know them: as asyncpg does with what the catalog answers."""
+    protocol = connection._protocol  # type: ignore[attr-defined] # noqa: SLF001 - there is no public way
+    protocol.get_settings().register_data_types(_ARRAYS)

@@ -49,10 +49,9 @@ if TYPE_CHECKING:
 # A caller's role on a connection: SET ROLE for as long as a block has the connection, and never longer.
 #
 # A connection takes role, `request.jwt.claims` and `fencepost.caller` in one statement, and gives them back in one
-# statement, which also looks whether the login acts in its own name again. `Database` (database.py) does that around
-# each block that is lent a connection for a caller with a role. A connection that cannot give its role back is closed:
-# its statement was interrupted, its transaction is open, it is broken. The pool takes none back that has one
-# (pool.py).
+# statement, which also looks whether the login acts in its own name again. `Database` does that around each block that
+# is lent a connection for a caller with a role. A connection that cannot give its role back is closed: its statement
+# was interrupted, its transaction is open, it is broken. The pool takes none back that has one (pool.py).
 #
 # Code of users' that a statement runs (a trigger, a policy) may set what it likes for the whole session, a role too.
 # Whoever lends a connection for a table with such code says so (`code_ran`): then giving back is to run what makes the
@@ -166,6 +165,9 @@ async def as_gateway(connection: Connection, caller: Caller) -> AsyncIterator[No
     await take(connection, caller)
 
 
+# The pools, and who is lent a connection of which.
+
+
 class Database:
     """Three pools: one for requests; one for batches (group_commit.py), whose statements hardly wait for locks; and one
     for leases, which are not to wait for the other two.
@@ -252,7 +254,7 @@ class Database:
     ) -> AbstractAsyncContextManager[Connection]:
         """Lend a connection for reading. UnavailableError when none can be had in time. Errors inside are mapped
         (errors.py). One that shows that sessions have old query plans makes all of them new.
-        `caller`: whose role the session has for as long as it is lent (database.py); RoleError when it cannot.
+        `caller`: whose role the session has for as long as it is lent; RoleError when it cannot.
         `counted`: whoever waits is one of `most_waiting`, and refused where these are there already.
         `runs_code`: what is asked runs code of users', which may change the session. It is restored afterwards.
         """
@@ -261,7 +263,7 @@ class Database:
     def for_writing(
         self, *, caller: Caller = EVERYBODY, counted: bool = True, runs_code: bool = False
     ) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection to `run_write` (database.py), which maps errors: only to the database that writes were
+        """Lend a connection to `run_write`, which maps errors: only to the database that writes were
         allowed on (StandbyError, QuarantinedError: R19), and only if PostgreSQL takes writes (ReadOnlyError).
         """
         return self._lend(self._pool, caller, writing=True, counted=counted, runs_code=runs_code)

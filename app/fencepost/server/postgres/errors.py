@@ -62,11 +62,11 @@ class UnavailableError(StorageError):
 
 
 class ReadOnlyError(UnavailableError):
-    """PostgreSQL refused a write because its transaction was read-only (pool.py); nothing was written."""
+    """PostgreSQL refused a write because its transaction was read-only (`ReadOnly` of pool.py); nothing was written."""
 
 
 class SessionError(UnavailableError):
-    """The session behind a connection is not its own, or has not in force what was set there (doctor.py)."""
+    """The session behind a connection is not its own, or has not in force what was set there (connection.py)."""
 
 
 class StandbyError(UnavailableError):

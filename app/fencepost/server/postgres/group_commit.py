@@ -58,7 +58,7 @@ from fencepost.server.times import TIMES, Times
 if TYPE_CHECKING:
     from fencepost.server.times import Timer
 
-# A queue of group_commit.py: the writes that one statement can carry, their waiting callers, and their answers.
+# One queue: the writes that one statement can carry, their waiting callers, and their answers.
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -128,7 +128,7 @@ class BatchQueue(Generic[W, R]):
     running: int = 0
     """How many send its batches: one, unless one of them is slow."""
     places: list[str] = field(default_factory=list)
-    """Whose places these have (group_commit.py)."""
+    """Whose `Places` these have."""
     sent: float = 0.0
     """When the last batch was sent (loop time)."""
     lingering: "Future[None] | None" = None
@@ -315,6 +315,8 @@ class Places:
         if has >= self._most and caller != UNKNOWN:
             self._full.add(caller)
 
+
+# The protocol: batches are sent, answered, and split where they fail.
 
 Lend = Callable[[BatchQueue[Any, Any]], AbstractAsyncContextManager[Connection]]
 

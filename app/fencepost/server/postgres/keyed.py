@@ -1,4 +1,5 @@
-"""Statements that write one row by its key: verdict and data change in one statement, one round trip (R4).
+"""Statements that write one row by its key: verdict and data change in one statement, one round trip (R4). Before them
+the records of Idempotency-Keys.
 
 UPDATE and DELETE reach a row only if its mark lets them: no row in the answer is a question (R5), which the next
 statement asks (marks.py). An INSERT has no mark of a row to compare with: its trigger judges (R6).
@@ -17,8 +18,7 @@ from typing import Final, Literal
 
 import asyncpg
 
-from fencepost.server.postgres.answers import JSON, Given, Shown, elements
-from fencepost.server.postgres.answers import record as record_answers
+from fencepost.server.postgres.answers import JSON, Given, Shown, body_record, elements
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.marks import mark_of
 from fencepost.server.postgres.row_sql import (
@@ -198,7 +198,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
 
     `careful`: see gateway/rounds.py.
     """
-    mark, given = mark_of(table, change.columns), record_answers(table, change.columns)
+    mark, given = mark_of(table, change.columns), body_record(table, change.columns)
     sets = [f"{quote(column)} = {value}" for column, value in given.values.items()]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
@@ -239,7 +239,7 @@ def _shown(table: ProtectedTable, target: Shown) -> str:
 
 def create(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     """Write the INSERT of the row that a PUT names: the key from the path, the rest from the body or by default."""
-    given = record_answers(table, change.columns)
+    given = body_record(table, change.columns)
     values = {quote(c): key_parameter(table, n) for n, c in enumerate(table.key)}
     values |= {quote(c): value for c, value in given.values.items()}
     insert = _insert(table, change.columns, values, _from(given))
@@ -259,7 +259,7 @@ def insert(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     Refusals by mark come as FP409 from the trigger.
     """
     if wait == "skip":
-        given = record_answers(table, change.columns, f"({BODY} OPERATOR(pg_catalog.->) 0)")
+        given = body_record(table, change.columns, f"({BODY} OPERATOR(pg_catalog.->) 0)")
         values = {quote(c): value for c, value in given.values.items()}
         answer = _answer(table, change.target, mark_of(table).shown, wait, named=True)
         insert = _insert(table, change.columns, values, _from(given))

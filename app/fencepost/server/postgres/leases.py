@@ -59,6 +59,9 @@ class LockRequest:
         return hash_secret(self.secret, self.caller)
 
 
+# Locks and leases of the built-in source.
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseId:
     """What a lease is called: `41` of the built-in source, `etcd-41` of another one."""

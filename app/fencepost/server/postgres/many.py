@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost.server.postgres.answers import JSON, elements, record
+from fencepost.server.postgres.answers import JSON, body_record, elements
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import mark_of
@@ -96,7 +96,7 @@ def by_filter(
     """Write the UPDATE or DELETE of all rows that match, at most `limit`, or of none."""
     bound, mark = Bound(), mark_of(table, change.columns, deletes=change.deletes)
     conditions = " AND ".join((render_filters(table, filters, bound), *mark.within))
-    given = record(table, change.columns)
+    given = body_record(table, change.columns)
     source = f", {given.source}" if given.source else ""
     kept = [f"hit.k{n}" for n, _ in enumerate(table.key)]
     hit = (

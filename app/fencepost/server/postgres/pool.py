@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 #   writes go on within a second of its end, and meanwhile no connection is opened for each of them.
 # - In a session that fires no triggers nothing is written from the start: PostgreSQL would not refuse it.
 # - `ALTER SYSTEM` reaches open sessions, but what ALTER DATABASE and ALTER ROLE set counts for sessions that begin
-#   later,
-#   and stays there when it is lifted. So a session that was opened so, or refused a write as such, is replaced before
-#   the next write. All are replaced once `origin_status` finds that new sessions would be so and open ones are not.
+#   later, and stays there when it is lifted. So a session that was opened so, or refused a write as such, is replaced
+#   before the next write. All are replaced once `origin_status` finds that new sessions would be so and open ones are
+#   not.
 
 # What ALTER ROLE and ALTER DATABASE give to a session that begins now; the most specific one counts. Null: neither
 # does, and the server's own configuration counts, which open sessions follow.

@@ -25,7 +25,7 @@ from fencepost.server.times import TIMES, Times
 # Letters are counted in the database, for all kinds of logs (fencepost.queue_letters). What waits in the queue when
 # the bound is reached becomes letters all the same where it fails, and so does what is appended without a gateway.
 
-MOST: Final = 1 << 30
+MOST_LETTER_BYTES: Final = 1 << 30
 _SHARE: Final = 4
 """A caller has the fourth part."""
 
@@ -33,7 +33,7 @@ _SHARE: Final = 4
 class LetterBound:
     """What is known at this gateway."""
 
-    def __init__(self, most: int = MOST, times: Times = TIMES) -> None:
+    def __init__(self, most: int = MOST_LETTER_BYTES, times: Times = TIMES) -> None:
         self._most, self._within = most, times.requests.submit_within
         self._known = Known[tuple[str, str], tuple[int, int] | None](times.requests.letters_known_for, times.clock)
 

@@ -45,7 +45,6 @@ _HIDDEN: Final = (
     MARK_COLUMN + ": {} is under the rule epoch, so that a row's mark is a token that is accepted still: it is not read"
 )
 
-
 PIECE: Final = 500
 """Rows that are fetched at a time."""
 

@@ -95,7 +95,7 @@ class RowWrite:
     raw: bytes = b"{}"
     """The body's JSON. It becomes a text, which may take four times as much, when it is sent."""
     idempotency_key: str = ""
-    """Its Idempotency-Key, and the hash of what that stands for (scopes.py)."""
+    """Its Idempotency-Key, and the hash of what that stands for (`Prelude`)."""
     payload_hash: bytes = b""
     scope: str = ""
     """The scope that was entered for it, or is known to be needed."""

@@ -251,7 +251,7 @@ async def stores(connection: Connection, table: Table, scope: Scope, values: Seq
 # are looked up (R16), then the scopes of those that are new are found and entered (R8).
 #
 # It leaves alone what another transaction holds, but for what fencepost.enter_each waits for, a moment
-# (migrations/schema/scopes.sql). Scopes are read from rows without a lock, as marks.py says.
+# (migrations/schema/scopes.sql). Scopes are read from rows without a lock: their columns never change.
 
 ScopeOf = Literal["row", "key and body", "body"]
 """What a write's scope is read from. A key has a body beside it that is an object; a body alone is an array of one."""

@@ -446,18 +446,16 @@ class Pruner:
 #
 # - of the built-in source or a named one: to what the source has issued by now. No token that is outstanding is above
 #   it.
-# - of an external source: to a number that the operator gives, the newest token that the lock service has given out.
-#   At
+# - of an external source: to a number that the operator gives, the newest token that the lock service has given out. At
 #   least the next lower mark of the table (or the scope's prefix) and its floor: a token that was accepted for another
-#   of
-#   its resources does not pass here. Marks that are as high or higher do not count: they may be of the same making.
+#   of its resources does not pass here. Marks that are as high or higher do not count: they may be of the same making.
 #
 # Terms and order, in one transaction: the glass is broken, with the reason; the row is locked, then its mark, as by
 # everybody, so a write under way is waited for, and later ones meet the new mark; the fall is recorded, with the old
 # and the new mark; it happens. The row's own trigger lets it pass because of the record (`fencepost.is_reset`).
 #
 # `fencepost.reset_mark`, which records and lowers, refuses the same by itself, but for the marks in the table's rows:
-# only this module compares those. So a role that may break the glass gets past no other mark and no floor by calling
+# only `_lowest` compares those. So a role that may break the glass gets past no other mark and no floor by calling
 # it.
 
 _ROUNDS: Final = 10

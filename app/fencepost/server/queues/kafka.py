@@ -85,7 +85,7 @@ def is_fenced(error: KafkaError) -> bool:
 
 # Takes messages, as a static member of the topic's group (KIP-345) with cooperative rebalances (KIP-429).
 #
-# It joins once its generation is known (`kafka.py`). All calls of librdkafka are made by one thread of the member's
+# It joins once its generation is known (`static_name`). All calls of librdkafka are made by one thread of the member's
 # own, one call of the event loop for a whole batch. A position that the log does not have is looked into
 # (`kafka_positions.py`).
 

@@ -485,7 +485,6 @@ def _partition_of(letter_id: str) -> int:
 # A record without a value removes the letter of its key. The topic is made, with as many replicas as the log has, when
 # the first letter is put. What a letter consists of is in kafka_settings.py.
 
-
 Result = TypeVar("Result")
 
 

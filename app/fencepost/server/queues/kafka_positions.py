@@ -132,10 +132,10 @@ class MemberLedger:
 # by its offset and leader epoch (KIP-320). It does not ask so for a committed position: that is looked at here, before
 # a partition that was gained is taken from.
 #
-# Each position is committed with a label (kafka_settings.py): the generation of the source and the id of the topic.
-# What was lost under a position of the present generation is a LogChangedError. Under one of an earlier generation the
-# source was raised meanwhile, and the member goes on where the log begins to be another. A loss is labelled before it
-# is said: a member that ends before the source is quarantined leaves the loss to be found again.
+# Each position is committed with a `Label`: the generation of the source and the id of the topic. What was lost under a
+# position of the present generation is a LogChangedError. Under one of an earlier generation the source was raised
+# meanwhile, and the member goes on where the log begins to be another. A loss is labelled before it is said: a member
+# that ends before the source is quarantined leaves the loss to be found again.
 
 _ANSWERS_WITHIN_S: Final = 5.0
 _DIVERGED_AT: Final = re.compile(r"truncation.*end offset is (\d+)")
@@ -337,7 +337,6 @@ def _epoch(position: TopicPartition) -> int:
 # one, the second, for which the one that gave it up joins again, gives it to the other. A member that dies between the
 # two and comes back under its static name (KIP-345) gets its part of the first, and there is no second: the partition
 # has no member, and nothing is taken from it until another member joins or leaves. So each member looks at the group.
-
 
 _LOOKS_EVERY_S: Final = 5.0
 

@@ -15,7 +15,6 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
-    Message,
     TopicCollection,
     TopicPartition,
 )
@@ -29,10 +28,10 @@ from fencepost.server.queues.log import (
     LogError,
     LogUnavailableError,
     LogUnknownError,
+    Message,
     Position,
     Received,
 )
-from fencepost.server.queues.log import Message as LogMessage
 
 # Reads `kafka://host:port,host:port/topic?property=value&…`: the query has properties of librdkafka.
 #
@@ -118,7 +117,7 @@ class KafkaSettings:
             "bootstrap.servers": self.brokers,
             "acks": "all",
             "enable.idempotence": True,
-            # As Kafka's Java client, and as log.py.
+            # As Kafka's Java client, and as `partition_of` of log.py.
             "partitioner": "murmur2_random",
         }
 
@@ -143,7 +142,7 @@ class KafkaSettings:
             "group.id": self.group,
             "group.instance.id": name,
             "partition.assignment.strategy": "cooperative-sticky",
-            # Only what kafka_positions.py found done is stored, and librdkafka commits what is stored.
+            # Only what `MemberLedger` found done is stored, and librdkafka commits what is stored.
             "enable.auto.commit": True,
             "enable.auto.offset.store": False,
             # A position that the log does not have is an error to look into, and no reason to start anywhere.
@@ -438,7 +437,7 @@ class Epochs:
         return low
 
 
-def _written(record: Message, offset: int) -> Written:
+def _written(record: KafkaMessage, offset: int) -> Written:
     epoch, (kind, at_ms) = record.leader_epoch(), record.timestamp()
     return Written(offset, -1 if epoch is None else epoch, None if kind == TIMESTAMP_NOT_AVAILABLE else at_ms / 1000)
 
@@ -446,11 +445,11 @@ def _written(record: Message, offset: int) -> Written:
 # Kafka's records as messages of a log.
 
 
-def message_from(record: KafkaMessage) -> LogMessage:
+def message_from(record: KafkaMessage) -> Message:
     """Read key, value and headers of a record. A header without a value has an empty one."""
     found = record.headers() or []
     pairs = found.items() if isinstance(found, dict) else found
-    return LogMessage(record.key() or b"", record.value(), tuple([(name, _bytes(value)) for name, value in pairs]))
+    return Message(record.key() or b"", record.value(), tuple([(name, _bytes(value)) for name, value in pairs]))
 
 
 def received_from(record: KafkaMessage, at: Position, leader_epoch: int | None, turn: int) -> Received:
@@ -538,7 +537,7 @@ _NO_VALUE: Final = "fencepost-dead-no-value"
 """There when the message had no value: a record without one would remove the letter."""
 _LEFT_OUT: Final = "fencepost-dead-left-out"
 """There when the letter does not have all of its message: what it left out."""
-_LETTERS_OURS: Final = frozenset({_REASON, _PARTITION, _OFFSET, _KEY, _AT, _NO_VALUE, _LEFT_OUT})
+_LETTER_HEADERS: Final = frozenset({_REASON, _PARTITION, _OFFSET, _KEY, _AT, _NO_VALUE, _LEFT_OUT})
 
 EVERYTHING: Final = ""
 VALUE: Final = "value"
@@ -554,7 +553,7 @@ MORE_THAN_ITS_MESSAGE: Final = 65_536
 """A letter is larger than its message by less than so many bytes."""
 
 
-def record_of(letter: DeadLetter, settings: KafkaSettings, left_out: str) -> LogMessage:
+def record_of(letter: DeadLetter, settings: KafkaSettings, left_out: str) -> Message:
     """Make the record of a letter, without this of its message."""
     message, where = letter.message, letter.position
     reason, key = letter.reason, message.key
@@ -576,14 +575,14 @@ def record_of(letter: DeadLetter, settings: KafkaSettings, left_out: str) -> Log
         *(((_NO_VALUE, b"1"),) if message.value is None or left_out else ()),
         *(((_LEFT_OUT, left_out.encode()),) if left_out else ()),
     )
-    return LogMessage(letter.id.encode(), b"" if message.value is None or left_out else message.value, headers)
+    return Message(letter.id.encode(), b"" if message.value is None or left_out else message.value, headers)
 
 
 def letter_from(record: KafkaMessage) -> DeadLetter:
     """Read a letter. What another program wrote there has the reason that it is none of Fencepost's."""
     stored = message_from(record)
-    ours = {name: value for name, value in stored.headers if name in _LETTERS_OURS}
-    headers: Headers = tuple((name, value) for name, value in stored.headers if name not in _LETTERS_OURS)
+    ours = {name: value for name, value in stored.headers if name in _LETTER_HEADERS}
+    headers: Headers = tuple((name, value) for name, value in stored.headers if name not in _LETTER_HEADERS)
     id_ = stored.key.decode(errors="replace")
     try:
         where = Position(int(ours[_PARTITION]), int(ours[_OFFSET]))
@@ -591,7 +590,7 @@ def letter_from(record: KafkaMessage) -> DeadLetter:
     except (KeyError, ValueError):
         where = Position(record.partition() or 0, record.offset() or 0)
         return DeadLetter(id_, "not written by Fencepost", where, stored, record.timestamp()[1] / 1000)
-    message = LogMessage(key, None if _NO_VALUE in ours else stored.value, headers)
+    message = Message(key, None if _NO_VALUE in ours else stored.value, headers)
     return DeadLetter(id_, reason, where, message, at, ours.get(_LEFT_OUT, b"").decode(errors="replace"))
 
 
@@ -602,7 +601,6 @@ def _cut(text: str, most: int) -> str:
 
 # Finds when the first message that is not decided was appended. Kafka tells the time of a message only with the
 # message, so each is read, once for as long as it is the first of its partition.
-
 
 _Read = dict[int, Written | None]
 _NOTHING: Final = (-1, None)

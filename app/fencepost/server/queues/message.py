@@ -1,4 +1,4 @@
-"""What a message says about its write: its key and its headers, read and made.
+"""The messages of a queue: what one says about its write, by which id it is known, and whose it is.
 
 The key of a message is the resource's canonical name, the value its JSON body. Headers that begin with `x-`, `trace` or
 `baggage` are other people's, and stay with the message. Any other name that is not known is refused: it may be a
@@ -120,6 +120,8 @@ def parse_write_id(text: str) -> WriteId:
     return WriteId(found["queue"], Position(int(found["partition"]), int(found["offset"])), found["nonce"])
 
 
+# The key and the headers of a message.
+
 Method = Literal["PATCH", "PUT", "POST", "DELETE"]
 METHODS: Final[dict[bytes, Method]] = {method.encode("ascii"): method for method in get_args(Method)}
 
@@ -161,7 +163,7 @@ class WriteMessage:
     others: Headers = ()
     """Headers of others, which stay with the message."""
     caller: bytes | None = None
-    """Whose write it is, as a gateway has signed it (message.py): nothing of it is proven."""
+    """Whose write it is, as a gateway has signed it (`sign`): nothing of it is proven."""
 
     @property
     def named(self) -> Resource:
@@ -300,12 +302,12 @@ def _shown(value: bytes) -> str:
 #     2026-07.eyJuIjoiand0Oi….q83v…
 #     key id . payload . HMAC-SHA256 over both, the queue, and all else of the message
 #
-# The payload has the caller's name, role, claims and patterns of locks, and when it was signed. So who can put
-# messages into a log, and has no key, can neither make up a caller, nor change a caller's message, nor put its header
-# on another one. What it can do is to put the same message there again. That is a copy, and known by its record
-# (message.py), which stays until each copy is decided that came while records are kept (queue_looks.sql). One that
-# came later is refused. So the header is the first one, and the others stand as they were signed, in their order and
-# letters: with other bytes it would be no copy.
+# The payload has the caller's name, role, claims and patterns of locks, and when it was signed. So who can put messages
+# into a log, and has no key, can neither make up a caller, nor change a caller's message, nor put its header on another
+# one. What it can do is to put the same message there again. That is a copy, and known by its record (`MessageName`),
+# which stays until each copy is decided that came while records are kept (queue_looks.sql). One that came later is
+# refused. So the header is the first one, and the others stand as they were signed, in their order and letters: with
+# other bytes it would be no copy.
 #
 # The keys are those that seal tokens (fence/seal.py).
 

@@ -149,7 +149,7 @@ class Waking:
 
 # Appends messages of many callers in one transaction: what comes while one is under way goes into the next one.
 
-MOST: Final = 256
+MOST_MESSAGES: Final = 256
 """Messages of one transaction."""
 MOST_BYTES: Final = 8 << 20
 """Bytes of one transaction's messages, beside its first."""
@@ -201,7 +201,7 @@ class TableAppender:
 
     def _next_batch(self) -> list[_Waiting]:
         batch, size = [self._waiting.popleft()], 0
-        while self._waiting and len(batch) < MOST and size + self._waiting[0].size <= MOST_BYTES:
+        while self._waiting and len(batch) < MOST_MESSAGES and size + self._waiting[0].size <= MOST_BYTES:
             size += self._waiting[0].size
             batch.append(self._waiting.popleft())
         # A caller that has gone may not come back to ask, and what was not sent was not appended.
@@ -275,18 +275,15 @@ def _letter(buried: BuriedRow) -> DeadLetter:
 
 # One member of those who take from the queue postgres:default.
 #
-# 1. It says that it is there every OWN_EVERY seconds, and has its share of the partitions then: queue_own gives it
-#    free
+# 1. It says that it is there every OWN_EVERY seconds, and has its share of the partitions then: queue_own gives it free
 #    ones, and takes from it those above its share in which it has nothing in hand. In surplus partitions that it has
 #    something of, it takes nothing more.
 # 2. One that did not say so for TTL seconds may have lost them. It sees that when it says so next; what it had of them
 #    comes to their new owner, and the fence decides whose write lands.
-# 3. Another process that comes under its name takes what it has. Then it takes nothing, and says so, until the other
-#    is
+# 3. Another process that comes under its name takes what it has. Then it takes nothing, and says so, until the other is
 #    gone.
 # 4. A partition is read from its beginning, leaving out what is in hand: offsets of different resources may be
-#    committed
-#    in any order.
+#    committed in any order.
 
 TTL: Final = 10.0
 """Seconds after which a member that did not say that it is there loses its partitions to others."""

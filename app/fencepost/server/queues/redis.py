@@ -430,8 +430,7 @@ class RedisConsumer:
             self._lost(gone)
 
 
-# A queue in Redis: appending, and what it is now. Taking is in redis.py, what is in the server in redis_server.py.
-
+# The log: appending, and what the queue is now.
 
 _LOOKS = 3
 """How often the queue may be another one each time it is looked at, before that is an error."""
@@ -537,7 +536,7 @@ class RedisLog:
         return RedisConsumer(self._server, self._keys, self._layouts, member, lost, claim_every)
 
     async def advice(self) -> list[str]:
-        """See locks/redis.py."""
+        """See `advice` of redis_server.py."""
         return await advice(self._server, self._where, await self._layouts.seen() or self._layouts.none_yet, self._keys)
 
     async def _look(self, script: Script, about: str, nothing: object) -> tuple[QueueLayout, list[Any]]:

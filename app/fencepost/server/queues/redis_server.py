@@ -578,7 +578,7 @@ class Layouts:
     """Knows the queue's layout. Who appends or takes makes the queue where there is none; who looks does not.
 
     A process takes a queue as it finds it. The consumers compare it with the one that was recorded before
-    (postgres/queues).
+    (postgres/queues.py).
     """
 
     def __init__(self, where: SourceUrl, server: RedisServer, keys: QueueKeys) -> None:
@@ -644,7 +644,6 @@ class Layouts:
 
 
 # What in a Redis server's settings loses messages or repeats their offsets: for `fencepost doctor`.
-
 
 _SETTINGS: Final = ("appendonly", "appendfsync", "min-replicas-to-write")
 _SECTIONS: Final = ("server", "memory", "persistence", "replication")

@@ -1,4 +1,5 @@
-"""uvicorn's protocol, as strict about requests as RFC 9112 is: what is refused here, a proxy could read otherwise.
+"""uvicorn's protocol, as strict about requests as RFC 9112 is: what is refused here, a proxy could read otherwise. And
+how its connections end when the gateway stops.
 
 - A head has at most so many bytes.
 - Trailers, the fields after the last chunk of a body, are refused. uvicorn appends them to the headers of the request,
@@ -29,8 +30,7 @@ from fencepost.server.http.guard import ConnectionBounds
 # - answers that have not begun carry `Connection: close`: to requests in flight, to those of which a part has arrived,
 #   and to those that still come;
 # - a connection without a request may be used once more within GRACE seconds. Clients that send one request after
-#   another
-#   get their `Connection: close` in that time;
+#   another get their `Connection: close` in that time;
 # - then it is closed, unless bytes lie in its socket that were not read yet: these are a request, and come first.
 #
 # What remains is a request that is on its way when its idle connection is closed: the client sees the connection end
@@ -121,6 +121,8 @@ class DrainingProtocol(HttpToolsProtocol):
         found = poll.poll(0)
         return bool(found) and found[0][1] & (select.POLLIN | select.POLLRDHUP | select.POLLHUP) == select.POLLIN
 
+
+# What of a request is refused.
 
 _OF_BODY: Final = (b"content-length", b"transfer-encoding")
 _VERSIONS: Final = ("1.1", "1.0")

@@ -4,24 +4,22 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Final
 
-from fencepost.testing.checker import models as mutex
-from fencepost.testing.checker import models as once
-from fencepost.testing.checker import models as sets
+from fencepost.testing.checker import models as promises
 from fencepost.testing.checker import register
 from fencepost.testing.checker.store import MODELS, Model, NothingToCheckError, Store, Verdict, Violation, Words
 from fencepost.testing.history import History, Recorder, read
 
 # The check of a whole history: reads it once, sorts it on disk, and asks each model.
 
-MOST: Final = 100
+MOST_VIOLATIONS: Final = 100
 """After so many violations of one model it is not searched further."""
 
 _SEARCHES: Final[dict[Model, Callable[[Store, Words], Iterator[Violation]]]] = {
     "register": register.violations,
-    "mutex": mutex.mutex_violations,
-    "plain_mutex": mutex.plain_violations,
-    "once": once.repeated_effects,
-    "set": sets.set_violations,
+    "mutex": promises.mutex_violations,
+    "plain_mutex": promises.plain_violations,
+    "once": promises.repeated_effects,
+    "set": promises.set_violations,
 }
 
 
@@ -38,9 +36,9 @@ def check(history: History, models: Collection[Model] = MODELS) -> Verdict:
         operations, accepted, refused, unknown, resources = store.count()
         if not any(store.judged(model) for model in models):
             raise NothingToCheckError(models, operations)
-        once.settle(store)
+        promises.settle(store)
         words = Words(store.began())
-        found = [violation for model in models for violation in islice(_SEARCHES[model](store, words), MOST)]
+        found = [violation for model in models for violation in islice(_SEARCHES[model](store, words), MOST_VIOLATIONS)]
     found.sort(key=lambda violation: violation.events[-1].time)
     return Verdict(not found, tuple(found), operations, accepted, refused, unknown, resources)
 

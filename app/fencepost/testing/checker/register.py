@@ -240,12 +240,10 @@ def _in_order(calls: Iterable[HistoryCall]) -> list[HistoryCall]:
 # Why that is not exponential here, as it is for registers in general (Gibbons, Korach 1997):
 # - Tokens give the order. Of the accepted operations under way the one with the lowest token must come next, or it can
 #   never come. There is nothing to choose, but under epoch among operations with one token.
-# - A read or a refusal changes nothing. As soon as a state gives its answer it has had its moment, which is never
-#   worse
+# - A read or a refusal changes nothing. As soon as a state gives its answer it has had its moment, which is never worse
 #   than waiting.
 # - An unknown operation whose token the mark has passed can have no effect any more, and is forgotten.
-# - An unknown write or delete after which no answer is explained, and which the next one replaces, may as well not
-#   have
+# - An unknown write or delete after which no answer is explained, and which the next one replaces, may as well not have
 #   happened. So after it only claims are tried, which leave the row as it is; and after such a claim nothing.
 # - Of two states with the same mark and row, the one in which fewer unknown operations have had their moment, and at
 #   least as many answers are explained, is never worse. The other one is left out (`_Best`).
@@ -500,6 +498,8 @@ def _look(state: State, observers: dict[int, HistoryCall]) -> State:
     return state._replace(seen=state.seen | found) if found else state
 
 
+# The model: each resource of a history by the method that fits it.
+
 OPS: Final = (*sorted(EFFECTS), "read")
 _ALL: Final = -1
 _WINDOWS: Final = (50, 1000, 20_000, _ALL)
@@ -520,7 +520,7 @@ def contradictions(store: Store) -> Iterator[Contradiction]:
         fenced = resource not in without
         judge = first_impossible if fenced else zones
         if (found := judge(calls)) is not None:
-            least = _least_of_register(store, found, judge)
+            least = _fewest_impossible(store, found, judge)
             yield Contradiction(resource, least + _refused(store, least), judge(least) or found, fenced)
 
 
@@ -554,7 +554,7 @@ def _without_tokens(store: Store) -> set[str]:
     return without
 
 
-def _least_of_register(
+def _fewest_impossible(
     store: Store, found: HistoryCall, judge: Callable[[Iterable[HistoryCall]], HistoryCall | None]
 ) -> list[HistoryCall]:
     resource = found.invoke.resource

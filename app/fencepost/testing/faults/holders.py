@@ -215,7 +215,7 @@ _WAYS: Final[Mapping[str, Callable[[str, str, str], None]]] = {
 # lock names, then the row of the lease, which a renewal locks too. So a renewal that is under way comes before it or
 # after it. Requests that wait for the lock are woken, as after a release.
 #
-# A lease of a lock service ends in the service (holders.py), and then in the database's record of it. In between a
+# A lease of a lock service ends in the service (`end_hold`), and then in the database's record of it. In between a
 # renewal is refused by the service, and a grant to another client ends the record itself.
 
 _FIND = """

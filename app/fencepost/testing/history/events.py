@@ -221,7 +221,7 @@ def _listed(ops: frozenset[Op]) -> str:
 FORMAT: Final = "fencepost/1"
 
 _LARGEST: Final = 2**63 - 1
-_END_KINDS: Final = get_args(Outcome)
+_OUTCOMES: Final = get_args(Outcome)
 _NAMES: Final[Mapping[type, str]] = {Invoke: "invoke", FaultEvent: "fault", Healed: "healed", Note: "note"}
 
 
@@ -361,7 +361,7 @@ _END: Final[_Kinds] = {
 }
 _FIELDS: Final[dict[str, tuple[Callable[..., Event], _Kinds, set[str]]]] = {
     "invoke": (Invoke, _INVOKE, {"time", "id", "process", "op", "resource"}),
-    **{outcome: (End, _END, {"time", "id"}) for outcome in _END_KINDS},
+    **{outcome: (End, _END, {"time", "id"}) for outcome in _OUTCOMES},
     "fault": (FaultEvent, {**_EVENT, "id": _WHOLE, "kind": _NAME, "target": _TEXT}, {"time", "id", "kind", "target"}),
     "healed": (Healed, {**_EVENT, "id": _WHOLE}, {"time", "id"}),
     "note": (Note, {**_EVENT, "text": _TEXT}, {"time", "text"}),

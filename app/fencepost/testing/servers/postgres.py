@@ -1,4 +1,5 @@
-"""A primary and its standby, both real, and a link that leads to either of them: what a failover is made of.
+"""PostgreSQL servers of the harness, and their databases. A primary and its standby, both real, and a link that leads
+to either of them, are what a failover is made of.
 
 async with replicated(bin_dir) as pair:
     await pair.caught_up()

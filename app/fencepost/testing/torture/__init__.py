@@ -1,8 +1,8 @@
 """`fencepost torture`: a workload against a gateway, with faults; a history of it, and a verdict.
 
-    Config → run() → servers (torture/stages.py) or a gateway that runs (torture/stages.py)
-                   → workers (crew.py, worker.py), each playing a workload (workloads/) as many actors (holders/)
-                   → faults, one after the other (faults.py, running.py)
+    Config → run() → servers of its own, or a gateway that runs already (stages.py)
+                   → workers (crew.py, worker.py), each playing a workload (workloads.py) as many actors (holders.py)
+                   → faults, chosen by the seed (faults.py), brought about one after the other (running.py)
                    → parts of the history, merged (merging.py), checked (fencepost.testing.checker), drawn (report/)
 
 It knows the gateway by HTTP only. To the database it connects for three things: to make and protect its tables, to end

@@ -370,9 +370,6 @@ _BACK_OFF: Final = 0.1
 """Seconds before the next request, after one that no gateway could take."""
 _AVOIDED_FOR: Final = 0.5  # seconds
 _BUSY: Final = 503
-# What an actor does to locks. It does not stop when its lease is over: that is what fences are for.
-
-
 _MISSING: Final = 404
 
 
@@ -459,7 +456,7 @@ class Sender:
 
 
 class Actor:
-    """A client with a name and dice of its own. What it does to rows; locks are in `holders.py`."""
+    """A client with a name and dice of its own. What it does to rows; its locks are below (`acquire`)."""
 
     def __init__(self, number: int, assignment: Assignment, recorder: Recorder, tally: Tally) -> None:
         self.assignment = assignment
@@ -556,6 +553,8 @@ class Actor:
 def _headers(token: int) -> dict[str, str]:
     return {"X-Fence-Token": str(token), "Prefer": "return=minimal"}
 
+
+# What an actor does to locks. It does not stop when its lease is over: that is what fences are for.
 
 _WAIT_MS: Final = 400
 _BEYOND: Final = 0.05

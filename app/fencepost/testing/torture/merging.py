@@ -1,4 +1,4 @@
-"""Makes one history of the parts that the processes of a run have written: in the order of time, with new ids."""
+"""One history of a run: made of the parts that its processes have written, with a last reading of all rows."""
 
 import asyncio
 import heapq
@@ -25,6 +25,8 @@ from fencepost.testing.torture.holders import (
     mark_read,
 )
 from fencepost.testing.torture.workloads import Workload
+
+# The parts become one history: in the order of time, with new ids.
 
 _BEGINS: Final = frozenset({"invoke", "fault"})
 _NAMELESS: Final = "note"
@@ -60,7 +62,7 @@ def merge(parts: Sequence[Path], destination: Path, header: Mapping[str, Any], v
     """Write a history to `destination`. A last line without its end, of a process that was killed, is left out.
 
     `voided`: by the failovers of the run. No operation of the history has raised the mark that refuses such a token.
-    Where the rule is epoch the answer does not show this mark (else outcomes.py knows it by that): so its refusal as
+    Where the rule is epoch the answer does not show this mark (else `outcome` knows it by that): so its refusal as
     stale becomes one for another reason here.
 
     It uses as much memory as there are operations open at one time.

@@ -1,4 +1,4 @@
-"""Servers of a run's own: PostgreSQL, gateways as processes with a link on each side, and a lock service."""
+"""What a run plays on: servers of its own, or a gateway that runs already; and the tables that it makes there."""
 
 import asyncio
 import functools
@@ -426,6 +426,8 @@ async def _promote(connection: Connection) -> None:
 async def _raise(connection: Connection) -> None:
     await raise_generation(connection, "fencepost torture has promoted the standby")
 
+
+# Servers of a run's own: PostgreSQL, gateways as processes with a link on each side, and a lock service.
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _QUIET: Final = ("--log-level", "error")

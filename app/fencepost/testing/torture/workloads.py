@@ -81,7 +81,7 @@ _BELIEVED_FOR: Final = 0.005
 """Seconds for which an answer of the client's is believed: less than its margin, which is 0.02 s at least."""
 _ASKED_EVERY: Final = 0.008
 _FULL: Final = 40
-"""As in workloads.py."""
+"""Members after which the actors go on to a new set: writing back a large one only costs time."""
 _WRONG_SECRETS: Final = 0.2
 
 

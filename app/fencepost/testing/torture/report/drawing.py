@@ -402,8 +402,8 @@ CHARACTER: Final = 5.9
 HUES: Final = 6
 HALO: Final = 14
 """Pixels from the middle of a mark to where arrows begin and end."""
-_NAME_WIDTH: Final = 148
-_NAME: Final = 19
+_TIMELINE_NAME_WIDTH: Final = 148
+_TIMELINE_NAME_LENGTH: Final = 19
 _SHAPES: Final = {"acquire": "acquire", "release": "release", "claim": "claim"}
 # What keeps its label when there is no room for all: the lower, the sooner.
 _FIRST, _TROUBLE, _PLAIN = 0, 1, 2
@@ -428,12 +428,12 @@ def draw(layout: Layout, title: str, violations: Sequence[ShownTimelines], origi
         element("desc", _described(layout), id=f"{name}-desc"),
         *(_row(row, layout.scale.width) for row in layout.rows),
         *(_tick(tick, layout.height) for tick in ticks(layout.scale, origin)),
-        *(_timeline_shade(shade) for shade in layout.shades),
-        *(_timeline_bar(bar, number, shared=bar.top in shared) for number, bar in enumerate(layout.bars)),
+        *(_draw_shade(shade) for shade in layout.shades),
+        *(_draw_bar(bar, number, shared=bar.top in shared) for number, bar in enumerate(layout.bars)),
         *(_gap(gap, layout.height) for gap in layout.gaps),
         *(_interval(mark, layout.scale.width) for mark in layout.marks),
         *(_violation(shown, layout, first_view(layout, shown.letter)) for shown in violations),
-        *(_timeline_mark(mark, origin) for mark in layout.marks),
+        *(_draw_mark(mark, origin) for mark in layout.marks),
     ]
     drawing = element(
         "svg",
@@ -466,14 +466,19 @@ def _names(layout: Layout) -> Markup:
     if layout.bands:
         names.append(element("text", "faults", x=8, y=AXIS + 14, class_="soft"))
     return element(
-        "svg", *names, class_="names", width=f"{_NAME_WIDTH}", height=f"{layout.height:.0f}", aria_hidden="true"
+        "svg",
+        *names,
+        class_="names",
+        width=f"{_TIMELINE_NAME_WIDTH}",
+        height=f"{layout.height:.0f}",
+        aria_hidden="true",
     )
 
 
 def _row_name(row: TimelineRow) -> Markup:
     more = f" +{len(row.processes) - 1}" if len(row.processes) > 1 else ""
     full = ", ".join(visible(process) for process in row.processes[:20])
-    text = visible(row.processes[0], _NAME - len(more)) + more
+    text = visible(row.processes[0], _TIMELINE_NAME_LENGTH - len(more)) + more
     return element("text", text, element("title", full), x=8, y=row.top + STRIP + 20)
 
 
@@ -502,7 +507,7 @@ def _label(text: Markup, x: float, end: float | None, words: str, track: str, fi
     )
 
 
-def _timeline_shade(shade: Shade) -> Markup:
+def _draw_shade(shade: Shade) -> Markup:
     width = max(shade.end - shade.x, 1.0)
     kind = visible(f"{shade.fault.kind} {shade.fault.target}", 40)
     healed = shade.fault.healed
@@ -521,7 +526,7 @@ def _timeline_shade(shade: Shade) -> Markup:
     return join([*shaded, band, _label(text, shade.x, shade.end, kind, f"f{shade.band:.0f}", _FIRST)])
 
 
-def _timeline_bar(bar: Bar, number: int, *, shared: bool) -> Markup:
+def _draw_bar(bar: Bar, number: int, *, shared: bool) -> Markup:
     hue = f"h{number % HUES}"
     hold = bar.hold
     tokens = visible(hold.tokens) or "held"
@@ -558,7 +563,7 @@ def _interval(mark: TimeMark, width: float) -> Markup:
     return join([drawn, element("path", d=f"M{mark.end:.1f} {mark.y:.0f}v8H{width:.0f}", class_="open")])
 
 
-def _timeline_mark(mark: TimeMark, origin: int) -> Markup:
+def _draw_mark(mark: TimeMark, origin: int) -> Markup:
     operation = mark.operation
     outcome = operation.outcome
     shape = _shape(operation)
@@ -645,7 +650,6 @@ def arrow_path(start: tuple[float, float], end: tuple[float, float], unit: float
 
 # The overview as SVG: each row has three lines, of accepted, refused and unknown operations, darker where more are.
 
-
 CELL: Final = 4
 """Units of a column."""
 LINE: Final = 5
@@ -654,8 +658,8 @@ LEVELS: Final = 5
 TOP: Final = 24
 FAULTS: Final = 12
 MOST_FAULTS: Final = 1_000
-_HEAT_NAME_WIDTH: Final = 230
-_HEAT_NAME: Final = 30
+_OVERVIEW_NAME_WIDTH: Final = 230
+_OVERVIEW_NAME_LENGTH: Final = 30
 _TICKS: Final = 6
 
 
@@ -683,7 +687,7 @@ def draw_overview(
         role="img",
         aria_labelledby="overview-title",
     )
-    names_drawn = element("svg", *names, class_="names wide", width=f"{_HEAT_NAME_WIDTH}", height=f"{height}")
+    names_drawn = element("svg", *names, class_="names wide", width=f"{_OVERVIEW_NAME_WIDTH}", height=f"{height}")
     return element("div", names_drawn, element("div", picture, class_="window"), class_="timeline overview")
 
 
@@ -694,7 +698,7 @@ def _tops(overview: Overview) -> Iterable[tuple[int, OverviewRow]]:
 def _name(row: OverviewRow, top: int, links: Mapping[str, str]) -> Markup:
     text = element(
         "text",
-        visible(row.label if len(row.label) <= _HEAT_NAME else f"…{row.label[1 - _HEAT_NAME :]}"),
+        visible(row.label if len(row.label) <= _OVERVIEW_NAME_LENGTH else f"…{row.label[1 - _OVERVIEW_NAME_LENGTH :]}"),
         element("title", visible(row.label)),
         x=8,
         y=top + 14,

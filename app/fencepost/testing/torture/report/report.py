@@ -1,4 +1,4 @@
-"""Puts a report together, and writes it to its place in one step."""
+"""A report: its words, its page, and the file that it becomes."""
 
 import os
 import shlex
@@ -356,6 +356,8 @@ def anchors(panels: Iterable[Panel]) -> Mapping[str, str]:
     return {panel.resource: f"about-{panel.identity}" for panel in panels}
 
 
+# Puts a report together, and writes it to its place in one step.
+
 MOST_OF_ONE = 3
 """Violations of one resource that its timeline shows."""
 
@@ -405,7 +407,7 @@ def _contents(history: History, facts: Facts) -> Contents:
     excerpts, overview = look(history, seen, choice)
     origin = seen.span[0]
     panels = [
-        _report_panel(f"t{number}", excerpt, seen, drawn.by_subject.get(excerpt.drawn.subject, []), origin)
+        _make_panel(f"t{number}", excerpt, seen, drawn.by_subject.get(excerpt.drawn.subject, []), origin)
         for number, excerpt in enumerate(excerpts)
         if excerpt.operations
     ]
@@ -439,7 +441,7 @@ def _drawn(violations: Sequence[Violation], seen: Survey) -> _Drawn:
     return drawn
 
 
-def _report_panel(
+def _make_panel(
     identity: str, excerpt: Excerpt, seen: Survey, violations: Sequence[tuple[str, Violation]], origin: int
 ) -> Panel:
     by_id = {operation.id: operation for operation in excerpt.operations}
