@@ -106,7 +106,14 @@ async def test_a_gateway_that_stops_answers_requests_that_wait(short_dir: Path) 
     given = ("--shutdown-timeout", "3600", "--no-consume-here")
     async with serve(short_dir, *given) as gateway, Api.open(gateway.url) as api:
         page = await submit(api, "PATCH", "orders/order-123", {"note": "new"}, token=34)
-        waits = asyncio.create_task(api.http.get(page, params={"wait": 300}))
+        sent = asyncio.Event()
+
+        async def trace(step: str, _: object) -> None:
+            if step == "http11.send_request_body.complete":
+                sent.set()
+
+        waits = asyncio.create_task(api.http.get(page, params={"wait": 300}, extensions={"trace": trace}))
+        await sent.wait()  # connections are taken in their order: it is there when the stream begins
         async with api.http.stream("GET", page, headers={"Accept": "text/event-stream"}) as response:
             events = Events(response)
             assert (await events.next()).kind == "queued"
