@@ -4,6 +4,7 @@ A spawned process imports this before signals are taken care of, so it is kept l
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,7 +53,8 @@ class WorkerServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain; a start that waits for PostgreSQL ends at once."""
         if not self.started:
-            raise SystemExit(0)
+            # An exception would be lost where it meets a callback of uvloop's or asyncpg's, which log it and go on.
+            os._exit(0)
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
