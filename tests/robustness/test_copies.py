@@ -12,6 +12,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -20,12 +21,14 @@ from click.testing import CliRunner, Result
 from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
 from tests.support.gateways import in_process
 from tests.support.interleave import Connection
+from tests.support.manual_clock import UNHURRIED
 from tests.support.violations import promised
 
 from fencepost.cli.main import main
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect
+from fencepost.server.times import Times, UpkeepTimes
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
 
@@ -117,14 +120,14 @@ def copied(bin_dir: Path) -> Iterator[Copied]:
 
 
 @asynccontextmanager
-async def shop(copied: Copied) -> AsyncIterator[httpx.AsyncClient]:
+async def shop(copied: Copied, times: Times = UNHURRIED) -> AsyncIterator[httpx.AsyncClient]:
     """Make the database, and serve it."""
     await copied.on_server("CREATE DATABASE shop")
     await upgrade(copied.url)
     async with sql(copied.url) as db:
         await db.execute("CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new')")
         await protect(db, "orders", source="builtin")
-    async with in_process(copied.url) as http:
+    async with in_process(copied.url, times) as http:
         first = await holder(http, "before")
         assert (await put(http, "k", first.tokens[0], "copied")).status_code == 201
         await http.delete(f"/v1/leases/{first.lease_id}", headers=first.headers)
@@ -266,17 +269,19 @@ async def test_renaming_the_original_needs_no_operator(copied: Copied) -> None:
 async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_lived_through_it(
     copied: Copied,
 ) -> None:
-    async with shop(copied) as http:
+    """By its position alone: no moment is left after the copy."""
+    async with shop(copied, replace(UNHURRIED, upkeep=UpkeepTimes(look_every=3600))) as http:
         copied.copy_directory()
         await answering(http)
         paused = await paused_holder(http)
         assert (await http.get("/readyz")).status_code == 200, "the gateway has met the position after A's write"
         copied.put_the_copy_in_place()
         await answering(http)
-        async with sql(copied.url) as db:  # carries the copy past the position that gave it away
+        async with sql(copied.url) as db:  # which soon carries the copy past the position that gave it away
             await db.execute("CREATE TABLE public.filler AS SELECT repeat('x', 100) FROM generate_series(1, 10000)")
-        # Who looks before that sees the position, who looks later that a moment is missing.
-        await is_refused_until_raised(http, copied.url, paused, "data directory", seen_by_doctor=False)
+        await is_refused_until_raised(
+            http, copied.url, paused, "was replaced by an older copy of its data directory", seen_by_doctor=False
+        )
 
 
 async def test_an_older_copy_that_is_ahead_is_refused(copied: Copied) -> None:

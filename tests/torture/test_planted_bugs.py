@@ -15,8 +15,8 @@ from tests.torture.planted import Planted, Setting, config, plant, protecting
 
 from fencepost.testing.torture import run
 
-SEEDS = (1, 2, 3, 4, 5, 6)
-"""A bug has to be found with one of these, and mostly is with the first; on a busy machine fewer operations meet."""
+SEEDS = (1, 2, 3)
+"""A bug has to be found with one of these, and mostly is with the first."""
 SIX = frozenset({
     "`<=` for `<` in fencepost.accepts",
     "DELETE leaves no mark",
