@@ -36,8 +36,15 @@ from fencepost.client.http import Retry, Token, token_from_environment, token_fr
 from fencepost.client.lease import Lease
 from fencepost.client.lock import Lock
 from fencepost.client.queued import QueuedWrite, State, Submit
-from fencepost.client.sync import SyncClient, SyncQueuedWrite, SyncSubmit
-from fencepost.client.sync_lease import SyncCampaign, SyncLease, SyncLock, SyncTerm
+from fencepost.client.sync import (
+    SyncCampaign,
+    SyncClient,
+    SyncLease,
+    SyncLock,
+    SyncQueuedWrite,
+    SyncSubmit,
+    SyncTerm,
+)
 
 __all__ = [
     "ApiError",

@@ -9,7 +9,7 @@ import httpx
 
 from fencepost import __version__
 from fencepost.client import rows
-from fencepost.client.answers import Claimed, FenceState, LockState
+from fencepost.client.answers import FenceState, LockState
 from fencepost.client.batches import Line, Lines, Verdict, decided, landed
 from fencepost.client.clock import Clock, SystemClock
 from fencepost.client.elections import Elections
@@ -21,7 +21,6 @@ from fencepost.client.lease import (
     Names,
     PendingReleases,
     Writes,
-    claim_call,
     default_owner,
     make_acquire_request,
 )
@@ -30,7 +29,7 @@ from fencepost.client.queued import Submit
 from fencepost.client.rows import Rows, Writer
 
 
-class Client(Elections, Rows):
+class Client(Elections, Rows[Lease]):
     """A client of the gateway at `url`, for one event loop. Close it: `async with Client(url) as c:` does.
 
     token: a token or API key, sent as `Authorization: Bearer …`; or a callable that gives one, asynchronous or not
@@ -167,15 +166,6 @@ class Client(Elections, Rows):
         return await landed(self._exchange, lines)
 
     # Fences
-
-    async def claim(
-        self, resource: str, *, lease: Lease | None = None, token: int | None = None, idempotency_key: str | None = None
-    ) -> Claimed:
-        """Raise the resource's mark without writing, and return the row: no older holder can write from now on (R7)."""
-        answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: claim_call(resource, fresh)
-        )
-        return Claimed.read(answer.body)
 
     async def fence(self, resource: str) -> FenceState:
         """Return what is known of a resource: mark, rule, source, story."""

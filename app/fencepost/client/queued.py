@@ -12,7 +12,7 @@ from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, Problem, RowsNotKept, StillQueued, Unavailable, WriteFailed, error_of
 from fencepost.client.http import Answer, Exchange
 from fencepost.client.lease import Lease
-from fencepost.client.rows import Writer
+from fencepost.client.rows import AnyLease, Writer
 
 # A queued write: what became of it, and what it returns.
 
@@ -140,16 +140,8 @@ def read_submission(exchange: Exchange, answer: Answer, read: Callable[[Any], T]
 # `client.submit`: the writes of single rows, to be queued.
 
 
-class Submit:
-    """Writes that are queued instead of done at once, with the arguments of the client's methods of the same names.
-
-    Each returns when the write is kept: on disk, and on all replicas that the queue's settings ask for. Writes of one
-    row are applied in the order in which they were kept. A table that was protected with `--queue` takes neither
-    `lease` nor `token`: the place in the queue is the token. Any other takes one of them, and the fence judges the
-    token when the write is applied, not before.
-
-    Each submission is sent under an Idempotency-Key, and again under the same one when its answer gets lost.
-    """
+class SubmitCalls(Generic[AnyLease]):
+    """The methods of `Submit` that take a lease."""
 
     def __init__(self, exchange: Exchange, writer: Writer) -> None:
         self._exchange = exchange
@@ -160,7 +152,7 @@ class Submit:
         table: str,
         row: Mapping[str, Any],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> QueuedWrite[Row]:
@@ -175,7 +167,7 @@ class Submit:
         key: Key,
         changes: Mapping[str, Any],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> QueuedWrite[Row]:
@@ -191,7 +183,7 @@ class Submit:
         key: Key,
         row: Mapping[str, Any],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> QueuedWrite[Row]:
@@ -206,7 +198,7 @@ class Submit:
         table: str,
         key: Key,
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> QueuedWrite[None]:
@@ -216,14 +208,10 @@ class Submit:
             resource, lease, token, idempotency_key, lambda fresh: rows.delete(table, key, fresh), _nothing
         )
 
-    def queued(self, write_id: str) -> QueuedWrite[Any]:
-        """Give a write that was queued before, maybe by another process; its result is the JSON of its answer."""
-        return QueuedWrite(self._exchange, write_id, _any)
-
     async def _submit(
         self,
         resource: str | None,
-        lease: Lease | None,
+        lease: AnyLease | None,
         token: int | None,
         key: str | None,
         call: rows.WithToken,
@@ -231,6 +219,22 @@ class Submit:
     ) -> QueuedWrite[T]:
         answer = await self._writer.submit(resource, lease, token, key, call)
         return read_submission(self._exchange, answer, read)
+
+
+class Submit(SubmitCalls[Lease]):
+    """Writes that are queued instead of done at once, with the arguments of the client's methods of the same names.
+
+    Each returns when the write is kept: on disk, and on all replicas that the queue's settings ask for. Writes of one
+    row are applied in the order in which they were kept. A table that was protected with `--queue` takes neither
+    `lease` nor `token`: the place in the queue is the token. Any other takes one of them, and the fence judges the
+    token when the write is applied, not before.
+
+    Each submission is sent under an Idempotency-Key, and again under the same one when its answer gets lost.
+    """
+
+    def queued(self, write_id: str) -> QueuedWrite[Any]:
+        """Give a write that was queued before, maybe by another process; its result is the JSON of its answer."""
+        return QueuedWrite(self._exchange, write_id, _any)
 
 
 def _any(body: Any) -> Any:

@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, overload
 from urllib.parse import quote
 
-from fencepost.client.answers import Key, Row, collection_path, resource_of, row_path
+from fencepost.client.answers import Claimed, Key, Row, collection_path, resource_of, row_path
 from fencepost.client.errors import OutcomeUnknown
 from fencepost.client.http import Answer, Call, Exchange, Pairs, new_key
-from fencepost.client.lease import Lease, write_headers
+from fencepost.client.lease import Lease, claim_call, write_headers
 
 # Each method of the client as the request that it sends. No I/O here.
 
 Filters: TypeAlias = Mapping[str, str] | Sequence[tuple[str, str]]
 """PostgREST's filters: `{"status": "eq.new"}`, or pairs where a column has several."""
+
+AnyLease = TypeVar("AnyLease")
+"""A Lease; for the callers of `SyncClient`, which passes on the Lease behind it, a SyncLease."""
 
 WithToken: TypeAlias = Callable[[int | None], Call]
 """A write that lacks only its token; None for one whose place in a queue is its token."""
@@ -175,7 +178,7 @@ class Writer:
         """Tables that have answered a write as those without a scope do."""
 
     async def write(
-        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: WithToken
+        self, resource: str | None, lease: AnyLease | None, token: int | None, key: str | None, call: WithToken
     ) -> Answer:
         """Send a write: under a lease in its turn and with a fresh token, or with the token that was given. It keeps
         token and key when it is sent again.
@@ -185,7 +188,7 @@ class Writer:
         return await self._send(resource, lease, token, key, call)
 
     async def submit(
-        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: WithToken
+        self, resource: str | None, lease: AnyLease | None, token: int | None, key: str | None, call: WithToken
     ) -> Answer:
         """Send a write that is to be queued, as `write` does; without a token, where its place in the queue is it."""
         if lease is not None and token is not None:
@@ -193,12 +196,12 @@ class Writer:
         return await self._send(resource, lease, token, key, lambda fresh: queued(call(fresh)))
 
     async def _send(
-        self, resource: str | None, lease: Lease | None, token: int | None, key: str | None, call: WithToken
+        self, resource: str | None, lease: AnyLease | None, token: int | None, key: str | None, call: WithToken
     ) -> Answer:
         key = new_key() if key is None else key
         try:
             if lease is not None:
-                return await self._send_under(lease, resource, key, call)
+                return await self._send_under(cast("Lease", lease), resource, key, call)
             given = None if token is None else check_token(token)
             return await self._exchange.repeat(call(given).under(key))
         except OutcomeUnknown as error:
@@ -219,7 +222,7 @@ class Writer:
         return answer
 
 
-class Rows:
+class Rows(Generic[AnyLease]):
     """The methods of `Client` that are about rows."""
 
     _exchange: Exchange
@@ -251,7 +254,7 @@ class Rows:
         table: str,
         rows: Mapping[str, Any],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> Row: ...
@@ -262,7 +265,7 @@ class Rows:
         table: str,
         rows: Sequence[Mapping[str, Any]],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> list[Row]: ...
@@ -273,7 +276,7 @@ class Rows:
         table: str,
         rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> Row | list[Row]: ...
@@ -283,7 +286,7 @@ class Rows:
         table: str,
         rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> Row | list[Row]:
@@ -298,7 +301,7 @@ class Rows:
         key: Key,
         changes: Mapping[str, Any],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> Row:
@@ -316,7 +319,7 @@ class Rows:
         key: Key,
         row: Mapping[str, Any],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> Row:
@@ -333,7 +336,7 @@ class Rows:
         table: str,
         key: Key,
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
@@ -347,7 +350,7 @@ class Rows:
         filters: Filters,
         changes: Mapping[str, Any],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> list[Row]:
@@ -363,7 +366,7 @@ class Rows:
         table: str,
         rows: Sequence[Mapping[str, Any]],
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> list[Row]:
@@ -381,7 +384,7 @@ class Rows:
         table: str,
         filters: Filters,
         *,
-        lease: Lease | None = None,
+        lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
     ) -> list[Row]:
@@ -391,3 +394,17 @@ class Rows:
         )
         rows: list[Row] = answer.body
         return rows
+
+    async def claim(
+        self,
+        resource: str,
+        *,
+        lease: AnyLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Claimed:
+        """Raise the resource's mark without writing, and return the row: no older holder can write from now on (R7)."""
+        answer = await self._writer.write(
+            resource, lease, token, idempotency_key, lambda fresh: claim_call(resource, fresh)
+        )
+        return Claimed.read(answer.body)

@@ -1,184 +1,351 @@
-"""`SyncClient`: each method of `Client` under the same name, for programs without asyncio."""
+"""`SyncClient`, and its leases and queued writes: the asynchronous ones under the same names, for programs without
+asyncio.
+"""
 
+import asyncio
 import contextlib
+import functools
+import inspect
+import os
 import ssl
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from types import GenericAlias, TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args, overload
 
 import httpx
 
-from fencepost.client.answers import Claimed, FenceState, Key, LockState, Row
+from fencepost.client.answers import Claimed, FenceToken, Row
 from fencepost.client.batches import MOST_BYTES, MOST_LINES, SECONDS, Line, Ready, Verdict, as_sent, decide
 from fencepost.client.client import Client
 from fencepost.client.clock import Clock, SystemClock
-from fencepost.client.elections import Leader
+from fencepost.client.elections import Campaign, Leader, Term
+from fencepost.client.errors import LeaseLost
 from fencepost.client.http import DEFAULT_RETRY, Retry, Token
-from fencepost.client.lease import FIRST_TOKENS, Claims, Names, Writes
-from fencepost.client.queued import QueuedWrite, State, Submit
-from fencepost.client.rows import Filters
-from fencepost.client.sync_lease import Loop, SyncCampaign, SyncLease, SyncLock
+from fencepost.client.lease import FIRST_TOKENS, Claims, Lease, Names, Writes
+from fencepost.client.lock import Lock
+from fencepost.client.queued import QueuedWrite, Submit, SubmitCalls
+from fencepost.client.rows import Rows
 
-# Queued writes for code that is not asynchronous.
-
+A = TypeVar("A")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SyncQueuedWrite(Generic[T]):
-    """A write that was queued, as `QueuedWrite` is."""
+class Loop:
+    """An event loop in a thread of its own, from `open` to `close`.
 
-    def __init__(self, queued: QueuedWrite[T], loop: Loop) -> None:
-        self._queued = queued
+    A daemon thread: a program that forgets to close its client ends all the same, and its leases with it. A process
+    that is forked has no such thread: there nothing can be run.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = asyncio.Event()
+        self._process = 0
+        """The process that has the thread."""
+
+    def open(self) -> None:
+        """Start the thread."""
+        if self._loop is not None:
+            raise RuntimeError("this SyncClient is already open")
+        ready: Future[asyncio.AbstractEventLoop] = Future()
+        self._closing = asyncio.Event()
+        serve = functools.partial(self._serve, ready, self._closing)
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fencepost client", daemon=True)
+        self._thread.start()
+        self._loop, self._process = ready.result(), os.getpid()
+
+    def close(self) -> None:
+        """End the thread, and what still runs in it."""
+        loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None and self._process == os.getpid():
+            loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join()
+
+    @property
+    def is_of_another_process(self) -> bool:
+        """Whether this process was forked from the one that has the thread."""
+        return self._loop is not None and self._process != os.getpid()
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do the work in the loop, and wait for it. An interrupt (Ctrl-C) of the waiting thread cancels the work."""
+        if self._loop is None:
+            raise RuntimeError("this SyncClient is not open: `with SyncClient(url) as c:`")
+        if self.is_of_another_process:
+            raise RuntimeError(
+                f"this SyncClient was opened by the process {self._process}, from which this one was forked: its thread"
+                " and its connections are there. Open a SyncClient in each process, after the fork"
+            )
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    @staticmethod
+    async def _serve(ready: "Future[asyncio.AbstractEventLoop]", closing: asyncio.Event) -> None:
+        ready.set_result(asyncio.get_running_loop())
+        await closing.wait()
+
+
+# A call of a synchronous object is the method of the asynchronous one behind it, with the same arguments and the same
+# answer; at run time, for `help()`, also with the same signature and docstring. Only a lease is a SyncLease.
+
+
+class Passing(Generic[A]):
+    """What passes its calls on to `asynchronous`, which runs in the client's own loop."""
+
+    def __init__(self, asynchronous: A, loop: Loop) -> None:
+        self.asynchronous = asynchronous
         self._loop = loop
 
+
+def passed(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Make the call that passes its arguments on to the method, and waits for the answer."""
+    return _passed(method, lambda answer, _: answer, inspect.signature(method).return_annotation)
+
+
+def queueing(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, QueuedWrite[T]]],
+) -> Callable[Concatenate[Any, P], "SyncQueuedWrite[T]"]:
+    """Make the call, as `passed` does, of a method that gives a queued write."""
+    (result,) = get_args(inspect.signature(method).return_annotation)
+    return _passed(method, SyncQueuedWrite, GenericAlias(SyncQueuedWrite, result))
+
+
+def _passed(method: Callable[..., Any], read: Callable[[Any, Loop], Any], annotation: object) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Passing[Any], *given: Any, **named: Any) -> Any:
+        if named.get("lease") is not None:
+            named["lease"] = named["lease"].asynchronous
+        return read(self._loop.run(lambda: method(self.asynchronous, *given, **named)), self._loop)
+
+    asked = inspect.signature(method)
+    parameters = [
+        each.replace(annotation=SyncLease | None) if each.name == "lease" else each
+        for each in asked.parameters.values()
+    ]
+    call.__doc__ = (method.__doc__ or "").replace("`async with`", "`with`")
+    call.__annotations__ = {each.name: each.annotation for each in parameters[1:]} | {"return": annotation}
+    call.__dict__["__signature__"] = asked.replace(parameters=parameters, return_annotation=annotation)
+    return call
+
+
+class SyncLease(Passing[Lease]):
+    """A lease, as `Lease` is, for code that is not asynchronous."""
+
     def __repr__(self) -> str:
-        return repr(self._queued).replace("<QueuedWrite", "<SyncQueuedWrite", 1)
+        return repr(self.asynchronous).replace("<Lease", "<SyncLease", 1)
+
+    @property
+    def id(self) -> str:
+        """The lease's public id."""
+        return self.asynchronous.id
+
+    @property
+    def secret(self) -> str:
+        """What renews, mints and releases; keep it."""
+        return self.asynchronous.secret
+
+    @property
+    def locks(self) -> tuple[str, ...]:
+        """The names of all its locks."""
+        return self.asynchronous.locks
+
+    @property
+    def owner(self) -> str:
+        """The holder's name, as others see it."""
+        return self.asynchronous.owner
+
+    @property
+    def ttl(self) -> float:
+        """Seconds."""
+        return self.asynchronous.ttl
+
+    @property
+    def granted_at(self) -> datetime | None:
+        """When it was granted, by the database's clock."""
+        return self.asynchronous.granted_at
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it would have expired, as of the grant, by the database's clock."""
+        return self.asynchronous.expires_at
+
+    @property
+    def claims(self) -> tuple[Claimed, ...]:
+        """What was claimed with the grant, in the order of the claims asked for."""
+        return self.asynchronous.claims
+
+    @property
+    def lock(self) -> str | None:
+        """The lock's name; None if the lease has several."""
+        return self.asynchronous.lock
+
+    @property
+    def row(self) -> Row | None:
+        """The row that the claim returned, as it is behind the fence; None where the key has no row.
+
+        LookupError if the lock was not acquired with exactly one claim: `claims` has them all.
+        """
+        return self.asynchronous.row
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the lease can be trusted at this moment, by the clock. Once it was False it stays False."""
+        return self.asynchronous.trusted
+
+    @property
+    def remaining(self) -> float:
+        """Seconds of trust that are left unless a renewal comes; 0 once it has ended."""
+        return self.asynchronous.remaining
+
+    def check(self) -> None:
+        """Raise LeaseLost unless the lease can be trusted at this moment."""
+        self.asynchronous.check()
+
+    next_token, claim, release = passed(Lease.next_token), passed(Lease.claim), passed(Lease.release)
+
+    def wait_lost(self, timeout: float | None = None) -> LeaseLost | None:
+        """Wait until the lease is lost, and return why; None after `timeout` seconds."""
+
+        async def wait() -> LeaseLost | None:
+            try:
+                return await asyncio.wait_for(self.asynchronous.lost, timeout)
+            except TimeoutError:
+                return None
+
+        return self._loop.run(wait)
+
+    @contextlib.contextmanager
+    def operation(self, resource: str | None = None) -> Iterator[FenceToken]:
+        """Give a fresh token when no other write of this lease is under way on the resource (None: on any)."""
+        operation = self.asynchronous.operation(resource)
+        token = self._loop.run(operation.__aenter__)
+        try:
+            yield token
+        finally:
+            self._loop.run(lambda: operation.__aexit__(None, None, None))
+
+
+class SyncTerm(SyncLease):
+    """A leader's lease, as `Term` is."""
+
+    asynchronous: Term
+
+    def __init__(self, term: Term, loop: Loop) -> None:
+        super().__init__(term, loop)
+
+    @property
+    def election(self) -> str:
+        """The election's name."""
+        return self.asynchronous.election
+
+    @property
+    def term(self) -> int:
+        """The number of the lease. A later leader's is larger."""
+        return self.asynchronous.term
+
+
+class SyncLock:
+    """Used once, with `with`. Entering raises LockHeld when the wait is over, or why it could not be asked."""
+
+    def __init__(self, lock: Lock, loop: Loop) -> None:
+        self._lock = lock
+        self._loop = loop
+
+    def __enter__(self) -> SyncLease:
+        settled = asyncio.Event()
+        settled.set()  # until it begins
+
+        async def enter() -> Lease:
+            settled.clear()
+            try:
+                return await self._lock.__aenter__()
+            finally:
+                settled.set()
+
+        async def leave_if_entered() -> None:
+            await settled.wait()
+            if self._lock.entered:
+                await self._lock.__aexit__(None, None, None)
+
+        try:
+            return self._make_lease(self._loop.run(enter))
+        except BaseException:
+            # Ctrl-C may come when the lock is ours already: then it would never be left.
+            self._loop.run(leave_if_entered)
+            raise
+
+    def _make_lease(self, lease: Lease) -> SyncLease:
+        return SyncLease(lease, self._loop)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and self._loop.is_of_another_process:
+            return  # which has the lease; what ends this one goes on
+        self._loop.run(lambda: self._lock.__aexit__(kind, error, traceback))
+
+
+class SyncCampaign(SyncLock):
+    """Used once, with `with`. Entering returns when we are elected; LockHeld when the wait is over."""
+
+    def __init__(self, campaign: Campaign, loop: Loop) -> None:
+        super().__init__(campaign, loop)
+
+    def __enter__(self) -> SyncTerm:
+        term = super().__enter__()
+        if not isinstance(term, SyncTerm):
+            raise TypeError(f"a campaign ended with {term!r}")
+        return term
+
+    def _make_lease(self, lease: Lease) -> SyncLease:
+        return SyncTerm(lease, self._loop) if isinstance(lease, Term) else super()._make_lease(lease)
+
+
+class SyncQueuedWrite(Passing[QueuedWrite[T]], Generic[T]):
+    """A write that was queued, as `QueuedWrite` is."""
+
+    def __repr__(self) -> str:
+        return repr(self.asynchronous).replace("<QueuedWrite", "<SyncQueuedWrite", 1)
 
     @property
     def id(self) -> str | None:
         """What names it."""
-        return self._queued.id
+        return self.asynchronous.id
 
-    def state(self) -> State:
-        """Ask what became of it, without waiting. NotFound when the gateway no longer knows."""
-        return self._loop.run(self._queued.state)
-
-    def result(self, timeout: float | None = None) -> T:
-        """Wait until it is decided, and return what the same write would have returned at once: the row; None after a
-        delete. May be called again.
-
-        timeout: seconds, then StillQueued; None: for ever. A gateway that cannot be reached is asked again, however
-        long that takes: StillQueued has the last such error as its cause. StaleToken, SpentToken: the fence refused its
-        token. WriteFailed: it was refused for another reason, and is a dead letter. NotFound: the gateway no longer
-        knows.
-        """
-        return self._loop.run(lambda: self._queued.result(timeout))
+    state, result = passed(QueuedWrite[T].state), passed(QueuedWrite[T].result)
 
 
-class SyncSubmitCalls:
-    """The calls of a SyncSubmit."""
+class SyncSubmit(Passing[Submit]):
+    """Writes that are queued instead of done at once, as `Submit` has them."""
 
-    asynchronous: Submit
-    _loop: Loop
-
-    def post(
-        self,
-        table: str,
-        row: Mapping[str, Any],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> SyncQueuedWrite[Row]:
-        """Queue the insert of one row, which names its key; its result is the row."""
-        return SyncQueuedWrite(
-            self._loop.run(
-                lambda: self.asynchronous.post(
-                    table,
-                    row,
-                    lease=None if lease is None else lease.asynchronous,
-                    token=token,
-                    idempotency_key=idempotency_key,
-                )
-            ),
-            self._loop,
-        )
-
-    def patch(
-        self,
-        table: str,
-        key: Key,
-        changes: Mapping[str, Any],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> SyncQueuedWrite[Row]:
-        """Queue a change of columns of one row; its result is the row."""
-        return SyncQueuedWrite(
-            self._loop.run(
-                lambda: self.asynchronous.patch(
-                    table,
-                    key,
-                    changes,
-                    lease=None if lease is None else lease.asynchronous,
-                    token=token,
-                    idempotency_key=idempotency_key,
-                )
-            ),
-            self._loop,
-        )
-
-    def put(
-        self,
-        table: str,
-        key: Key,
-        row: Mapping[str, Any],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> SyncQueuedWrite[Row]:
-        """Queue that one row is created or replaced; its result is the row."""
-        return SyncQueuedWrite(
-            self._loop.run(
-                lambda: self.asynchronous.put(
-                    table,
-                    key,
-                    row,
-                    lease=None if lease is None else lease.asynchronous,
-                    token=token,
-                    idempotency_key=idempotency_key,
-                )
-            ),
-            self._loop,
-        )
-
-    def delete(
-        self,
-        table: str,
-        key: Key,
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> SyncQueuedWrite[None]:
-        """Queue the deletion of one row; its result is None."""
-        return SyncQueuedWrite(
-            self._loop.run(
-                lambda: self.asynchronous.delete(
-                    table,
-                    key,
-                    lease=None if lease is None else lease.asynchronous,
-                    token=token,
-                    idempotency_key=idempotency_key,
-                )
-            ),
-            self._loop,
-        )
+    post, patch = queueing(SubmitCalls[SyncLease].post), queueing(SubmitCalls[SyncLease].patch)
+    put, delete = queueing(SubmitCalls[SyncLease].put), queueing(SubmitCalls[SyncLease].delete)
 
     def queued(self, write_id: str) -> SyncQueuedWrite[Any]:
         """Give a write that was queued before, maybe by another process; its result is the JSON of its answer."""
         return SyncQueuedWrite(self.asynchronous.queued(write_id), self._loop)
 
 
-# `SyncClient.submit`: writes to be queued, for code that is not asynchronous.
+# The client for code that is not asynchronous: the same one, on an event loop in a thread of its own.
+#
+# So a lease is renewed while its holder computes. All methods may be called from any thread.
+
+_post = passed(Rows[SyncLease].post)
 
 
-class SyncSubmit(SyncSubmitCalls):
-    """Writes that are queued instead of done at once, as `Submit` has them."""
+class SyncClient(Passing[Client]):
+    """A client of the gateway at `url`: `with SyncClient(url) as c:`. Arguments and methods are those of `Client`.
 
-    def __init__(self, submit: Submit, loop: Loop) -> None:
-        self.asynchronous = submit
-        self._loop = loop
-
-
-class SyncClientCalls:
-    """The calls of a SyncClient."""
-
-    _client: Client
-    _loop: Loop
+    A lock's body cannot be cancelled from outside here: ask `lease.trusted` in long computations.
+    """
 
     def __init__(
         self,
@@ -194,8 +361,7 @@ class SyncClientCalls:
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._loop = Loop()
-        self._client = Client(
+        client = Client(
             url,
             token=token,
             owner=owner,
@@ -207,153 +373,31 @@ class SyncClientCalls:
             transport=transport,
             clock=clock,
         )
+        super().__init__(client, Loop())
 
-    def lock(
-        self,
-        name: Names,
-        *,
-        ttl: float = 30.0,
-        wait: float | None = 0.0,
-        claim: Claims = False,
-        owner: str | None = None,
-        tokens: int = FIRST_TOKENS,
-        margin: float | None = None,
-        source: str | None = None,
-        writes: Writes = (),
-    ) -> SyncLock:
-        """Give a lock, or several that are taken together, for a `with`. Times in seconds; ValueError if
-        they make no sense.
+    def __enter__(self) -> Self:
+        self._loop.open()
+        return self
 
-        ttl: how long the lease outlives us; it is renewed at a third of it.
-        wait: how long to queue for it before LockHeld; None: for ever.
-        claim: True claims what the locks are named after, together with the grant: older holders are fenced off before
-            we have written (R7). Or the names of other resources.
-        tokens: how many to draw with the grant; more are minted when they are used up.
-        margin: stop trusting the lease so long before it expires; default 5 % of ttl, at least 20 ms.
-        source: the lock service to take it from, by the name that the gateway has for it; default its own, builtin.
-        writes: what the tokens may be used for where the gateway seals them, beside what the locks are named after and
-            what is claimed: resources, or `orders/*`.
-        """
-        return SyncLock(
-            self._client.lock(
-                name,
-                ttl=ttl,
-                wait=wait,
-                claim=claim,
-                owner=owner,
-                tokens=tokens,
-                margin=margin,
-                source=source,
-                writes=writes,
-            ),
-            self._loop,
-        )
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
-    def locks(self, name: str | None = None, *, source: str | None = None) -> list[LockState]:
-        """Return the locks of a source that are held or waited for, by name; or the one of this name, if it is."""
-        return self._loop.run(lambda: self._client.locks(name, source=source))
+    def close(self) -> None:
+        """Wait for releases that are still under way (seconds), close all connections, and end the thread."""
+        try:
+            if not self._loop.is_of_another_process:  # which closes its connections itself
+                self._loop.run(self.asynchronous.aclose)
+        finally:
+            self._loop.close()
 
-    @property
-    def submit(self) -> SyncSubmit:
-        """Writes that are queued instead of done at once: `client.submit.patch("orders", "order-1", {…})`."""
-        return SyncSubmit(self._client.submit, self._loop)
-
-    def batch_atomic(self, lines: Iterable[Line]) -> list[Verdict]:
-        """Send writes and claims that land all, or none, in one transaction: their verdicts, in order.
-
-        The first line that is refused is raised as what a call of it would have raised; its number is
-        `error.problem.members["line"]`. Lines are as in `batch`, at most as many as FENCEPOST_MAX_ROWS of the gateway.
-        """
-        return self._loop.run(lambda: self._client.batch_atomic(lines))
-
-    def claim(
-        self,
-        resource: str,
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Claimed:
-        """Raise the resource's mark without writing, and return the row: no older holder can write from now on (R7)."""
-        return self._loop.run(
-            lambda: self._client.claim(
-                resource,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
-
-    def fence(self, resource: str) -> FenceState:
-        """Return what is known of a resource: mark, rule, source, story."""
-        return self._loop.run(lambda: self._client.fence(resource))
-
-    def elect(
-        self,
-        name: str,
-        *,
-        ttl: float = 30.0,
-        wait: float | None = None,
-        claim: Claims = False,
-        also: Names = (),
-        owner: str | None = None,
-        margin: float | None = None,
-        source: str | None = None,
-        writes: Writes = (),
-    ) -> SyncCampaign:
-        """Give a candidacy for a `with`, whose body runs while we lead. Arguments as for `lock`; seconds.
-
-        ttl: how long after its last renewal a leader that is gone is still taken for one.
-        wait: how long to wait to be elected before LockHeld; default: for ever.
-        claim: True claims what has the election's name, and those of `also`, together with the grant: older leaders are
-            fenced off (R7). Or the names of other resources.
-        also: further locks that the leader holds, and is elected with or not at all; with the built-in source.
-        writes: what the leader may write where the gateway seals tokens: resources, or `orders/*`.
-        """
-        return SyncCampaign(
-            self._client.elect(
-                name,
-                ttl=ttl,
-                wait=wait,
-                claim=claim,
-                also=also,
-                owner=owner,
-                margin=margin,
-                source=source,
-                writes=writes,
-            ),
-            self._loop,
-        )
-
-    def leader(self, name: str, *, source: str | None = None) -> Leader | None:
-        """Return who leads, as of a moment ago; None: there is no leader."""
-        return self._loop.run(lambda: self._client.leader(name, source=source))
-
-
-class SyncRowCalls:
-    """Those of a SyncClient that are about rows."""
-
-    _client: Client
-    _loop: Loop
-
-    def get(self, table: str, key: Key, *, select: str | None = None) -> Row:
-        """Return one row; RowNotFound if there is none."""
-        return self._loop.run(lambda: self._client.get(table, key, select=select))
-
-    def select(
-        self,
-        table: str,
-        filters: Filters = (),
-        *,
-        select: str | None = None,
-        order: str | None = None,
-        limit: int | None = None,
-        offset: int | None = None,
-    ) -> list[Row]:
-        """Return the rows that match all filters: `select("orders", {"status": "eq.new"}, order="amount.desc")`."""
-        return self._loop.run(
-            lambda: self._client.select(table, filters, select=select, order=order, limit=limit, offset=offset)
-        )
+    locks, fence, leader = passed(Client.locks), passed(Client.fence), passed(Client.leader)
+    get, select = passed(Client.get), passed(Client.select)
+    patch, put, delete = passed(Rows[SyncLease].patch), passed(Rows[SyncLease].put), passed(Rows[SyncLease].delete)
+    patch_where, delete_where = passed(Rows[SyncLease].patch_where), passed(Rows[SyncLease].delete_where)
+    patch_rows, claim = passed(Rows[SyncLease].patch_rows), passed(Rows[SyncLease].claim)
+    batch_atomic = passed(Client.batch_atomic)
 
     @overload
     def post(
@@ -398,187 +442,27 @@ class SyncRowCalls:
         idempotency_key: str | None = None,
     ) -> Row | list[Row]:
         """Insert a row, or several in one transaction; returns what was stored."""
-        return self._loop.run(
-            lambda: self._client.post(
-                table,
-                rows,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
+        return _post(self, table, rows, lease=lease, token=token, idempotency_key=idempotency_key)
 
-    def patch(
-        self,
-        table: str,
-        key: Key,
-        changes: Mapping[str, Any],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row:
-        """Change columns of one row; returns the row. RowNotFound if there is none."""
-        return self._loop.run(
-            lambda: self._client.patch(
-                table,
-                key,
-                changes,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
-
-    def put(
-        self,
-        table: str,
-        key: Key,
-        row: Mapping[str, Any],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row:
-        """Create or replace one row; columns that are left out get their defaults. Returns the row."""
-        return self._loop.run(
-            lambda: self._client.put(
-                table,
-                key,
-                row,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
-
-    def delete(
-        self,
-        table: str,
-        key: Key,
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> None:
-        """Delete one row; its mark stays. RowNotFound if there is none."""
-        self._loop.run(
-            lambda: self._client.delete(
-                table,
-                key,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
-
-    def patch_where(
-        self,
-        table: str,
-        filters: Filters,
-        changes: Mapping[str, Any],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]:
-        """Change columns of every row that matches, or of none (R10); returns the rows. ValueError without a filter."""
-        return self._loop.run(
-            lambda: self._client.patch_where(
-                table,
-                filters,
-                changes,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
-
-    def patch_rows(
-        self,
-        table: str,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]:
-        """Change many rows, each by its own mapping, or none (R10); returns them in this order. A mapping has the
-        columns of the key and those to change, all have the same. RowNotFound if a row is not there.
-        """
-        return self._loop.run(
-            lambda: self._client.patch_rows(
-                table,
-                rows,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
-
-    def delete_where(
-        self,
-        table: str,
-        filters: Filters,
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]:
-        """Delete every row that matches, or none (R10); returns the rows. ValueError without a filter."""
-        return self._loop.run(
-            lambda: self._client.delete_where(
-                table,
-                filters,
-                lease=None if lease is None else lease.asynchronous,
-                token=token,
-                idempotency_key=idempotency_key,
-            )
-        )
-
-
-# The client for code that is not asynchronous: the same one, on an event loop in a thread of its own.
-#
-# So a lease is renewed while its holder computes. All methods may be called from any thread.
-
-
-class SyncClient(SyncClientCalls, SyncRowCalls):
-    """A client of the gateway at `url`: `with SyncClient(url) as c:`. Arguments and methods are those of `Client`.
-
-    A lock's body cannot be cancelled from outside here: ask `lease.trusted` in long computations.
-    """
-
-    def __enter__(self) -> Self:
-        self._loop.open()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Wait for releases that are still under way (seconds), close all connections, and end the thread."""
-        try:
-            if not self._loop.is_of_another_process:  # which closes its connections itself
-                self._loop.run(self._client.aclose)
-        finally:
-            self._loop.close()
+    @property
+    def submit(self) -> SyncSubmit:
+        """Writes that are queued instead of done at once: `client.submit.patch("orders", "order-1", {…})`."""
+        return SyncSubmit(self.asynchronous.submit, self._loop)
 
     def batch(self, lines: Iterable[Line]) -> Generator[Verdict, None, None]:
         """Send many writes and claims: `for verdict in client.batch(lines)`; see `Client.batch`. Lines are taken in the
         caller's thread, so many at a time as a request has, or as there are when one has kept it waiting.
         """
-        exchange = self._client._exchange  # noqa: SLF001 - the two are one client
+        exchange = self.asynchronous._exchange  # noqa: SLF001 - the two are one client
         for first, chunk in _requests(lines):
-            verdicts, failed = self._loop.run(partial(decide, exchange, chunk, first))
+            verdicts, failed = self._loop.run(functools.partial(decide, exchange, chunk, first))
             yield from verdicts
             if failed is not None:
                 raise failed
 
     def leaders(self, name: str, *, source: str | None = None) -> Generator[Leader | None, None, None]:
         """Observe an election: `for leader in client.leaders("scheduler")`; see `Client.leaders`."""
-        observed = self._client.leaders(name, source=source)
+        observed = self.asynchronous.leaders(name, source=source)
 
         async def following() -> Leader | None:
             return await anext(observed)
@@ -592,6 +476,84 @@ class SyncClient(SyncClientCalls, SyncRowCalls):
         finally:
             with contextlib.suppress(RuntimeError):  # the client is closed already, and the stream with it
                 self._loop.run(close)
+
+    def lock(
+        self,
+        name: Names,
+        *,
+        ttl: float = 30.0,
+        wait: float | None = 0.0,
+        claim: Claims = False,
+        owner: str | None = None,
+        tokens: int = FIRST_TOKENS,
+        margin: float | None = None,
+        source: str | None = None,
+        writes: Writes = (),
+    ) -> SyncLock:
+        """Give a lock, or several that are taken together, for a `with`. Times in seconds; ValueError if
+        they make no sense.
+
+        ttl: how long the lease outlives us; it is renewed at a third of it.
+        wait: how long to queue for it before LockHeld; None: for ever.
+        claim: True claims what the locks are named after, together with the grant: older holders are fenced off before
+            we have written (R7). Or the names of other resources.
+        tokens: how many to draw with the grant; more are minted when they are used up.
+        margin: stop trusting the lease so long before it expires; default 5 % of ttl, at least 20 ms.
+        source: the lock service to take it from, by the name that the gateway has for it; default its own, builtin.
+        writes: what the tokens may be used for where the gateway seals them, beside what the locks are named after and
+            what is claimed: resources, or `orders/*`.
+        """
+        return SyncLock(
+            self.asynchronous.lock(
+                name,
+                ttl=ttl,
+                wait=wait,
+                claim=claim,
+                owner=owner,
+                tokens=tokens,
+                margin=margin,
+                source=source,
+                writes=writes,
+            ),
+            self._loop,
+        )
+
+    def elect(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        wait: float | None = None,
+        claim: Claims = False,
+        also: Names = (),
+        owner: str | None = None,
+        margin: float | None = None,
+        source: str | None = None,
+        writes: Writes = (),
+    ) -> SyncCampaign:
+        """Give a candidacy for a `with`, whose body runs while we lead. Arguments as for `lock`; seconds.
+
+        ttl: how long after its last renewal a leader that is gone is still taken for one.
+        wait: how long to wait to be elected before LockHeld; default: for ever.
+        claim: True claims what has the election's name, and those of `also`, together with the grant: older leaders are
+            fenced off (R7). Or the names of other resources.
+        also: further locks that the leader holds, and is elected with or not at all; with the built-in source.
+        writes: what the leader may write where the gateway seals tokens: resources, or `orders/*`.
+        """
+        return SyncCampaign(
+            self.asynchronous.elect(
+                name,
+                ttl=ttl,
+                wait=wait,
+                claim=claim,
+                also=also,
+                owner=owner,
+                margin=margin,
+                source=source,
+                writes=writes,
+            ),
+            self._loop,
+        )
 
 
 def _requests(lines: Iterable[Line]) -> Iterator[tuple[int, list[Ready]]]:
