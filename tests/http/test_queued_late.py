@@ -9,7 +9,7 @@ from tests.http.test_queued_role_gone import decider
 from tests.support.asking import LOGIN, WEB
 from tests.support.servers import command
 
-from fencepost.server.consuming.applying import DatabaseLedger, QueueNow
+from fencepost.server.consuming.applying import Ledger, QueueNow
 from fencepost.server.consuming.deciding import Settled
 from fencepost.server.postgres import sources
 from fencepost.server.queues.log import Position, Received, partition_of
@@ -43,7 +43,7 @@ async def test_a_copy_whose_record_is_forgotten_has_no_second_effect(
 
 
 async def test_a_message_that_a_paused_consumer_had_taken_is_no_dead_letter(stage: Stage) -> None:
-    queue, ledger = stage.queue, DatabaseLedger(stage.queue.gateway.database, DEFAULT)
+    queue, ledger = stage.queue, Ledger(stage.queue.gateway.database, DEFAULT)
     message = signed(stage, "stamps/s", "PATCH", {"n": 7}, hours=40)
     await queue.append(message)
     (taken,) = await queue.log.waiting(Position(partition_of(message.key, 8), 0)) or ()

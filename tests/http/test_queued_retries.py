@@ -10,7 +10,7 @@ from tests.support.asking import OTHER, WEB, caller
 from tests.support.consuming import write
 from tests.support.servers import command
 
-from fencepost.server.consuming.applying import DatabaseLedger, QueueNow
+from fencepost.server.consuming.applying import Ledger, QueueNow
 from fencepost.server.queues.log import DeadLetter, Message, Position, Received, partition_of
 from fencepost.server.queues.message import sign
 from fencepost.server.queues.registry import DEFAULT
@@ -28,7 +28,7 @@ def signed(stage: Stage, resource: str, method: Any, body: Any, *, role: str = W
 
 async def pruned(stage: Stage) -> int:
     """Have records be as old as messages that were signed 40 hours ago, and forget those that nobody needs."""
-    queue, ledger = stage.queue, DatabaseLedger(stage.queue.gateway.database, DEFAULT)
+    queue, ledger = stage.queue, Ledger(stage.queue.gateway.database, DEFAULT)
     await queue.owner.execute("UPDATE fencepost.idempotency SET created_at = now() - interval '39 hours'")
     generation, decided = await ledger.generation(), await queue.log.decided()
     await ledger.note_committed(decided, generation)

@@ -4,7 +4,7 @@ from tests.http.test_queued_as_role import Stage, stage
 from tests.support.asking import LOGIN, OTHER, caller
 from tests.support.consuming import write
 
-from fencepost.server.consuming.applying import Applier, DatabaseLedger, QueueNow
+from fencepost.server.consuming.applying import Applier, Ledger, QueueNow
 from fencepost.server.consuming.deciding import Decider, Settled
 from fencepost.server.ops.protect import protect
 from fencepost.server.queues.log import Position, Received, partition_of
@@ -16,7 +16,7 @@ __all__ = ["stage"]
 
 def decider(stage: Stage) -> Decider:
     gateway = stage.queue.gateway
-    ledger = DatabaseLedger(gateway.database, DEFAULT)
+    ledger = Ledger(gateway.database, DEFAULT)
     return Decider(
         DEFAULT, Applier(gateway, DEFAULT, 10_000).apply, ledger, stage.queue.log.dead, now=gateway.seals.now
     )
@@ -58,7 +58,7 @@ async def test_a_copy_that_waits_in_the_log_until_the_record_is_old_has_no_secon
     """It came in time. One that comes when the record is forgotten is late, whatever time the log gives it."""
     queue, ledger, now = (
         stage.queue,
-        DatabaseLedger(stage.queue.gateway.database, DEFAULT),
+        Ledger(stage.queue.gateway.database, DEFAULT),
         stage.queue.gateway.seals.now(),
     )
     keys, hour = queue.gateway.seals.keys, 3600

@@ -13,9 +13,9 @@ from pydantic import SecretStr
 from tests.support.interleave import Connection
 from tests.support.manual_clock import UNHURRIED
 
-from fencepost.server.consuming.applying import Checked, Decided, Kept, QueueNow, Result
+from fencepost.server.consuming.applying import Checked, Decided, Kept, Ledger, QueueNow, Result
 from fencepost.server.consuming.consumer import ConsumerLimits, QueueConsumer
-from fencepost.server.consuming.deciding import Decider
+from fencepost.server.consuming.deciding import Decider, Reports
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.gathered import STATE_HEADER
@@ -318,7 +318,7 @@ class MockConsumer:
 
 
 @dataclass
-class MockLedger:
+class MockLedger(Ledger):
     """What the database would know. `failing` is raised by every method."""
 
     known_generation: int = 1
@@ -406,7 +406,7 @@ class MockLedger:
         """Nothing is forgotten here."""
 
 
-class MockReports:
+class MockReports(Reports):
     """Keeps what is reported."""
 
     def __init__(self) -> None:

@@ -6,7 +6,6 @@ import random
 import re
 import socket
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from typing import Final
 import orjson
 from pydantic import SecretStr
 
-from fencepost.server.consuming.applying import Applier, DatabaseLedger
+from fencepost.server.consuming.applying import Applier, Ledger
 from fencepost.server.consuming.consumer import ConsumerLimits, QueueConsumer
-from fencepost.server.consuming.deciding import Decider
+from fencepost.server.consuming.deciding import Decider, Reports
 from fencepost.server.fence.caller import ANONYMOUS, Access, Caller
 from fencepost.server.fence.seal import SealKeys, SealKeysError, parse_keys
 from fencepost.server.gateway.gateway import Gateway, Seals
@@ -39,12 +38,7 @@ from fencepost.server.identity.keys import KeysError, looks_like, read_secret
 from fencepost.server.locks.source import Source, SourceConfigError, SourceContext, kind_of, make
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import (
-    ConsumerFailed,
-    ConsumerPaused,
-    ConsumerResumed,
-    DeadLettered,
     Emit,
-    QueueBlocked,
     QueueFailed,
     SealKeysRead,
     SealKeysUnreadable,
@@ -56,7 +50,7 @@ from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import RefusedError, StorageError
 from fencepost.server.postgres.sources import KnownSource
 from fencepost.server.queues import registry
-from fencepost.server.queues.log import Log, LogConfigError, LogError, Received
+from fencepost.server.queues.log import Log, LogConfigError, LogError
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.setting_files import SettingFileError, read_setting_file
 from fencepost.server.settings import Settings
@@ -463,33 +457,6 @@ SHARE: Final = 0.5
 """Which part of the writes that may wait in a process those of a consumer may be."""
 
 
-class _EventReports:
-    """Emits an event for each report of a consumer."""
-
-    def __init__(self, queue: str, emit: Emit) -> None:
-        self._queue = queue
-        self._emit = emit
-
-    def paused(self, reason: str) -> None:
-        self._emit(ConsumerPaused(self._queue, reason))
-
-    def resumed(self) -> None:
-        self._emit(ConsumerResumed(self._queue))
-
-    def dead_letter(self, received: Received, reason: str) -> None:
-        resource = received.message.key.decode("utf-8", "replace")
-        position = received.position
-        self._emit(DeadLettered(self._queue, resource, position.partition, position.offset, reason))
-
-    def blocked(self, received: Received, reason: str) -> None:
-        resource = received.message.key.decode("utf-8", "replace")
-        position = received.position
-        self._emit(QueueBlocked(self._queue, resource, position.partition, position.offset, reason))
-
-    def fault(self, error: Exception) -> None:
-        self._emit(ConsumerFailed(self._queue, "".join(traceback.format_exception(error))))
-
-
 def _wall_clock() -> float:
     return time.time()  # noqa: TID251 - when something became a dead letter, for people
 
@@ -502,7 +469,7 @@ def own_member() -> str:
 def consumer_of(gateway: Gateway, name: str, settings: Settings, member: str) -> QueueConsumer:
     """Make a consumer of a queue that is open."""
     log = gateway.queues[name]
-    ledger = DatabaseLedger(gateway.database, name)
+    ledger = Ledger(gateway.database, name)
     applier = Applier(gateway, name, settings.max_body_bytes, settings.idempotency_retention)
     decider = Decider(
         *(name, applier.apply, ledger, log.dead),
@@ -514,9 +481,7 @@ def consumer_of(gateway: Gateway, name: str, settings: Settings, member: str) ->
     limits = ConsumerLimits(
         messages=max(min(MOST_IN_HAND, int(settings.max_waiting * SHARE)), 1), drain=_drain(settings)
     )
-    return QueueConsumer(
-        log, member, ledger, decider, _EventReports(name, gateway.emit), limits, gateway.times.consuming
-    )
+    return QueueConsumer(log, member, ledger, decider, Reports(name, gateway.emit), limits, gateway.times.consuming)
 
 
 def consumers_here(gateway: Gateway, settings: Settings) -> dict[str, QueueConsumer]:
@@ -562,6 +527,6 @@ async def _run_for_ever(gateway: Gateway, name: str, consumer: QueueConsumer) ->
         try:
             await consumer.run()
         except Exception as error:  # noqa: BLE001 - requests must not suffer from it
-            gateway.emit(ConsumerFailed(name, "".join(traceback.format_exception(error))))
+            Reports(name, gateway.emit).fault(error)
         if await consumer.stopped(gateway.times.consuming.start_again_after):
             return

@@ -7,7 +7,7 @@ queue (R12). For other tables it is the one that the message carries, and the fe
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import orjson
 
@@ -133,7 +133,10 @@ def reason_of(answer: Recorded) -> str:
     return f"{code}: {detail}" if code and detail else f"status {answer.status}"
 
 
-# What a consumer reads and writes in the database about its queue: where the log stands, and what was decided.
+# What a consumer reads and writes in the database about its queue (postgres/queues.py): where the log stands, and what
+# was decided.
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,82 +159,8 @@ class Kept:
     answer: Recorded
 
 
-class Ledger(Protocol):
+class Ledger:
     """The database's side of a queue. Each method raises StorageError."""
-
-    async def check(self, ask: Callable[[], Awaitable[LogState]], generation: int | None) -> Checked:
-        """Ask the log, compare it with what is recorded of it, and record how far it has got. To be called after
-        messages were taken and before one of them is written. `generation`: what the check before gave; None: nothing
-        was taken yet. Where the answer has another one, what was taken is void. Raises LogError, too.
-        """
-        ...
-
-    async def quarantine(self, reason: str, generation: int | None) -> None:
-        """The log is not the one that was recorded, as its own client has noticed. `generation`: the one in which it
-        did; nothing is done when the source was raised meanwhile. None: it does not know it.
-        """
-        ...
-
-    async def generation(self) -> int:
-        """Read the generation of the queue's source, as it is now."""
-        ...
-
-    async def result(self, name: MessageName) -> Kept | None:
-        """Look up what was kept for a message, or for a copy of it."""
-        ...
-
-    async def committed(self, position: Position, generation: int) -> bool:
-        """Whether the log was said to give this message no more, in this generation: it is decided, and what was kept
-        for it may have been forgotten.
-        """
-        ...
-
-    async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
-        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays.
-        `letter_bytes`: what the dead letter has that it becomes; None: it becomes none.
-        """
-        ...
-
-    async def stop(self, resource: str, write_id: str) -> None:
-        """Have later messages of a resource become dead letters, because of this one."""
-        ...
-
-    async def go_on(self, resource: str, write_id: str) -> None:
-        """Let later messages of a resource be applied again, if it is this one that stopped it."""
-        ...
-
-    async def note(self, partitions: Sequence[PartitionProgress], generation: int) -> None:
-        """Note what was done, for those who look. `generation`: that of the offsets."""
-        ...
-
-    async def note_pause(self, member: str, because: str | None) -> None:
-        """Note that this member decides or takes nothing, and why; None: it goes on."""
-        ...
-
-    async def now(self) -> float:
-        """Read the database's clock, in seconds since the epoch."""
-        ...
-
-    async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
-        """Note what the log has said after `now` gave `at`: first below which offsets all is decided, then what it
-        is. So it becomes known that all is decided that came before a moment, whatever times the messages have.
-        """
-        ...
-
-    async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
-        """Note, by partition, below which offset the log gives no message again. `generation`: the one in which it was
-        asked.
-        """
-        ...
-
-
-# The ledger of a consumer in the database (postgres/queues.py).
-
-T = TypeVar("T")
-
-
-class DatabaseLedger:
-    """Of one queue."""
 
     def __init__(self, database: Database, queue: str) -> None:
         self._database = database
@@ -245,7 +174,10 @@ class DatabaseLedger:
         return await run_write(self._database.for_writing, work, repeatable=True)
 
     async def check(self, ask: Callable[[], Awaitable[LogState]], generation: int | None) -> Checked:
-        """Ask the log, and compare it with what is recorded."""
+        """Ask the log, compare it with what is recorded of it, and record how far it has got. To be called after
+        messages were taken and before one of them is written. `generation`: what the check before gave; None: nothing
+        was taken yet. Where the answer has another one, what was taken is void. Raises LogError, too.
+        """
         before: queues.RecordedLog | None = None
         while True:
             state = await ask()
@@ -270,11 +202,13 @@ class DatabaseLedger:
         return found, {each.resource: each.write_id for each in stops}
 
     async def quarantine(self, reason: str, generation: int | None) -> None:
-        """Quarantine the queue's source, if its generation is still this one."""
+        """The log is not the one that was recorded, as its own client has noticed. `generation`: the one in which it
+        did; nothing is done when the source was raised meanwhile. None: it does not know it.
+        """
         await self._write(lambda connection: queues.quarantine(connection, self._queue, reason, generation))
 
     async def generation(self) -> int:
-        """Read the generation of the queue's source."""
+        """Read the generation of the queue's source, as it is now."""
         state = await self._write(lambda connection: sources.state(connection, self._queue, ""))
         return state.generation
 
@@ -284,7 +218,9 @@ class DatabaseLedger:
         return None if found is None else Kept(found.id, found.answer)
 
     async def committed(self, position: Position, generation: int) -> bool:
-        """Look up whether the log gives a message no more."""
+        """Whether the log was said to give this message no more, in this generation: it is decided, and what was kept
+        for it may have been forgotten.
+        """
         return await self._write(
             lambda connection: queues.is_committed(
                 connection, self._queue, generation, position.partition, position.offset
@@ -292,6 +228,9 @@ class DatabaseLedger:
         )
 
     async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
+        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays.
+        `letter_bytes`: what the dead letter has that it becomes; None: it becomes none.
+        """
         owner = dict(answer.headers).get(CALLER_HEADER, "")
         letter = None if letter_bytes is None else LetterSize(self._queue, owner, letter_bytes)
 
@@ -306,24 +245,35 @@ class DatabaseLedger:
         return await self._write(keep)
 
     async def stop(self, resource: str, write_id: str) -> None:
+        """Have later messages of a resource become dead letters, because of this one."""
         await self._write(lambda connection: queues.stop_resource(connection, self._queue, resource, write_id))
 
     async def go_on(self, resource: str, write_id: str) -> None:
+        """Let later messages of a resource be applied again, if it is this one that stopped it."""
         await self._write(lambda connection: queues.clear_resource(connection, self._queue, resource, write_id))
 
     async def note(self, partitions: Sequence[PartitionProgress], generation: int) -> None:
+        """Note what was done, for those who look. `generation`: that of the offsets."""
         await self._write(lambda connection: queues.note(connection, self._queue, generation, partitions))
 
     async def note_pause(self, member: str, because: str | None) -> None:
+        """Note that this member decides or takes nothing, and why; None: it goes on."""
         await self._write(lambda connection: queues.note_pause(connection, self._queue, member, because))
 
     async def note_committed(self, offsets: Sequence[int], generation: int) -> None:
+        """Note, by partition, below which offset the log gives no message again. `generation`: the one in which it was
+        asked.
+        """
         await self._write(lambda connection: queues.note_committed(connection, self._queue, generation, offsets))
 
     async def now(self) -> float:
+        """Read the database's clock, in seconds since the epoch."""
         return await self._write(queues.now)
 
     async def note_look(self, at: float, decided: Sequence[int], state: LogState, generation: int) -> None:
+        """Note what the log has said after `now` gave `at`: first below which offsets all is decided, then what it
+        is. So it becomes known that all is decided that came before a moment, whatever times the messages have.
+        """
         said = (state.incarnation, state.ends)
         await self._write(lambda connection: queues.note_look(connection, self._queue, generation, at, decided, said))
 
@@ -371,7 +321,7 @@ class Applier:
         self._queue = queue
         self._max_body_bytes = max_body_bytes
         self._kept_for = kept_for
-        self._ledger = DatabaseLedger(gateway.database, queue)
+        self._ledger = Ledger(gateway.database, queue)
 
     async def apply(self, received: Received, standing: QueueNow, name: MessageName) -> Result:
         """Apply a message, once, as the caller whose write it is."""

@@ -5,14 +5,16 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from fencepost.server.consuming.applying import Checked, Later, Ledger, QueueNow
-from fencepost.server.consuming.deciding import Progress, Reports, Settled, noted_reason
-from fencepost.server.fence.problems import Problem
+from fencepost.server.consuming.deciding import Decider, Progress, Reports, Settled, noted_reason
 from fencepost.server.postgres.errors import StorageError
 from fencepost.server.queues.log import Consumer, Log, LogChangedError, LogError, Received
 from fencepost.server.times import TIMES, ConsumingTimes
+
+if TYPE_CHECKING:
+    from fencepost.server.fence.problems import Problem
 
 # What a consumer waits for: before it tries again what could not be done, and while nothing goes on.
 
@@ -30,7 +32,6 @@ class Backoff:
         return self.seconds
 
     def reset(self) -> None:
-        """Something has succeeded."""
         self.seconds = 0.0
 
 
@@ -88,12 +89,10 @@ class InHand:
         self.bytes = 0
 
     def add(self, received: Sequence[Received]) -> None:
-        """These were taken."""
         self.count += len(received)
         self.bytes += sum(size_of(each) for each in received)
 
     def remove(self, received: Sequence[Received]) -> None:
-        """These are done, or given back."""
         self.count -= len(received)
         self.bytes -= sum(size_of(each) for each in received)
 
@@ -229,18 +228,6 @@ class Finisher:
 # 7. At the end nothing more is taken. What has begun is decided and said to be done, the rest is left to others.
 
 
-class Decides(Protocol):
-    """Decides messages (deciding.py)."""
-
-    stopped: dict[str, str]
-
-    def decide(
-        self, received: Received, standing: QueueNow, faults: int, too_slow: Problem | None
-    ) -> Awaitable[Settled | Later]:
-        """Decide a message, as far as that is possible now."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ConsumerLimits:
     """How much is in hand at most, and how many seconds the end may take."""
@@ -257,7 +244,7 @@ class SessionParts:
     log: Log
     member: str
     ledger: Ledger
-    decider: Decides
+    decider: Decider
     reports: Reports
     limits: ConsumerLimits
     pause: Pause
@@ -507,7 +494,7 @@ class QueueConsumer:
     """
 
     def __init__(
-        self, log: Log, member: str, ledger: Ledger, decider: Decides, reports: Reports, limits: ConsumerLimits,
+        self, log: Log, member: str, ledger: Ledger, decider: Decider, reports: Reports, limits: ConsumerLimits,
         times: ConsumingTimes = TIMES.consuming,
     ) -> None:  # fmt: skip
         self._log = log

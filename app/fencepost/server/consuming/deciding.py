@@ -11,9 +11,10 @@ asked where the fence refuses it, and only there: what the log said may be wrong
 position and was not committed yet), and a message that the fence lets pass must not be lost by that.
 """
 
+import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from fencepost.server.consuming.applying import (
     Before,
@@ -32,6 +33,14 @@ from fencepost.server.fence.problem_types import INTERNAL_ERROR, RESOURCE_STOPPE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
 from fencepost.server.gateway.gathered import IN_HAND, State, letter_of, of_caller, state_of
+from fencepost.server.observe.events import (
+    ConsumerFailed,
+    ConsumerPaused,
+    ConsumerResumed,
+    DeadLettered,
+    Emit,
+    QueueBlocked,
+)
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.server.postgres.queues import Blocked, PartitionProgress
 from fencepost.server.queues.log import DeadLetter, DeadLetters, LogError, Message, Received
@@ -40,26 +49,34 @@ from fencepost.server.queues.message import MessageName, claimed, content_at, co
 # What a consumer reports while it runs.
 
 
-class Reports(Protocol):
-    """Of one queue, as one process consumes it."""
+class Reports:
+    """Emits an event for each report of one queue, as one process consumes it."""
+
+    def __init__(self, queue: str, emit: Emit) -> None:
+        self._queue = queue
+        self._emit = emit
 
     def paused(self, reason: str) -> None:
         """Nothing is decided, or nothing is taken, for now."""
-        ...
+        self._emit(ConsumerPaused(self._queue, reason))
 
-    def resumed(self) -> None: ...
+    def resumed(self) -> None:
+        self._emit(ConsumerResumed(self._queue))
 
     def dead_letter(self, received: Received, reason: str) -> None:
-        """A message became a dead letter."""
-        ...
+        resource = received.message.key.decode("utf-8", "replace")
+        position = received.position
+        self._emit(DeadLettered(self._queue, resource, position.partition, position.offset, reason))
 
     def blocked(self, received: Received, reason: str) -> None:
         """A message is tried in vain for long, and goes on being tried; called once for it."""
-        ...
+        resource = received.message.key.decode("utf-8", "replace")
+        position = received.position
+        self._emit(QueueBlocked(self._queue, resource, position.partition, position.offset, reason))
 
     def fault(self, error: Exception) -> None:
         """The gateway has a fault. Called where the error is handled."""
-        ...
+        self._emit(ConsumerFailed(self._queue, "".join(traceback.format_exception(error))))
 
 
 # How far a consumer has got with each partition, and what became of its messages since that was last noted.
@@ -139,10 +156,6 @@ class Progress:
                 partition.begun.pop(each.position.offset, None)
                 partition.blocked.pop(each.position.offset, None)
                 partition.changed = True
-
-    def left(self, received: Iterable[Received]) -> None:
-        """These were given back undecided."""
-        self.done(received)
 
     def lost(self, partitions: Iterable[int]) -> None:
         """These are another member's: what was counted is still noted, and where they are is not."""

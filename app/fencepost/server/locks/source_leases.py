@@ -17,7 +17,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from fencepost.server.fence.token import GENERATION_BITS, Token
 from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, ServiceReleases, TakeResult
@@ -273,28 +273,10 @@ def _small(name: str, numbers: Sequence[int]) -> Sequence[int]:
 OVERTAKEN_TRIES: Final = 10
 
 
-class HeldLeases(Protocol):
-    """What is needed of SourceLocks."""
-
-    async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
-        """Renew a lease; None: it is lost."""
-        ...
-
-    async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
-        """Mint under a lease; None: it is lost."""
-        ...
-
-    async def inspect(self, lease_id: int) -> LeaseRow | None: ...
-
-    async def over(self, lease_id: int, by: EndedBy = "service") -> None:
-        """Note that a lease is over: lost at the service, or given back."""
-        ...
-
-
 class SourceClaims:
     """Makes the claims of one source's leases."""
 
-    def __init__(self, leases: HeldLeases, grants: Grants, database: Database) -> None:
+    def __init__(self, leases: "SourceLocks", grants: Grants, database: Database) -> None:
         self._leases, self._grants, self._database = leases, grants, database
 
     async def make(
