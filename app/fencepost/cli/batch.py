@@ -90,7 +90,6 @@ def _exit_code(error: ApiError | OSError | KeyboardInterrupt) -> int:
 
 
 def _say(*lines: str) -> None:
-    """Say how it ended, if anybody listens."""
     with contextlib.suppress(OSError):
         for line in lines:
             click.echo(line, err=True)

@@ -64,7 +64,6 @@ def consume(settings: Settings, names: tuple[str, ...], workers: int, member: st
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a consumer on the event loop that the gateways have."""
     import uvloop  # noqa: PLC0415 - heavy, as in serve
 
     uvloop.run(work)

@@ -116,7 +116,6 @@ def _api_token(url: str | None, file: str | None) -> Iterator[None]:
 
 
 def _require_used(context: click.Context) -> None:
-    """Refuse options that would do nothing."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if {"url", "gateways"} <= given:
         raise click.UsageError("--gateways does nothing with --url: that gateway runs already. Leave one of them out.")
@@ -171,7 +170,6 @@ class _Bar:
         self._bar = self._stack.enter_context(bar)
 
     def show(self, what: str, share: float, counts: "Counts | None") -> None:
-        """Show how far the run is."""
         if counts is None or not sys.stderr.isatty():  # a file gets a line whenever the label changes
             self._bar.label = what
         else:

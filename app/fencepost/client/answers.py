@@ -112,7 +112,6 @@ class Claimed:
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "Claimed":
-        """Read an answer's member."""
         return cls(body["resource"], as_token(body["mark"]), body["row"])
 
 
@@ -223,7 +222,6 @@ class GrantAnswer:
 
     @classmethod
     def read(cls, body: Mapping[str, Any], *, sent: float, received: float, repeated: bool) -> "GrantAnswer":
-        """Read the answer to a request, given when it was sent and when answered."""
         waited = body["waited_ms"] / 1000
         return cls(
             lease_id=body["lease_id"],

@@ -121,9 +121,7 @@ class _Source(Protocol):
         """Give the next line. LATE: it did not come in so many seconds, and is to be asked for again."""
         ...
 
-    def close(self) -> None:
-        """Take no more."""
-        ...
+    def close(self) -> None: ...
 
 
 def _source(lines: Lines) -> _Source:

@@ -13,7 +13,7 @@ from fencepost.client.answers import FenceState, LockState
 from fencepost.client.batches import Line, Lines, Verdict, decided, landed
 from fencepost.client.clock import Clock, SystemClock
 from fencepost.client.elections import Elections
-from fencepost.client.http import DEFAULT_RETRY, Exchange, Retry, Token
+from fencepost.client.http import DEFAULT_RETRY, Call, Exchange, Retry, Token
 from fencepost.client.lease import (
     FIRST_TOKENS,
     Claims,
@@ -169,4 +169,5 @@ class Client(Elections, Rows[Lease]):
 
     async def fence(self, resource: str) -> FenceState:
         """Return what is known of a resource: mark, rule, source, story."""
-        return FenceState.read((await self._exchange.repeat(rows.fence(resource))).body)
+        call = Call(method="GET", path="/v1/fences", params=[("resource", resource)])
+        return FenceState.read((await self._exchange.repeat(call)).body)

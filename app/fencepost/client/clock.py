@@ -19,9 +19,7 @@ SLICE: Final = 1.0  # seconds: how far a wait can overshoot because the machine 
 class Clock(Protocol):
     """A clock that never goes back and counts while the machine sleeps. Seconds, from any origin."""
 
-    def now(self) -> float:
-        """Return the time; from any thread."""
-        ...
+    def now(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None:
         """Wait for about so long."""

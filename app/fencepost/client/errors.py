@@ -43,13 +43,11 @@ class Problem:
 
     @property
     def superseded_by(self) -> Superseded | None:
-        """Who came after the caller."""
         found = self.members.get("superseded_by")
         return _read_superseded(found) if isinstance(found, Mapping) else None
 
     @property
     def presented_by(self) -> Superseded | None:
-        """Whose token the caller has presented."""
         found = self.members.get("presented_by")
         return _read_superseded(found) if isinstance(found, Mapping) else None
 

@@ -211,7 +211,6 @@ class Trust:
         return True
 
     def end(self) -> None:
-        """End it now."""
         self._ended = True
 
 
@@ -533,7 +532,6 @@ class Lease:
 
     @property
     def trust(self) -> Trust:
-        """Its trust arithmetic."""
         return self._trust
 
     async def renew(self) -> bool:

@@ -10,7 +10,7 @@ from fencepost.client import rows
 from fencepost.client.answers import Key, Row, resource_of
 from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, Problem, RowsNotKept, StillQueued, Unavailable, WriteFailed, error_of
-from fencepost.client.http import Answer, Exchange
+from fencepost.client.http import Exchange
 from fencepost.client.lease import Lease
 from fencepost.client.rows import AnyLease, Writer
 
@@ -130,13 +130,6 @@ class QueuedWrite(Generic[T]):
         return self._decision
 
 
-def read_submission(exchange: Exchange, answer: Answer, read: Callable[[Any], T]) -> QueuedWrite[T]:
-    """Read the answer to a write that was to be queued."""
-    if answer.status == rows.QUEUED:
-        return QueuedWrite(exchange, unquote(answer.headers["Location"].rpartition("/")[2]), read)
-    return QueuedWrite(exchange, None, read, Decision("applied", answer.status, answer.body))
-
-
 # `client.submit`: the writes of single rows, to be queued.
 
 
@@ -218,7 +211,9 @@ class SubmitCalls(Generic[AnyLease]):
         read: Callable[[Any], T],
     ) -> QueuedWrite[T]:
         answer = await self._writer.submit(resource, lease, token, key, call)
-        return read_submission(self._exchange, answer, read)
+        if answer.status == rows.QUEUED:
+            return QueuedWrite(self._exchange, unquote(answer.headers["Location"].rpartition("/")[2]), read)
+        return QueuedWrite(self._exchange, None, read, Decision("applied", answer.status, answer.body))
 
 
 class Submit(SubmitCalls[Lease]):

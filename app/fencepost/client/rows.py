@@ -1,7 +1,7 @@
 """The methods of a client that read and write rows, and the requests that they become."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, overload
 from urllib.parse import quote
 
@@ -30,37 +30,6 @@ _ROWS_BACK: Final = "return=representation"
 _ASYNC: Final = "respond-async"
 
 
-@dataclass(frozen=True, slots=True)
-class SelectQuery:
-    """What `select_call` asks for."""
-
-    filters: Filters
-    select: str | None
-    order: str | None
-    limit: int | None
-    offset: int | None
-
-    def pairs(self) -> Pairs:
-        """Return the query's parameters."""
-        single = {"select": self.select, "order": self.order, "limit": self.limit, "offset": self.offset}
-        return [*_pairs(self.filters), *((name, str(value)) for name, value in single.items() if value is not None)]
-
-
-def get(table: str, key: Key, select: str | None) -> Call:
-    """GET one row."""
-    return Call(method="GET", path=row_path(table, key), params=[] if select is None else [("select", select)])
-
-
-def select_call(table: str, query: SelectQuery) -> Call:
-    """GET rows."""
-    return Call(method="GET", path=collection_path(table), params=query.pairs())
-
-
-def fence(resource: str) -> Call:
-    """GET what is known of a resource."""
-    return Call(method="GET", path="/v1/fences", params=[("resource", resource)])
-
-
 def locks(name: str | None, after: str | None, source: str | None) -> Call:
     """GET a page of locks."""
     given = {"source": source, "name": name, "after": after, "limit": str(LOCKS_PER_PAGE)}
@@ -87,21 +56,6 @@ def put(table: str, key: Key, row: Mapping[str, Any], token: int | None) -> Call
 def delete(table: str, key: Key, token: int | None) -> Call:
     """DELETE one row."""
     return _write("DELETE", row_path(table, key), token, None, prefer=None, resource=resource_of(table, key))
-
-
-def patch_where(table: str, filters: Filters, changes: Mapping[str, Any], token: int | None) -> Call:
-    """PATCH the rows that match."""
-    return _write("PATCH", collection_path(table), token, dict(changes), params=_some(filters))
-
-
-def patch_rows(table: str, rows: Sequence[Mapping[str, Any]], token: int | None) -> Call:
-    """PATCH the rows that the mappings name by their keys."""
-    return _write("PATCH", collection_path(table), token, [dict(row) for row in rows])
-
-
-def delete_where(table: str, filters: Filters, token: int | None) -> Call:
-    """DELETE the rows that match."""
-    return _write("DELETE", collection_path(table), token, None, params=_some(filters))
 
 
 def queued(call: Call) -> Call:
@@ -230,7 +184,8 @@ class Rows(Generic[AnyLease]):
 
     async def get(self, table: str, key: Key, *, select: str | None = None) -> Row:
         """Return one row; RowNotFound if there is none."""
-        row: Row = (await self._exchange.repeat(get(table, key, select))).body
+        params = [] if select is None else [("select", select)]
+        row: Row = (await self._exchange.repeat(Call(method="GET", path=row_path(table, key), params=params))).body
         return row
 
     async def select(
@@ -244,8 +199,10 @@ class Rows(Generic[AnyLease]):
         offset: int | None = None,
     ) -> list[Row]:
         """Return the rows that match all filters: `select("orders", {"status": "eq.new"}, order="amount.desc")`."""
-        query = SelectQuery(filters, select, order, limit, offset)
-        rows: list[Row] = (await self._exchange.repeat(select_call(table, query))).body
+        single = {"select": select, "order": order, "limit": limit, "offset": offset}
+        params = [*_pairs(filters), *((name, str(value)) for name, value in single.items() if value is not None)]
+        call = Call(method="GET", path=collection_path(table), params=params)
+        rows: list[Row] = (await self._exchange.repeat(call)).body
         return rows
 
     @overload
@@ -355,9 +312,11 @@ class Rows(Generic[AnyLease]):
         idempotency_key: str | None = None,
     ) -> list[Row]:
         """Change columns of every row that matches, or of none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._writer.write(
-            None, lease, token, idempotency_key, lambda fresh: patch_where(table, filters, changes, fresh)
-        )
+
+        def call(fresh: int | None) -> Call:
+            return _write("PATCH", collection_path(table), fresh, dict(changes), params=_some(filters))
+
+        answer = await self._writer.write(None, lease, token, idempotency_key, call)
         rows: list[Row] = answer.body
         return rows
 
@@ -373,9 +332,11 @@ class Rows(Generic[AnyLease]):
         """Change many rows, each by its own mapping, or none (R10); returns them in this order. A mapping has the
         columns of the key and those to change, all have the same. RowNotFound if a row is not there.
         """
-        answer = await self._writer.write(
-            None, lease, token, idempotency_key, lambda fresh: patch_rows(table, rows, fresh)
-        )
+
+        def call(fresh: int | None) -> Call:
+            return _write("PATCH", collection_path(table), fresh, [dict(row) for row in rows])
+
+        answer = await self._writer.write(None, lease, token, idempotency_key, call)
         changed: list[Row] = answer.body
         return changed
 
@@ -389,9 +350,11 @@ class Rows(Generic[AnyLease]):
         idempotency_key: str | None = None,
     ) -> list[Row]:
         """Delete every row that matches, or none (R10); returns the rows. ValueError without a filter."""
-        answer = await self._writer.write(
-            None, lease, token, idempotency_key, lambda fresh: delete_where(table, filters, fresh)
-        )
+
+        def call(fresh: int | None) -> Call:
+            return _write("DELETE", collection_path(table), fresh, None, params=_some(filters))
+
+        answer = await self._writer.write(None, lease, token, idempotency_key, call)
         rows: list[Row] = answer.body
         return rows
 

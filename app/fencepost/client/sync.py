@@ -49,7 +49,6 @@ class Loop:
         """The process that has the thread."""
 
     def open(self) -> None:
-        """Start the thread."""
         if self._loop is not None:
             raise RuntimeError("this SyncClient is already open")
         ready: Future[asyncio.AbstractEventLoop] = Future()

@@ -279,7 +279,6 @@ class Session:
         self._finisher = Finisher(self.consumer, self._release, parts.reports, parts.times)
 
     async def run(self) -> None:
-        """Consume until it is over."""
         finishing = asyncio.create_task(self._finisher.run())
         try:
             while not self.over.is_set():

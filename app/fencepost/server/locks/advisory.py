@@ -307,7 +307,6 @@ class AdvisorySession:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """End the connection, without waiting for anything."""
         self._stop()
         self.connection.terminate()
 

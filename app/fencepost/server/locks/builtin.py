@@ -65,7 +65,6 @@ class Visit:
         self._timer = self._clock.call_later(seconds, self.woken.set)
 
     def cancel_timer(self) -> None:
-        """Forget about waking it later."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -348,17 +347,14 @@ class PostgresLocks(Leases):
         return math.ceil((self.queue.times.clock.monotonic() - moment) * 1000)
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
-        """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
         return await self._ask(
             lambda c: leases.extend(c, lease_id, secret_hash, ttl_ms=-1 if ttl_ms is None else ttl_ms), writing=True
         )
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
-        """Draw more tokens. None: the lease is lost."""
         return await self._ask(lambda c: leases.extend(c, lease_id, secret_hash, tokens=count), writing=True)
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
-        """Give the locks back; False: the lease lives and is another client's."""
         gateway = self.queue.gateway
         woken = await self._ask(lambda c: leases.release(c, lease_id, secret_hash, gateway), writing=True)
         if woken is None:
@@ -382,7 +378,6 @@ class PostgresLocks(Leases):
         return await self._ask(lambda c: leases.inspect(c, lease_id))
 
     async def find_ended(self, lease_id: int) -> LostLease | None:
-        """Look at a lease that is over, as long as it is remembered."""
         return await self._ask(lambda c: leases.find_ended(c, lease_id))
 
     async def states(
@@ -392,7 +387,6 @@ class PostgresLocks(Leases):
         limit: int,
         patterns: Sequence[str] | None = None,
     ) -> list[LockRow]:
-        """List locks that are held or waited for."""
         return await self._ask(lambda c: leases.lock_states(c, names, after, limit, patterns))
 
     async def counts(self) -> tuple[int, int]:
@@ -400,7 +394,6 @@ class PostgresLocks(Leases):
         return await self._ask(leases.lock_counts)
 
     async def sweep(self, keep_seconds: float) -> None:
-        """Remove what no lock needs any more, and forget leases that ended longer ago than that."""
         while await self._ask(leases.sweep, writing=True) >= SWEPT_AT_ONCE:
             pass
         position: int | None = 0

@@ -320,7 +320,6 @@ class EtcdKey:
 
     @classmethod
     def of(cls, shown: Mapping[str, Any]) -> "EtcdKey":
-        """Read one of the answer's `kvs`."""
         owner = b64decode(shown.get("value", "")).decode(errors="replace")  # etcdctl lock leaves it empty
         return cls(shown["key"], int(shown["create_revision"]), int(shown.get("lease", 0)), owner or None)
 
@@ -517,7 +516,6 @@ class EtcdSource:
         self._pending = ServiceReleases()
 
     async def open(self) -> None:
-        """Read the certificates. Raises SourceConfigError."""
         await self._api.open()
 
     async def close(self) -> None:

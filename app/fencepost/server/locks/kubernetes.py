@@ -69,7 +69,6 @@ class KubernetesLeases:
         await self._api.close()
 
     async def acquire(self, lock: str, *, owner: str, ttl_ms: int, tokens: int, wait_s: float) -> Grant | Holder:
-        """Take a lock; see Source."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         identity = f"{owner}_{uuid.uuid4().hex}"
@@ -91,7 +90,6 @@ class KubernetesLeases:
         raise self._overtaken_error(lock)
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:
-        """Prolong a hold; see Source."""
         return await self._update(lock, handle, lambda lease: lease.renewed(ttl_ms)) is not None
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:
@@ -105,7 +103,6 @@ class KubernetesLeases:
         return tuple(drawn)
 
     async def release(self, lock: str, handle: str) -> None:
-        """End a hold; see Source."""
         await self._update(lock, handle, LeaseObject.released)
 
     async def inspect(self, lock: str) -> Holder | None:

@@ -440,7 +440,6 @@ class RedisSource:
         """Nothing to do: connections are made when they are needed."""
 
     async def close(self) -> None:
-        """Close connections, after what cancelled requests left behind is given back."""
         await self._pending.drain()
         await self._node.close()
 
@@ -483,16 +482,13 @@ class RedisSource:
         return answer
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:
-        """Set the lock's TTL anew, if its value is still ours."""
         return bool(await self._node.run(EXTEND, (self._key(lock),), handle, ttl_ms, about=self._about(lock)))
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:
-        """Draw more tokens, if the lock's value is still ours."""
         last = await self._draw(MINT, lock, handle, count)
         return None if last is None else _numbers(last, count)
 
     async def release(self, lock: str, handle: str) -> None:
-        """Delete the lock, if its value is still ours."""
         await self._node.run(RELEASE, (self._key(lock),), handle, about=self._about(lock))
 
     async def inspect(self, lock: str) -> Holder | None:
@@ -501,11 +497,9 @@ class RedisSource:
         return None if held is None else holder(held)
 
     async def issued(self, number: int) -> bool:
-        """Whether the counter has come as far."""
         return await last_drawn(self._node, self._counter) >= number
 
     async def advice(self) -> list[str]:
-        """See the function `advice`."""
         return await advice(self._node, self._counter)
 
     def _key(self, lock: str) -> str:

@@ -105,7 +105,6 @@ class RedlockSource:
         """Nothing to do: connections are made when they are needed."""
 
     async def close(self) -> None:
-        """Close connections, after what cancelled requests left behind is given back."""
         await self._pending.drain()
         await asyncio.gather(*(node.close() for node in self._nodes))
 

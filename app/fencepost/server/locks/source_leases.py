@@ -575,7 +575,6 @@ class SourceLocks(Leases):
         )
 
     async def renew(self, lease_id: int, secret_hash: bytes, ttl_ms: int | None) -> LeaseRow | None:
-        """Keep a lease alive, from now on for ttl_ms or as long as before. None: it is lost."""
         lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, secret_hash))
         if lease is None:
             return None
@@ -614,7 +613,6 @@ class SourceLocks(Leases):
                 raise await self._grants.quarantine_error(lease.lock, just_now=verdict == "backwards")
 
     async def release(self, lease_id: int, secret_hash: bytes) -> bool:
-        """Give the lock back; False: the lease lives and is another client's."""
         found = await self._grants.ask(lambda c: sources.hold(c, self.name, lease_id, secret_hash))
         if found is None:
             return await self.inspect(lease_id) is None
@@ -629,7 +627,6 @@ class SourceLocks(Leases):
         return None if lease is None else public(lease, ())
 
     async def find_ended(self, lease_id: int) -> LostLease | None:
-        """Look at a lease that is over, as long as it is remembered."""
         return await self._grants.ask(lambda c: sources.find_ended(c, self.name, lease_id))
 
     async def states(
@@ -639,7 +636,6 @@ class SourceLocks(Leases):
         limit: int,
         patterns: Sequence[str] | None = None,
     ) -> list[LockRow]:
-        """List the locks that are held under leases."""
         return await self._grants.ask(lambda c: sources.lock_states(c, self.name, names, after, limit, patterns))
 
     async def verify(self, token: int) -> bool:
@@ -654,7 +650,6 @@ class SourceLocks(Leases):
         return True
 
     async def sweep(self, keep_seconds: float) -> None:
-        """Forget leases that ended longer ago than that."""
         gone = FORGOTTEN_AT_ONCE
         while gone == FORGOTTEN_AT_ONCE:
             gone = await self._grants.ask(lambda c: sources.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
@@ -693,6 +688,5 @@ class SourceLocks(Leases):
         return lease
 
     async def over(self, lease_id: int, by: EndedBy = "service") -> None:
-        """Note that a lease was lost at the service, or was given back."""
         self._watch.forget(lease_id)
         await self._grants.ask(lambda c: sources.end(c, lease_id, by=by))

@@ -108,7 +108,6 @@ class QueueNode:
 
     @property
     def guid(self) -> str:
-        """The try that made it."""
         return self.node.partition(_MARK)[0]
 
     @property
@@ -160,7 +159,6 @@ class Sweeper:
         self._closed = False
 
     def begin(self, lock: str, parent: str, guid: str) -> asyncio.Task[None]:
-        """Remove what this guid has made, in the background, until it is done."""
         task = asyncio.create_task(self._until_swept(lock, parent, guid))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -349,7 +347,6 @@ class ZooKeeperSource:
             raise
 
     async def inspect(self, lock: str) -> Holder | None:
-        """Return who is first in the queue."""
         parent = self._parent(lock)
         await self._session.ask(lock, lambda client: client.sync_async(parent))
         while queue := await self._queue(lock):
@@ -376,7 +373,6 @@ class ZooKeeperSource:
         return bool(number <= stat.mzxid)
 
     async def advice(self) -> list[str]:
-        """Look at the servers, one by one, and at who may delete nodes."""
         return await advice(self._settings, self._session)
 
     def _parent(self, lock: str) -> str:

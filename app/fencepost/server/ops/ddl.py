@@ -587,7 +587,6 @@ class ScopeDdl(TableDdl):
         return drop_scope_functions(now.functions)
 
     def expression(self, record: str) -> str:
-        """Render the scope of NEW, OLD or r."""
         return resource_sql(self.scope.prefix, [(c.base_name, f"{record}.{quote(c.name)}") for c in self.columns])
 
     def _require_one_rule(self) -> str:

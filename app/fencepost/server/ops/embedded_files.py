@@ -356,7 +356,6 @@ class DataDirectory:
         return password
 
     def discard_unfinished(self) -> None:
-        """Remove what an interrupted initdb left behind."""
         if self.unfinished.exists():
             shutil.rmtree(self.unfinished)
 
@@ -376,7 +375,6 @@ class DataDirectory:
         unfinished.rename(self._url_file)
 
     def withdraw_url(self) -> None:
-        """Remove what publish_url wrote."""
         self._url_file.unlink(missing_ok=True)
 
     def open_log(self) -> int:
@@ -384,7 +382,6 @@ class DataDirectory:
         return self._open(self.log, os.O_WRONLY | os.O_APPEND)
 
     def read_log(self, begin: int) -> str:
-        """Read PostgreSQL's log from a position on."""
         with os.fdopen(open_inside(self.path, self.log.name, os.O_RDONLY), "rb") as file:
             file.seek(begin)
             return file.read().decode(errors="replace")
@@ -429,7 +426,6 @@ class DataDirectory:
             os.fsync(descriptor)
 
     def _open(self, path: Path, flags: int) -> int:
-        """Open or make a private file."""
         descriptor = open_inside(self.path, path.name, flags | os.O_CREAT)
         if self.account.drop:
             os.fchown(descriptor, self.account.uid, self.account.gid)

@@ -221,7 +221,6 @@ class Functions:
         self.bounds = TokenBounds(self.name, source, self.ceiling)
 
     def function_name(self, part: str) -> str:
-        """Name one of the table's functions."""
         return f"fencepost.{quote(f'{self.stem}_{part}')}"
 
     def resource(self, record: str) -> str:

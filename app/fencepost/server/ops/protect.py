@@ -81,7 +81,6 @@ class ProtectPlan:
     afterwards: list[str]
 
     def script(self) -> str:
-        """Write the plan for psql."""
         lines = [
             "BEGIN;",
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;",

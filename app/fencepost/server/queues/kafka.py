@@ -479,7 +479,6 @@ class KafkaLog:
         await self._cluster.close()
 
     async def append(self, message: Message) -> Position:
-        """Append a message to the partition of its key."""
         return await self._appender.append(self._settings.topic, message)
 
     async def state(self) -> LogState:
@@ -501,7 +500,6 @@ class KafkaLog:
         return KafkaConsumer(self._settings, self._brokers, member, lost)
 
     async def advice(self) -> list[str]:
-        """List what in the settings of the topic may lose messages."""
         return await advice(self._cluster, self._settings)
 
 

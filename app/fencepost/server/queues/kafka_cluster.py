@@ -140,7 +140,6 @@ class Cluster:
         return [times.get(each) for each in range(state.partitions)]
 
     async def described(self) -> TopicDescription:
-        """Ask for the topic's id, partitions and replicas."""
         return await self._settled(self._described)
 
     async def _described(self) -> TopicDescription:
@@ -538,14 +537,12 @@ class KafkaDeadLetters:
         return found[0] if found else None
 
     async def drop(self, letter_id: str) -> bool:
-        """Remove one; whether it was there."""
         if not await self._call(lambda: letter_id in self._topic.places):
             return False
         await self._append(Message(letter_id.encode(), None))
         return True
 
     async def count(self) -> dict[int, int]:
-        """Count those that are there, by the partition of their messages."""
         return await self._call(lambda: {each: count for each, count in self._topic.counts.items() if count})
 
     async def _append(self, record: Message) -> None:

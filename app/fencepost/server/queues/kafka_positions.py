@@ -152,7 +152,6 @@ class Positions:
 
     @property
     def pending(self) -> bool:
-        """Whether something is to be looked at."""
         return bool(self._gained or self._astray)
 
     @property
@@ -168,7 +167,6 @@ class Positions:
         return TopicPartition(*where, metadata=str(label), leader_epoch=finished.leader_epoch)
 
     def gained(self, partitions: Iterable[int]) -> None:
-        """Note partitions whose committed positions are to be looked at."""
         self._gained.update(partitions)
 
     def astray(self, partition: int, error: KafkaError) -> None:
@@ -177,7 +175,6 @@ class Positions:
             self._astray[partition] = error
 
     def lost(self, partitions: frozenset[int]) -> None:
-        """Forget partitions that the member no longer has."""
         for partition in partitions:
             self._astray.pop(partition, None)
             self._gained.discard(partition)

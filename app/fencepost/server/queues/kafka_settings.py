@@ -286,7 +286,6 @@ class BrokerErrors:
         """When it came, its code, and what it says."""
 
     def note(self, error: KafkaError) -> None:
-        """Note an error that concerns no request."""
         code, text = error.code(), _HOW_LONG.sub("", error.str())
         if code == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - which follows from the others
             return

@@ -123,7 +123,6 @@ class Waking:
             self._listening = None
 
     def ring(self, *, freed: bool = False) -> None:
-        """Wake all consumers of this process."""
         for bell in self._bells:
             bell.freed |= freed
             bell.rung.set()
@@ -260,7 +259,6 @@ class PostgresDeadLetters:
         return await ask(self._database, lambda connection: queues.buried(connection, most, letter_id))
 
     async def drop(self, letter_id: str) -> bool:
-        """Remove one; whether it was there."""
         return await write(self._database, lambda connection: queues.exhume(connection, letter_id))
 
     async def count(self) -> dict[int, int]:
@@ -311,7 +309,6 @@ class PostgresConsumer:
 
     @property
     def partitions(self) -> frozenset[int]:
-        """The partitions that this member has now, as far as it knows."""
         return self._owned
 
     def begin(self, generation: int) -> None:
@@ -467,7 +464,6 @@ class PostgresLog:
         return PostgresConsumer(self._database, self._waking, member, lost)
 
     async def advice(self) -> list[str]:
-        """Name settings under which an acknowledged message may be lost (Log.advice)."""
         fsync = await ask(self._database, lambda c: c.fetchval("SELECT pg_catalog.current_setting('fsync')"))
         return (
             [] if fsync == "on" else ["fsync is off: after a crash of its machine, PostgreSQL may have lost messages"]

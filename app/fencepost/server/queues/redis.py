@@ -138,7 +138,6 @@ class RedisDeadLetters:
         return bool(await self._server.run(DROP_DEAD, self._keys, letter_id, about=self._about))
 
     async def count(self) -> dict[int, int]:
-        """Give their counts by partition."""
         answer: list[bytes] | dict[bytes, bytes] = await self._server.command(
             "HGETALL", self._keys[2], about=self._about
         )
@@ -515,7 +514,6 @@ class RedisLog:
         return [max(first - 1, 0) for first in firsts]
 
     async def oldest(self) -> Sequence[float | None]:
-        """Ask, by partition, when the oldest message that is there was added."""
         _, times = await self._look(OLDEST, "what waits", b"")
         return [seconds_of(each) or None for each in times]
 
@@ -536,7 +534,6 @@ class RedisLog:
         return RedisConsumer(self._server, self._keys, self._layouts, member, lost, claim_every)
 
     async def advice(self) -> list[str]:
-        """See `advice` of redis_server.py."""
         return await advice(self._server, self._where, await self._layouts.seen() or self._layouts.none_yet, self._keys)
 
     async def _look(self, script: Script, about: str, nothing: object) -> tuple[QueueLayout, list[Any]]:
@@ -561,7 +558,6 @@ class RedisLog:
         return self._ends.get(partition, 0) if self._ends_of == layout else 0
 
     def _saw(self, layout: QueueLayout, partition: int, end: int) -> None:
-        """Remember how far a partition has come."""
         if self._ends_of != layout:
             self._ends, self._ends_of = {}, layout
         self._ends[partition] = max(self._ends.get(partition, 0), end)

@@ -608,7 +608,6 @@ class Layouts:
         return QueueLayout.new(self._where[PARTITIONS] or DEFAULT_PARTITIONS)
 
     def forget(self, layout: QueueLayout) -> None:
-        """It has turned out that the queue has another one."""
         if self._known == layout:
             self._known = None
 

@@ -70,7 +70,6 @@ class HistoryCall:
 
     @property
     def id(self) -> int:
-        """The operation's id."""
         return self.invoke.id
 
     @property
@@ -490,7 +489,6 @@ class Store:
         return HistoryCall(invoke, end, row[19], row[19] != NEVER, proof, row[22])
 
     def close(self) -> None:
-        """Forget everything."""
         self.db.close()
 
     def __enter__(self) -> Self:

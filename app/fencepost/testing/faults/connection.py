@@ -59,11 +59,9 @@ class PlainConversation:
     problem: str | None = "it is neither PostgreSQL nor HTTP: make the link with protocol="
 
     def from_client(self, data: bytes) -> Iterator[Piece]:
-        """Pass on."""
         yield Piece(data)
 
     def from_server(self, data: bytes) -> Iterator[Piece]:
-        """Pass on."""
         yield Piece(data)
 
 
@@ -181,7 +179,6 @@ class Cutter:
         return not piece.reads and any(_WRITE.search(text) for text in piece.commits)
 
     def count(self) -> None:
-        """Note that it has cut a connection."""
         with self._happened:
             self.left -= 1
             self.times += 1

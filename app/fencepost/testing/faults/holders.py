@@ -78,7 +78,6 @@ class SteppableClock:
             self._write()
 
     def step(self, seconds: float) -> None:
-        """Add a step of so many seconds."""
         with self._lock:
             self._steps.append(seconds)
             self._write()

@@ -32,18 +32,12 @@ class Restartable(Protocol):
     """A server of the harness: `killed` starts it again."""
 
     @property
-    def pid(self) -> int:
-        """The pid of the process that runs."""
-        ...
+    def pid(self) -> int: ...
 
     @property
-    def running(self) -> bool:
-        """Whether it was started and has not ended since."""
-        ...
+    def running(self) -> bool: ...
 
-    def crash(self) -> None:
-        """SIGKILL it."""
-        ...
+    def crash(self) -> None: ...
 
     def start(self) -> None:
         """Start it again on its data."""

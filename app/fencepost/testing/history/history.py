@@ -176,7 +176,6 @@ class _File(History):
         return str(self.path)
 
     def place(self, number: int) -> str:
-        """Say which line it is."""
         return f"line {number + _FIRST - 1}"
 
 

@@ -119,7 +119,6 @@ class Recorder:
         return RecordedFault(self, identity)
 
     def note(self, text: str) -> None:
-        """Record a remark for people."""
         self.add(lambda now: Note(now, text))
 
     def add(self, event: Callable[[int], Event]) -> None:

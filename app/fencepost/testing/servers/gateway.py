@@ -50,14 +50,10 @@ class HasDatabase(Protocol):
     """A gateway whose database is known."""
 
     @property
-    def database(self) -> str:
-        """The URL of its PostgreSQL."""
-        ...
+    def database(self) -> str: ...
 
     @property
-    def running(self) -> bool:
-        """Whether it serves."""
-        ...
+    def running(self) -> bool: ...
 
 
 known_gateways: Final["weakref.WeakSet[HasDatabase]"] = weakref.WeakSet()
@@ -106,7 +102,6 @@ class GatewayServer(Server):
 
     @property
     def url(self) -> str:
-        """Where it serves."""
         return f"http://127.0.0.1:{self.port}"
 
     def _spawn(self) -> ChildProcess:

@@ -169,7 +169,6 @@ class Cluster:
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
 
     def stop(self) -> None:
-        """End both."""
         self.apiserver.stop()
         self._etcd.stop()
 

@@ -95,7 +95,6 @@ class Databases:
         return url
 
     def drop(self, url: str) -> None:
-        """Drop it, and end all connections to it."""
         self._connection.execute(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)".encode())
 
     def close(self) -> None:
@@ -270,7 +269,6 @@ class Pair:
             await standby.execute("SELECT pg_reload_conf()")
 
     def kill_primary(self) -> None:
-        """End the primary as a power failure does."""
         os.kill(int((self._pgdata / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
         self.primary.stop()
 

@@ -115,7 +115,6 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended since."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -169,7 +168,6 @@ class Server:
         self._paused += stop_tree(self.pid)
 
     def resume(self) -> None:
-        """SIGCONT what `pause` stopped."""
         stopped, self._paused = self._paused, []
         continue_all(stopped)
 

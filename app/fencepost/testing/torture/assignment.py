@@ -40,7 +40,6 @@ class Fenced:
 
     @property
     def rule(self) -> Literal["strict", "epoch"]:
-        """By which rule its marks are compared."""
         return _RULES.get(self.kind, "strict")
 
     def resource(self, key: str) -> str:
@@ -101,7 +100,6 @@ class Tally:
         return Counts(*(sum(column) for column in zip(*slots, strict=True)))
 
     def close(self) -> None:
-        """Unmap the file."""
         self._memory.close()
 
 
@@ -149,7 +147,6 @@ class Assignment:
     authenticated: bool = False
 
     def to_json(self) -> bytes:
-        """Write it as one line."""
         return orjson.dumps(asdict(self)) + b"\n"
 
     @classmethod

@@ -56,7 +56,6 @@ class CrewWorker:
             raise RunFailedError(f"worker {self.name} has ended by itself: {self._complaint()}")
 
     def ask_to_end(self) -> None:
-        """Let it end its operations and then itself."""
         self._close()
 
     def ended(self) -> None:
@@ -104,7 +103,6 @@ class Crew:
         self.holders.insert(place, self._start(2))
 
     def check(self) -> None:
-        """Raise RunFailedError if a worker has ended by itself."""
         for worker in (*self.loaders, *self.holders):
             worker.check()
 
@@ -116,7 +114,6 @@ class Crew:
             worker.ended()
 
     def kill(self) -> None:
-        """SIGKILL all that still run."""
         for worker in (*self.loaders, *self.holders):
             worker.kill()
 

@@ -165,7 +165,6 @@ class Planned:
     target: float
 
     def among(self, count: int) -> int:
-        """Choose one of `count` targets."""
         return int(self.target * count)
 
 

@@ -305,7 +305,6 @@ class Play:
 
     @property
     def voided(self) -> list[Voided]:
-        """What the failovers of the run have done to tokens."""
         return self._injector.voided
 
     def _parts(self) -> list[Path]:
@@ -514,7 +513,6 @@ def workshop_for(out: Path) -> Iterator[Path]:
 
 
 def _publish(workshop: Path, out: Path) -> None:
-    """Put the whole files where they belong."""
     out.mkdir(parents=True, exist_ok=True)
     for name in (HISTORY, REPORT):
         (workshop / name).replace(out / name)

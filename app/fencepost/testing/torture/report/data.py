@@ -27,7 +27,6 @@ class DrawnOperation:
 
     @property
     def id(self) -> int:
-        """The number that beginning and end share."""
         return self.begin.id
 
     @property
@@ -36,7 +35,6 @@ class DrawnOperation:
 
     @property
     def op(self) -> str:
-        """What it asked for: `write`, say."""
         return self.begin.op
 
     @property
@@ -181,7 +179,6 @@ class ResourceTally:
     """The id of the first operation that was refused or has no answer."""
 
     def add(self, other: "ResourceTally") -> None:
-        """Count what the other has counted."""
         self.operations += other.operations
         self.refused += other.refused
         self.unknown += other.unknown
@@ -222,7 +219,6 @@ class Survey:
 
     @property
     def by_outcome(self) -> Counter[Outcome]:
-        """Operations by what they came to."""
         counts: Counter[Outcome] = Counter()
         for (_, outcome), count in self.by_op.items():
             counts[outcome] += count
@@ -444,7 +440,6 @@ class Picker:
         self._still = 0 if drawn.anchors or drawn.around is None else 2 * drawn.around
 
     def take(self, operation: DrawnOperation) -> None:
-        """See the next operation on this resource."""
         around = self.excerpt.drawn.around
         if around is None:
             self.excerpt.operations.append(operation)
@@ -459,7 +454,6 @@ class Picker:
             self._remember(operation, around)
 
     def finish(self) -> Excerpt:
-        """Give what was picked, when the history is over."""
         self._dropped += len(self._recent)
         self._recent.clear()
         self._note_dropped()
@@ -684,7 +678,6 @@ class _Holders:
             self._current = None
 
     def close(self, moment: int) -> None:
-        """End the hold that lasts until now, if there is one."""
         hold, self._current = self._current, None
         if hold is None:
             return
