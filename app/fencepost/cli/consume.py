@@ -3,20 +3,18 @@
 import asyncio
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any, Final
 
 import click
 from pydantic import SecretStr
 
 from fencepost.cli.queue import chosen_queues
-from fencepost.cli.shared import database_url, settings_options, to_environment
+from fencepost.cli.shared import database_url, handling_stops, one_line, settings_options, to_environment
 from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.server.settings import Settings
 
@@ -52,15 +50,13 @@ def consume(settings: Settings, names: tuple[str, ...], workers: int, member: st
 
     resolved = settings.model_copy(update={"database_url": SecretStr(database_url(settings))})
     name = member or own_member()
-    try:
+    with one_line(StartupError):
         if workers == 1:
             _run(_consume(resolved, names, name, echo=True))
             return
         asyncio.run(_check(resolved, names))
         os.environ.update(to_environment(resolved))
         _supervise([f"{name}-{number}" for number in range(1, workers + 1)], names)
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -84,30 +80,14 @@ async def _consume(settings: Settings, names: Sequence[str], member: str, *, ech
     from fencepost.server.wiring import consumer_gateway  # noqa: PLC0415
 
     wanted = chosen_queues(settings, names)
-    stopping = asyncio.Event()
-    with _on_stop(stopping):
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    with handling_stops(lambda _number, _frame: loop.call_soon_threadsafe(stopping.set)):
         async with consumer_gateway(settings, wanted) as gateway:
             consumers = {name: consumer_of(gateway, name, settings, member) for name in names}
             async with consuming(gateway, consumers, settings):
                 if echo:
                     click.echo(f"{member} consumes {', '.join(names)}")
                 await stopping.wait()
-
-
-@contextmanager
-def _on_stop(stopping: asyncio.Event) -> Iterator[None]:
-    """Set the event on Ctrl-C and SIGTERM."""
-    loop = asyncio.get_running_loop()
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(stopping.set)
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _work(parent: int, names: Sequence[str], member: str) -> None:
@@ -151,19 +131,12 @@ def _supervise(members: Sequence[str], names: Sequence[str]) -> None:
 def _asked_to_stop() -> Iterator[int]:
     """Give a file descriptor that can be read once SIGINT or SIGTERM came."""
     reading, writing = os.pipe()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda _number, _frame: _ring(writing)) for number in signals}
     try:
-        yield reading
+        with handling_stops(lambda _number, _frame: os.write(writing, b".")):
+            yield reading
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         os.close(reading)
         os.close(writing)
-
-
-def _ring(descriptor: int) -> None:
-    os.write(descriptor, b".")
 
 
 def _started(names: Sequence[str], member: str) -> BaseProcess:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from pydantic import SecretStr
 
 from fencepost.cli.queue import chosen_queues, only_queue
-from fencepost.cli.shared import database_url, run_command, settings_options
+from fencepost.cli.shared import database_url, one_line, run_command, settings_options
 from fencepost.server.consuming.applying import reason_of
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, number_of
@@ -373,10 +373,8 @@ def retry(
     from fencepost.server.parts import read_seal_keys  # noqa: PLC0415 - heavy
     from fencepost.server.startup import StartupError  # noqa: PLC0415
 
-    try:
+    with one_line(StartupError):
         again = Retrying(queue, read_seal_keys(settings), settings.idempotency_retention)
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
     _require_choice(letters, resource, everything=everything)
     _require_one_wait(no_wait=no_wait)
 
@@ -557,10 +555,8 @@ def _on_queue(settings: Settings, queue: str, work: Work[T]) -> T:
         ):
             return await work(logs[queue], database)
 
-    try:
+    with one_line(StartupError, LogError):
         return run_command(run)
-    except (StartupError, LogError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _report(event: Event) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, get_args
 import asyncpg
 import click
 
-from fencepost.cli.shared import on_database, settings_options
+from fencepost.cli.shared import on_database, one_line, settings_options
 from fencepost.server.fence.caller import Access
 from fencepost.server.postgres import api_keys
 from fencepost.server.postgres.api_keys import KeyChangeError, ListedKey, NewKey
@@ -149,10 +149,8 @@ def revoke(settings: Settings, key_id: str) -> None:
 
 
 def _on_keys(settings: Settings, work: Callable[[asyncpg.Connection], Awaitable[T]]) -> T:
-    try:
+    with one_line(KeyChangeError):
         return on_database(settings, work)
-    except KeyChangeError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _require_patterns(locks: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, TypedDict, TypeVar, Unpack
@@ -110,7 +110,19 @@ Exit codes, when they are not the command's own:
   128+n  signal n ended the command, or us while we waited
 """
 
-_WAITING: Final = (
+
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+asking_options: Final = _options(
+    click.argument("name"),
+    click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED),
     click.option(
         "--url", envvar="FENCEPOST_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="The gateway."
     ),
@@ -130,8 +142,6 @@ _WAITING: Final = (
         help="Give up waiting for the lock after so long. Without it: wait for ever, first come first served.",
     ),
     click.option("-n", "--no-wait", is_flag=True, help="Do not wait: the same as --wait 0."),
-)
-_TAKING: Final = (
     click.option(
         "--also", multiple=True, metavar="NAME", help="A further lock: all are taken together, or none. Repeatable."
     ),
@@ -140,8 +150,8 @@ _TAKING: Final = (
     ),
     click.option("--claim-resource", multiple=True, metavar="RESOURCE", help="Fence them off from this. Repeatable."),
 )
-"""The option that `fencepost mint` has, too."""
-_ENDING: Final = (
+"""NAME and COMMAND, and what is about the gateway, the wait, and what is taken and claimed together."""
+ending_options: Final = _options(
     click.option(
         "--writes",
         multiple=True,
@@ -169,21 +179,7 @@ _ENDING: Final = (
     lost_exit_code_option,
     click.option("-v", "--verbose", is_flag=True, help="Show who holds the lock while we wait, and what we acquired."),
 )
-
-
-def waiting_options(command: Command) -> Command:
-    """Add the options about the gateway and the wait."""
-    return _with(_WAITING, command)
-
-
-def taking_options(command: Command) -> Command:
-    """Add the options about what is taken and claimed together."""
-    return _with(_TAKING, command)
-
-
-def ending_options(command: Command) -> Command:
-    """Add the options about who we are, and how it may end."""
-    return _with(_ENDING, command)
+"""Who we are, and how it may end."""
 
 
 class JobOptions(TypedDict):
@@ -248,12 +244,6 @@ def _wait_for(wait: float | None, *, no_wait: bool) -> float | None:
     if no_wait and wait:
         raise click.UsageError("--wait and --no-wait contradict each other")
     return 0.0 if no_wait else wait
-
-
-def _with(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 class OptionsAroundName(click.Command):
@@ -535,10 +525,7 @@ The command's environment:
     context_settings={"allow_interspersed_args": False},
     epilog=_LOCK_EPILOG,
 )
-@click.argument("name")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@waiting_options
-@taking_options
+@asking_options
 @ending_options
 def lock(*, name: str, command: tuple[str, ...], **given: Unpack[JobOptions]) -> None:
     """Run COMMAND while holding the lock NAME, and end it when the lock is lost.
@@ -572,10 +559,7 @@ The command's environment:
     context_settings={"allow_interspersed_args": False},
     epilog=_ELECT_EPILOG,
 )
-@click.argument("name")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@waiting_options
-@taking_options
+@asking_options
 @click.option(
     "--again",
     is_flag=True,

@@ -1,15 +1,14 @@
 """`fencepost fence reset`, `generation`, `source`, `release`: what an operator does in the place of a holder."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import asyncpg
 import click
 
-from fencepost.cli.shared import on_database, settings_options
-from fencepost.cli.status import read_configured_sources
+from fencepost.cli.shared import on_database, one_line, settings_options
 from fencepost.server.fence.token import BUILTIN, GENERATION_BITS, GENERATIONS, MAX_TOKEN
 from fencepost.server.locks.source import SourceError
-from fencepost.server.parts import ConfiguredSource, read_source
+from fencepost.server.parts import ConfiguredSource, read_source, read_sources
 from fencepost.server.postgres import sources, upkeep
 from fencepost.server.postgres.database_identity import Origin
 from fencepost.server.postgres.leases import Forced, force_release
@@ -130,13 +129,7 @@ def raise_(settings: Settings, reason: str, above: int | None) -> None:
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
 
     async def act(connection: asyncpg.Connection) -> tuple[int, Origin, list[str]]:
-        try:
-            raised = await upkeep.raise_generation(connection, reason, above)
-        except asyncpg.PostgresError as error:
-            message = upkeep.describe_failure(error, "grants or writes under way")
-            if message is None:
-                raise
-            raise click.ClickException(message) from error
+        raised = await _raised(upkeep.raise_generation(connection, reason, above), "grants or writes under way")
         return raised, await upkeep.origin(connection), await upkeep.lagging_tables(connection)
 
     raised, origin, lagging = on_database(settings, act)
@@ -151,6 +144,17 @@ def raise_(settings: Settings, reason: str, above: int | None) -> None:
             f"WARNING: {', '.join(lagging)}: protected by an older version, which does not know of generations and"
             " takes old tokens: run `fencepost protect` on each"
         )
+
+
+async def _raised(raising: Awaitable[int], waits_for: str) -> int:
+    """Give the generation that was raised. ClickException where `waits_for` was not over in time."""
+    try:
+        return await raising
+    except asyncpg.PostgresError as error:
+        message = upkeep.describe_failure(error, waits_for)
+        if message is None:
+            raise
+        raise click.ClickException(message) from error
 
 
 # `fencepost source`: the lock services and queues that tokens come from, and `raise`, by which an operator ends a
@@ -184,10 +188,8 @@ def source(context: click.Context, settings: Settings) -> None:
 @click.pass_obj
 def add(settings: Settings, source: str) -> None:
     """Make a source known, as a gateway does that has it in FENCEPOST_SOURCES: for `protect --source` before that."""
-    try:
+    with one_line(StartupError):
         configured = read_source(source, "")
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
 
     async def register(connection: asyncpg.Connection) -> None:
         can = configured.source.capabilities
@@ -222,13 +224,7 @@ def raise_generation(settings: Settings, name: str, reason: str, above: int) -> 
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
 
     async def act(connection: asyncpg.Connection) -> int:
-        try:
-            return await sources.raise_source(connection, name, reason, above)
-        except asyncpg.PostgresError as error:
-            message = upkeep.describe_failure(error, f"writes under tokens of {name}")
-            if message is None:
-                raise
-            raise click.ClickException(message) from error
+        return await _raised(sources.raise_source(connection, name, reason, above), f"writes under tokens of {name}")
 
     raised = on_database(settings, act)
     after = "What waits in it gets tokens of this generation." if is_queue(name) else "All its leases are over."
@@ -258,7 +254,8 @@ def release(settings: Settings, lock: str, force: bool, reason: str, source: str
     """
     if not reason.strip():
         raise click.BadParameter("a reason is needed, not blanks", param_hint="--reason")
-    configured = () if source == BUILTIN else read_configured_sources(settings)
+    with one_line(StartupError):
+        configured = () if source == BUILTIN else read_sources(settings)
 
     async def act(connection: asyncpg.Connection) -> tuple[Forced | None, str | None]:
         ended = await force_release(connection, source, lock, reason)

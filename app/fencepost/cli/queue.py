@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from pydantic import SecretStr
 
-from fencepost.cli.shared import database_url, print_table, run_command, settings_options
+from fencepost.cli.shared import database_url, one_line, print_table, run_command, settings_options
 from fencepost.server.parts import ConfiguredQueue, names_of_queues, read_queues
 from fencepost.server.queues.log import LogConfigError
 from fencepost.server.queues.registry import DEFAULT, require_name
@@ -41,10 +41,8 @@ def chosen_queues(settings: Settings, names: Sequence[str]) -> list[ConfiguredQu
 
 def only_queue(settings: Settings) -> str:
     """Give the name of the queue where there is one only. Raises UsageError."""
-    try:
+    with one_line(StartupError):
         names = names_of_queues(settings)
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
     if len(names) > 1:
         raise click.UsageError(f"which QUEUE? There are {', '.join(names)}.")
     return names[0]
@@ -62,7 +60,6 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     from fencepost.server.parts import queues_opened, read_queues  # noqa: PLC0415
     from fencepost.server.postgres import queues  # noqa: PLC0415
     from fencepost.server.queues.registry import DEFAULT  # noqa: PLC0415
-    from fencepost.server.startup import StartupError  # noqa: PLC0415
     from fencepost.server.times import TIMES  # noqa: PLC0415
     from fencepost.server.wiring import check_database, database_for_commands  # noqa: PLC0415
 
@@ -85,10 +82,8 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
             async with queues_opened(asked, database, dsn, note, register=False) as logs:
                 return await look_at(database, logs, TIMES.health.ask_for, also=DEFAULT)
 
-    try:
+    with one_line(StartupError):
         return run_command(run), trouble
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def queue_as_json(status: "QueueStatus") -> dict[str, object]:

@@ -12,7 +12,7 @@ import click
 from pydantic import SecretStr
 
 from fencepost import __version__
-from fencepost.cli.shared import settings_options, to_environment
+from fencepost.cli.shared import handling_stops, one_line, settings_options, to_environment
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import EmbeddedServerError, embedded_bin_dir
 from fencepost.server.serving.server import ListenError, base_url, listen
@@ -34,13 +34,13 @@ def serve(settings: Settings) -> None:
     from fencepost.server.serving.server import ServerFailedError  # noqa: PLC0415
     from fencepost.server.startup import StartupError  # noqa: PLC0415
 
-    try:
-        with _stop_signals_interrupt():
-            _serve(settings)
-    except KeyboardInterrupt:
-        return
-    except (ListenError, EmbeddedServerError, StartupError, ServerFailedError) as error:
-        raise click.ClickException(str(error)) from error
+    # SIGTERM, like Ctrl-C, raises KeyboardInterrupt wherever we are.
+    with (
+        one_line(ListenError, EmbeddedServerError, StartupError, ServerFailedError),
+        contextlib.suppress(KeyboardInterrupt),
+        handling_stops(signal.default_int_handler),
+    ):
+        _serve(settings)
 
 
 def _serve(settings: Settings) -> None:
@@ -146,15 +146,3 @@ def _greeting(
     elif settings.demo:
         lines.append("  demo  was not made: there is a table orders or accounts, which is not the demo's")
     return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def _stop_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM, like Ctrl-C, raise KeyboardInterrupt wherever we are; also when a shell had ignored it."""
-    stops = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, signal.default_int_handler) for number in stops}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

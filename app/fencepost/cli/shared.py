@@ -3,8 +3,11 @@
 import asyncio
 import functools
 import os
-from collections.abc import Awaitable, Callable, Sequence
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import asyncpg
@@ -202,6 +205,26 @@ def run_command(run: Callable[[], Awaitable[T]]) -> T:
         raise click.ClickException(UNREADABLE_URL) from error
     except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
         raise click.ClickException(f"cannot connect to PostgreSQL: {str(error) or type(error).__name__}") from error
+
+
+@contextmanager
+def one_line(*errors: type[Exception]) -> Iterator[None]:
+    """Turn these errors into one line and exit code 1."""
+    try:
+        yield
+    except errors as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def handling_stops(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Have SIGINT and SIGTERM handled until the block ends; also where a shell had ignored them."""
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 # Tables on the command line.

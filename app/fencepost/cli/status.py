@@ -9,7 +9,7 @@ import asyncpg
 import click
 
 from fencepost.cli.queue import look_at_queues, queue_as_json
-from fencepost.cli.shared import database_url, on_database, print_table, settings_options
+from fencepost.cli.shared import database_url, on_database, one_line, print_table, settings_options
 from fencepost.server.fence.token import HIGHEST_TOKEN
 from fencepost.server.locks.source import Source, SourceError
 from fencepost.server.ops import doctor as inspection
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 
 
 # What `fencepost doctor` asks the logs of the queues: dead letters, and which settings of servers lose messages.
-
-
-def read_configured_queues(settings: Settings) -> list[ConfiguredQueue]:
-    """Read FENCEPOST_QUEUES. Raises ClickException."""
-    try:
-        return read_queues(settings)
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
 
 
 async def examine_dead_letters(connection: Connection) -> list[Finding]:
@@ -107,22 +99,6 @@ async def examine_seals(connection: asyncpg.Connection, settings: Settings) -> l
 
 
 # What `fencepost doctor` looks at in the lock services that are configured, and in what is recorded of them.
-
-
-def read_configured_sources(settings: Settings) -> list[ConfiguredSource]:
-    """Read FENCEPOST_SOURCES. Raises ClickException."""
-    try:
-        return read_sources(settings)
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def read_names_of_queues(settings: Settings) -> list[str]:
-    """Read the names of the queues of FENCEPOST_QUEUES. Raises ClickException."""
-    try:
-        return names_of_queues(settings)
-    except StartupError as error:
-        raise click.ClickException(str(error)) from error
 
 
 async def examine_sources(
@@ -388,8 +364,8 @@ def doctor(settings: Settings) -> None:
     """Find faults: server, schema, every protected table, the lock services and queues that are configured. Exit code
     1 when there is an error.
     """
-    configured, queues = read_configured_sources(settings), read_names_of_queues(settings)
-    logs = read_configured_queues(settings)
+    with one_line(StartupError):
+        configured, queues, logs = read_sources(settings), names_of_queues(settings), read_queues(settings)
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
         findings = await inspection.examine_server(connection)

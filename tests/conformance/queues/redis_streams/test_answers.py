@@ -12,7 +12,8 @@ from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, messa
 from tests.conformance.redis_bench import DURABLE, command, redis_server
 from tests.support.postgres import cutting_proxy
 
-from fencepost.cli.status import examine_queues, read_configured_queues
+from fencepost.cli.status import examine_queues
+from fencepost.server.parts import read_queues
 from fencepost.server.queues.log import LogUnavailableError, LogUnknownError, Position
 from fencepost.server.queues.redis import RedisLog
 from fencepost.server.settings import Settings
@@ -219,7 +220,7 @@ async def test_doctor_shows_what_a_queues_server_may_lose_and_which_cannot_be_as
     here, away = f"redis://127.0.0.1:{port}/orders", f"redis://127.0.0.1:{free_port()}/other"
     await command(port, "CONFIG SET", "appendonly", "no")
     try:
-        found = await examine_queues(read_configured_queues(Settings(queues=SecretStr(f"{away} {here}"))))
+        found = await examine_queues(read_queues(Settings(queues=SecretStr(f"{away} {here}"))))
     finally:
         await command(port, "CONFIG SET", "appendonly", "yes")
     by_subject = {each.subject: (each.level, each.text) for each in found}
