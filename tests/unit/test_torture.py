@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from fencepost.testing.checker import Verdict, check
-from fencepost.testing.history import End, FaultEvent, Invoke, Recorder, read
+from fencepost.testing.history import End, FaultEvent, Invoke, Reason, Recorder, read
 from fencepost.testing.torture.assignment import BadInputError, Counts, Fenced, Kind, RunFailedError, Tally
 from fencepost.testing.torture.config import Config
 from fencepost.testing.torture.faults import choose
 from fencepost.testing.torture.holders import (
     HolderAnswer,
     HolderExchange,
-    Reason,
     Sender,
     Unknown,
     WasRefused,

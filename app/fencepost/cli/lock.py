@@ -72,7 +72,6 @@ class Job:
 
     @property
     def program(self) -> str:
-        """Name the command that runs this job."""
         return "fencepost lock" if self.election is None else "fencepost elect"
 
     def print_line(self, text: str) -> None:
@@ -250,7 +249,6 @@ class OptionsAroundName(click.Command):
     """Takes options before NAME and after it, up to `--` or the command's first word. The rest is the command's."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Show the words in the order in which they are given."""
         return ["NAME", "[OPTIONS]", "[--]", "COMMAND", "[ARGS]..."]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

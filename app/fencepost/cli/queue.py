@@ -9,11 +9,13 @@ import click
 from pydantic import SecretStr
 
 from fencepost.cli.shared import database_url, one_line, print_table, run_command, settings_options
-from fencepost.server.parts import ConfiguredQueue, names_of_queues, read_queues
+from fencepost.server.parts import ConfiguredQueue, names_of_queues, queues_opened, read_queues
+from fencepost.server.postgres import queues
 from fencepost.server.queues.log import LogConfigError
 from fencepost.server.queues.registry import DEFAULT, require_name
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
+from fencepost.server.times import TIMES
 
 if TYPE_CHECKING:
     from fencepost.server.health import QueueStatus
@@ -57,10 +59,6 @@ def look_at_queues(settings: Settings) -> tuple[list["QueueStatus"], list[str]]:
     """Ask the database and the logs, and write nothing; what is the trouble with logs, a line each."""
     from fencepost.server.health import look_at  # noqa: PLC0415
     from fencepost.server.observe.events import SourceTrouble  # noqa: PLC0415 - heavy
-    from fencepost.server.parts import queues_opened, read_queues  # noqa: PLC0415
-    from fencepost.server.postgres import queues  # noqa: PLC0415
-    from fencepost.server.queues.registry import DEFAULT  # noqa: PLC0415
-    from fencepost.server.times import TIMES  # noqa: PLC0415
     from fencepost.server.wiring import check_database, database_for_commands  # noqa: PLC0415
 
     dsn = database_url(settings)

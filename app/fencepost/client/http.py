@@ -484,7 +484,6 @@ class Exchange:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self._data.aclose()
         await self._upkeep.aclose()
 

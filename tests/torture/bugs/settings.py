@@ -8,6 +8,7 @@ from unittest import mock
 
 from tests.torture.planted import Setting
 
+from fencepost.testing.servers.postgres import Connection
 from fencepost.testing.servers.processes import eventually
 from fencepost.testing.torture import stages
 from fencepost.testing.torture.stages import OwnPrimary
@@ -28,10 +29,10 @@ def _lagging_standby() -> Iterator[None]:
     async def asynchronous(_connection: Any) -> None:
         pass
 
-    async def drawn(connection: stages.Connection) -> int:
+    async def drawn(connection: Connection) -> int:
         return int(await connection.fetchval("SELECT last_value FROM fencepost.tokens"))
 
-    async def until_many_more_are_drawn(connection: stages.Connection) -> None:
+    async def until_many_more_are_drawn(connection: Connection) -> None:
         before = await drawn(connection)
 
         async def enough() -> bool:
@@ -39,7 +40,7 @@ def _lagging_standby() -> Iterator[None]:
 
         await eventually(enough, what="more grants")
 
-    async def cut_off(standby: stages.Connection) -> None:
+    async def cut_off(standby: Connection) -> None:
         await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
         await standby.execute("SELECT pg_reload_conf()")
 
@@ -54,7 +55,10 @@ def _lagging_standby() -> Iterator[None]:
         asyncio.run(stages._on(of.url, until_many_more_are_drawn))  # noqa: SLF001
         return fail_over(of)
 
-    with mock.patch.object(stages, "_synchronous", asynchronous), mock.patch.object(OwnPrimary, "fail_over", lagging):
+    with (
+        mock.patch.object(stages, "make_synchronous", asynchronous),
+        mock.patch.object(OwnPrimary, "fail_over", lagging),
+    ):
         yield
 
 

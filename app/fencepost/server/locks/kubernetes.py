@@ -64,7 +64,6 @@ class KubernetesLeases:
         """Do nothing: credentials are read with the first request, and again when they are refused."""
 
     async def close(self) -> None:
-        """Finish giving back what cancelled requests have got, and close connections."""
         await self._pending.drain()
         await self._api.close()
 
@@ -117,7 +116,6 @@ class KubernetesLeases:
         return await self._api.counter() >= number
 
     async def advice(self) -> list[str]:
-        """Look at the version, the counter and our own permissions; see Source."""
         return [*await self._advice_of_version(), *await self._advice_of_permissions()]
 
     async def _grant(

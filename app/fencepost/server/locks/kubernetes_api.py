@@ -305,7 +305,6 @@ class LeaseObject:
         return number(self.version[1], f"Lease {self.name}")
 
     def taken(self, identity: str, ttl_ms: int) -> dict[str, Any]:
-        """Write the object that gives it to `identity`."""
         now = self._later()
         transitions = min((self._spec.get("leaseTransitions") or 0) + 1, MOST_TRANSITIONS)
         return self._with(

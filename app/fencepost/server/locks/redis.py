@@ -167,24 +167,7 @@ class RedisNode:
     def __init__(self, where: SourceUrl, host: Host, timeout: float) -> None:
         self.name = f"Redis at {host}"
         self._timeout = timeout
-        encrypted = where.scheme == "rediss"
-        tls: dict[str, Any] = {"ssl_ca_certs": where[CA]} if encrypted else {}
-        pool = BlockingConnectionPool(
-            max_connections=AT_ONCE,
-            timeout=timeout,
-            connection_class=SSLConnection if encrypted else Connection,
-            host=host.name,
-            port=host.port,
-            db=int(where.path.strip("/") or 0),
-            username=where.user,
-            password=where.password,
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-            driver_info=None,
-            **tls,
-        )
+        pool = connections_to(where, host, int(where.path.strip("/") or 0), timeout, timeout)
         self._redis: Any = Redis.from_pool(pool)  # the hints of its commands fit both kinds of client, and so none
 
     async def close(self) -> None:
@@ -241,6 +224,28 @@ class RedisNode:
         except redis_errors.RedisError as error:
             kind = SourceUnavailableError if _PASSING.search(f"{error.status_code} {error}") else SourceError
             raise kind(f"{self.name} refused {about}: {_reason(error)}") from error
+
+
+def connections_to(where: SourceUrl, host: Host, db: int, timeout: float, answers_within: float | None) -> Any:
+    """Make the connections to one server, of locks or of a queue. `timeout`: seconds for connecting and logging in."""
+    encrypted = where.scheme == "rediss"
+    tls: dict[str, Any] = {"ssl_ca_certs": where[CA]} if encrypted else {}
+    return BlockingConnectionPool(
+        max_connections=AT_ONCE,
+        timeout=timeout,
+        connection_class=SSLConnection if encrypted else Connection,
+        host=host.name,
+        port=host.port,
+        db=db,
+        username=where.user,
+        password=where.password,
+        socket_timeout=answers_within,
+        socket_connect_timeout=timeout,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+        driver_info=None,
+        **tls,
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -76,7 +76,6 @@ class Poll:
 
     @property
     def majority(self) -> int:
-        """How many nodes are more than the rest."""
         return self.nodes // 2 + 1
 
     def most_cannot(self, about: str) -> SourceError | None:

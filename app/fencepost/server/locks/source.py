@@ -212,7 +212,6 @@ class SourceUrl:
     given: Mapping[str, Any]
 
     def __getitem__(self, option: Option[T]) -> T:
-        """Give the value of an option, or its default."""
         value: T = self.given.get(option.name, option.default)
         return value
 

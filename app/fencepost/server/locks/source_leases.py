@@ -236,7 +236,6 @@ class Grants:
             raise self._quarantined_error(state.quarantined)
 
     async def quarantine_error(self, lock: str, *, just_now: bool) -> SourceQuarantinedError:
-        """Make the error that gives the reason why the source is quarantined."""
         found = await self.ask(lambda c: sources.state(c, self.name, lock))
         if just_now and found.quarantined is not None:
             self._quarantined(found.quarantined)

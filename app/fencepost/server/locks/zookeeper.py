@@ -272,9 +272,6 @@ def _limits(conf: str, session_timeout_s: float) -> list[str]:
     return []
 
 
-_CAPABILITIES: Final = Capabilities(order="source", fair=True, verifies=True, ttl_from_server=False)
-
-
 def from_url(url: str, context: "SourceContext") -> "ZooKeeperSource":
     """Make a source from zookeeper://h1:2181,h2:2181/chroot. Raises SourceConfigError."""
     return ZooKeeperSource(parse(url, context.name))
@@ -283,15 +280,12 @@ def from_url(url: str, context: "SourceContext") -> "ZooKeeperSource":
 class ZooKeeperSource:
     """Locks of one ensemble, through one session."""
 
+    capabilities = Capabilities(order="source", fair=True, verifies=True, ttl_from_server=False)
+
     def __init__(self, settings: ZooKeeperUrl) -> None:
         self._settings = settings
         self._session = ZooKeeperSession(settings)
         self._sweeper = Sweeper(self._session)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Numbers over all locks, served in order; a hold lives by the acquiring process's session."""
-        return _CAPABILITIES
 
     async def open(self) -> None:
         await self._session.open()

@@ -681,7 +681,6 @@ END"""
         ]
 
     def bodies(self) -> dict[str, str]:
-        """Write what each of the table's functions does, by its part of their names."""
         of, template = self.functions.function_name("of"), literal(self.scope.template)
         judging = f"""
 DECLARE

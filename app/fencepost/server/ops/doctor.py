@@ -274,13 +274,7 @@ async def _origin(connection: Connection) -> list[Finding]:
     if (error := origin.problem()) is not None:
         advice = "gateways do not write to it. When no other primary is alive: fencepost generation raise --reason …"
         return [Finding("error", "origin", f"{error}; {advice}")]
-    return [
-        Finding(
-            "ok",
-            "origin",
-            f"generation {origin.generation}: {origin.found.describe()}",
-        )
-    ]
+    return [Finding("ok", "origin", f"generation {origin.generation}: {origin.found.describe()}")]
 
 
 async def _sequence(connection: Connection) -> list[Finding]:

@@ -351,9 +351,7 @@ def _privileges(functions: list[asyncpg.Record]) -> list[Finding]:
     open_to_all = [each["called"] for each in functions if each["for_all"] and _is_for_some(each)]
     findings = [
         Finding(
-            "error",
-            "privileges",
-            f"everybody may execute {called}: REVOKE EXECUTE ON FUNCTION {called} FROM PUBLIC",
+            "error", "privileges", f"everybody may execute {called}: REVOKE EXECUTE ON FUNCTION {called} FROM PUBLIC"
         )
         for called in open_to_all
     ]

@@ -99,7 +99,6 @@ class WriteId:
     nonce: str | None = None
 
     def __str__(self) -> str:
-        """Write it as it stands in paths, records and dead letters."""
         return id_at(self.queue, self.position, self.nonce)
 
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from redis import exceptions as redis_errors
-from redis.asyncio import BlockingConnectionPool, Connection, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
+from fencepost.server.locks.redis import CA, PORT, REPLICAS, WAIT_MS, connections_to
 from fencepost.server.locks.source import (
     REQUEST_TIMEOUT,
     Form,
@@ -29,8 +27,6 @@ from fencepost.server.queues.log import MOST_OFFSET, LogConfigError, LogUnavaila
 
 # What the URL of a queue in Redis may have (locks/source.py), and the names of the queue's keys.
 
-CA: Final[Option[str | None]] = Option("ca", text(), None, only="rediss://")
-"""A file of certificates to trust instead of the system's."""
 DB: Final = Option("db", whole(0, 9999), 0)
 """The number of the database: the path is the queue's name."""
 FSYNC: Final = Option("fsync", whole(0, 1), 0)
@@ -41,12 +37,9 @@ PREFIX: Final = Option(
     "prefix", text("[!-z|~]{1,64}", "1 to 64 ASCII characters without spaces and braces"), "fencepost:"
 )
 """What all keys begin with."""
-REPLICAS: Final = Option("replicas", whole(0, 99), 0)
-"""A message counts as appended once so many replicas have it (WAIT)."""
-WAIT_MS: Final = Option("wait_ms", whole(1, 2000), 500)
+# With REPLICAS, a message counts as appended once so many replicas have it (WAIT).
 
 DEFAULT_PARTITIONS: Final = 8
-PORT: Final = 6379
 STREAM: Final = re.compile(r"/[A-Za-z0-9._-]{1,48}", re.ASCII)
 
 FORM: Final = Form(
@@ -379,8 +372,6 @@ return redis.call('HDEL', KEYS[1], ARGV[1])
 # a request needs is a connection to that one. Where the URL names several servers, the next one is asked after one
 # could not be reached or turned out to be a replica.
 
-AT_ONCE: Final = 32
-"""Connections to one server at most. Requests are short, so more of them wait for a moment."""
 _HOPS: Final = 5
 """How often a request is sent on to another node of a cluster."""
 
@@ -476,7 +467,9 @@ class RedisServer:
     def _connect(self, host: Host) -> None:
         self.host, self.name = host, f"Redis at {host}"
         if host not in self._pools:
-            self._pools[host] = _pool(self._where, host)
+            # With a limit for answers the library uses wait_for, which in Python 3.11 may swallow a cancellation:
+            # `_exchange` has one.
+            self._pools[host] = connections_to(self._where, host, self._where[DB], REQUEST_TIMEOUT, None)
         self._pool = self._pools[host]
 
     def _try_another(self) -> None:
@@ -509,28 +502,6 @@ class RedisServer:
             if isinstance(answer, redis_errors.ReadOnlyError):
                 self._try_another()
             raise RedisRefusedError(f"{self.name} refused {about}: {_reason(answer)}") from answer
-
-
-def _pool(where: SourceUrl, host: Host) -> Any:
-    encrypted = where.scheme == "rediss"
-    tls: dict[str, Any] = {"ssl_ca_certs": where[CA]} if encrypted else {}
-    return BlockingConnectionPool(
-        max_connections=AT_ONCE,
-        timeout=REQUEST_TIMEOUT,
-        connection_class=SSLConnection if encrypted else Connection,
-        host=host.name,
-        port=host.port,
-        db=where[DB],
-        username=where.user,
-        password=where.password,
-        # With a limit the library uses wait_for, which in Python 3.11 may swallow a cancellation: `_exchange` has one.
-        socket_timeout=None,
-        socket_connect_timeout=REQUEST_TIMEOUT,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-        driver_info=None,
-        **tls,
-    )
 
 
 async def _answer(connection: Any) -> Any:

@@ -47,7 +47,6 @@ class ValueCluster:
     """The latest begin."""
 
     def add(self, call: HistoryCall) -> None:
-        """Take the write, or a read of it."""
         if call.ended < self.low:
             self.low, self.first_ended = call.ended, call
         if call.invoke.time > self.high:
@@ -469,7 +468,6 @@ def _observes(call: HistoryCall) -> bool:
 
 
 def _allows(mark: int, call: HistoryCall) -> bool:
-    """Whether a resource with this mark accepts the call."""
     return mark <= call.token if call.invoke.rule == "epoch" else mark < call.token
 
 

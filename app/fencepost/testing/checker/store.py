@@ -84,7 +84,6 @@ class HistoryCall:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What the history shows of it."""
         return (self.invoke, *(() if self.end is None else (self.end,)), *self.proof)
 
 
@@ -104,7 +103,6 @@ class Words:
         self._zero = zero
 
     def listed(self, sentence: str, calls: list[HistoryCall]) -> str:
-        """Put the operations below a sentence."""
         ordered = sorted(calls, key=lambda call: (call.invoke.time, call.id))
         return "\n".join([sentence, *(f"  {self.call(call)}" for call in ordered)])
 
@@ -382,7 +380,6 @@ class Store:
         return [self._call(row) for row in found][::-1]
 
     def deletes(self, resource: str) -> Iterator[HistoryCall]:
-        """Give the deletes of a resource, one at a time."""
         return self._some(f"SELECT {_COLUMNS} FROM calls WHERE effect AND resource = ? AND op = 'delete'", resource)
 
     def above(self, resource: str, token: int) -> Iterator[HistoryCall]:

@@ -44,13 +44,9 @@ class Conversation(Protocol):
     problem: str | None
     """Why commits cannot be found in it; None: they can."""
 
-    def from_client(self, data: bytes) -> Iterator[Piece]:
-        """Take what the client has sent."""
-        ...
+    def from_client(self, data: bytes) -> Iterator[Piece]: ...
 
-    def from_server(self, data: bytes) -> Iterator[Piece]:
-        """Take what the server has sent."""
-        ...
+    def from_server(self, data: bytes) -> Iterator[Piece]: ...
 
 
 class PlainConversation:
@@ -352,21 +348,20 @@ class Direction:
             self.open.set()
 
 
-class Ways(Protocol):
-    """What a connection needs of its link."""
-
-    to_server: Direction
-    to_client: Direction
-    cutters: "list[Cutter]"
-
-
 class Connection:
     """A client's side (near) and the server's (far)."""
 
     def __init__(
-        self, ways: Ways, near: asyncio.StreamWriter, far: asyncio.StreamWriter, conversation: Conversation
+        self,
+        near: asyncio.StreamWriter,
+        far: asyncio.StreamWriter,
+        conversation: Conversation,
+        ways: tuple[Direction, Direction],
+        cutters: "Sequence[Cutter]",
     ) -> None:
-        self._ways, self._near, self._far, self._conversation = ways, near, far, conversation
+        self._near, self._far, self._conversation = near, far, conversation
+        self._server_way, self._client_way = ways
+        self._cutters = cutters
         self._asked = Piece(b"")  # the commit that was sent last
         self._was_cut = False
         self._hung_up = asyncio.Event()
@@ -376,13 +371,13 @@ class Connection:
         to_server: _Queue = asyncio.Queue(_UNDER_WAY)
         to_client: _Queue = asyncio.Queue(_UNDER_WAY)
         takers = [
-            asyncio.create_task(self._take(from_client, to_server, self._ways.to_server)),
-            asyncio.create_task(self._take(from_server, to_client, self._ways.to_client)),
+            asyncio.create_task(self._take(from_client, to_server, self._server_way)),
+            asyncio.create_task(self._take(from_server, to_client, self._client_way)),
         ]
         try:
             await asyncio.gather(
-                self._give(to_server, self._far, self._ways.to_server, to_the_server=True),
-                self._give(to_client, self._near, self._ways.to_client, to_the_server=False),
+                self._give(to_server, self._far, self._server_way, to_the_server=True),
+                self._give(to_client, self._near, self._client_way, to_the_server=False),
             )
         finally:
             for task in takers:
@@ -459,10 +454,6 @@ class Connection:
         if piece.concludes and self._cut_at(c for c in self._cutters if c.wants("after-commit", self._asked)):
             return b""
         return piece.data
-
-    @property
-    def _cutters(self) -> "Sequence[Cutter]":
-        return self._ways.cutters
 
     def _cut_at(self, wanting: Iterator[Cutter]) -> bool:
         cutter = next(wanting, None)

@@ -198,7 +198,9 @@ class Link:
                 far_reader, far_writer = await asyncio.open_connection(*self._target)
             except OSError:
                 return
-            connection = Connection(self, writer, far_writer, self._conversation())
+            connection = Connection(
+                writer, far_writer, self._conversation(), (self.to_server, self.to_client), self.cutters
+            )
             self._connections.add(connection)
             try:
                 await connection.carry(reader, far_reader)

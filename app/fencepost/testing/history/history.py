@@ -109,7 +109,6 @@ class History:
 
     @property
     def title(self) -> str:
-        """What errors call it."""
         return "the history"
 
     def place(self, number: int) -> str:

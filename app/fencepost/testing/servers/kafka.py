@@ -16,12 +16,11 @@ import warnings
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.processes import PATIENCE, free_port, listens, wait_until
-from fencepost.testing.servers.server import Server, ServerError, cache, made_once
+from fencepost.testing.servers.server import Server, ServerError, Started, cache, made_once
 
 VERSION: Final = "4.1.0"
 _MADE_WITHIN: Final = 2 * PATIENCE
@@ -138,7 +137,7 @@ def _keep_classes(broker: Broker, file: Path) -> None:
             raise ServerError(server.log_end())
 
 
-class Kafka:
+class Kafka(Started):
     """A cluster of `nodes` brokers; a context manager that starts and ends it. `more`: properties of all brokers;
     `{port}` in a value of `listeners` is not replaced: give `client_listener` to have another than PLAINTEXT.
     """
@@ -177,19 +176,6 @@ class Kafka:
         """End all brokers. With SIGKILL: nothing of theirs is needed any more, and leaving in order takes seconds."""
         for broker in self.brokers:
             broker.server.crash()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _properties(self, broker: Broker, more: Mapping[str, str]) -> str:
         listener, copies = self._listener, str(min(3, len(self.brokers)))

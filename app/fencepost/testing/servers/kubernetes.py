@@ -12,14 +12,13 @@ import ssl
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import httpx
 
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.processes import free_port, listens
-from fencepost.testing.servers.server import Server, cache
+from fencepost.testing.servers.server import Server, Started, cache
 
 VERSION: Final = "v1.35.4"
 ADMIN: Final = "admin-token"
@@ -67,7 +66,7 @@ def certificates(directory: Path) -> None:
     _openssl(directory, "pkey", "-in", "accounts.key", "-pubout", "-out", "accounts.pub")
 
 
-class Cluster:
+class Cluster(Started):
     """One kube-apiserver on one etcd, not started yet. MissingServerError where a program is not installed."""
 
     def __init__(self, directory: Path) -> None:
@@ -171,16 +170,3 @@ class Cluster:
     def stop(self) -> None:
         self.apiserver.stop()
         self._etcd.stop()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()

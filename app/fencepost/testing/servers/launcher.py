@@ -17,12 +17,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from fencepost.server.ops.parent_death import die_with_parent
 from fencepost.testing.servers.processes import alive, owned_directory, remove_directory, wait_until
-from fencepost.testing.servers.server import ServerError
+from fencepost.testing.servers.server import ServerError, Started
 
 LOADED: Final = (
     "fencepost.cli.main",
@@ -65,7 +64,7 @@ class Launched:
         return self.returncode or 0
 
 
-class Launcher:
+class Launcher(Started):
     """The launcher, as the harness sees it. Start it in the main thread: it ends with the thread that started it."""
 
     def __init__(self) -> None:
@@ -128,15 +127,6 @@ class Launcher:
             self._process = None
         if self._directory.exists():
             remove_directory(self._directory)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 def serve_requests(directory: Path) -> None:

@@ -240,14 +240,7 @@ class Pair:
     async def synchronous(self) -> None:
         """Let the primary wait for the standby at each commit from now on."""
         async with _connected(self._primary_url) as primary:
-            await primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-            await primary.execute("SELECT pg_reload_conf()")
-
-            async def waits() -> bool:
-                standbys = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
-                return bool(await primary.fetchval(standbys))
-
-            await eventually(waits, what="a synchronous standby")
+            await make_synchronous(primary)
 
     async def cut(self) -> None:
         """Cut the standby off: it stays as it is."""
@@ -282,6 +275,17 @@ class Pair:
         """Start the primary that was killed; returns its URL."""
         self.primary.start()
         return self.primary.url
+
+
+async def make_synchronous(primary: Connection) -> None:
+    """Let a primary wait for a standby at each commit from now on, and return once one is attached."""
+    await primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    await primary.execute("SELECT pg_reload_conf()")
+
+    async def attached() -> bool:
+        return bool(await primary.fetchval("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"))
+
+    await eventually(attached, what="a synchronous standby")
 
 
 MakeStandby = Callable[[], Standby]

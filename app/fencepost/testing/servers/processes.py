@@ -320,7 +320,6 @@ class KnownProcess:
     started: int
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, unless the process has ended."""
         if _started(self.pid) == self.started:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)

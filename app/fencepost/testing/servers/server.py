@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -73,6 +74,29 @@ class ServerError(Exception):
     """A server of the harness cannot be run. The message has the end of its log, or what to install."""
 
 
+class Started(ABC):
+    """What a block of `with` starts, and stops at its end; also where it could not be started to the end."""
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
 class ChildProcess(Protocol):
     """A process of ours that was started: one of subprocess, or of a launcher."""
 
@@ -88,7 +112,7 @@ class ChildProcess(Protocol):
         ...
 
 
-class Server:
+class Server(Started):
     """One server process, which can be killed, paused, and started again on its data.
 
     `ready` says whether it serves. `log` gets what it prints. `environment` replaces that of this process.
@@ -193,11 +217,6 @@ class Server:
             self.crash()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 # What is fetched or made once for each machine: $FENCEPOST_CACHE, or else ~/.cache/fencepost.

@@ -89,7 +89,6 @@ class Tally:
         return cls(path)
 
     def count(self, slot: int, how: How) -> None:
-        """Count one operation of the worker with this index."""
         at = (slot % _SLOTS) * _SLOT.size + _PLACES[how] * 8
         (before,) = struct.unpack_from("q", self._memory, at)
         struct.pack_into("q", self._memory, at, before + 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -18,7 +18,7 @@ import httptools
 import orjson
 
 from fencepost.client.http import FILE_VARIABLE, TOKEN_VARIABLE
-from fencepost.testing.history import Op, Operation, Recorder
+from fencepost.testing.history import Op, Operation, Reason, Recorder
 from fencepost.testing.torture.assignment import BUILTIN, Assignment, Fenced, How, Tally
 
 if TYPE_CHECKING:
@@ -184,8 +184,6 @@ class _Connection(asyncio.Protocol):
 #
 # Written from the promises of docs/outcomes.md, not from the gateway's code. In doubt it is unknown: a checker allows
 # unknown operations to have happened and not to have happened.
-
-Reason = Literal["stale", "spent", "missing", "unissued", "held", "other"]
 
 _REASONS: Final[dict[str, Reason]] = {
     "FP001": "stale",

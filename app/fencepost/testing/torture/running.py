@@ -36,7 +36,7 @@ from fencepost.testing.torture.holders import DATABASE_ERRORS, run_token
 from fencepost.testing.torture.merging import Merged, Voided, merge, read_all, written
 from fencepost.testing.torture.report import write_report
 from fencepost.testing.torture.report.report import COMMAND, ENDED, MISSED
-from fencepost.testing.torture.stages import Primary, Stage, StageGateway, foreign_stage, own_stage
+from fencepost.testing.torture.stages import OwnPrimary, Stage, StageGateway, foreign_stage, own_stage
 from fencepost.testing.torture.workloads import WORKLOADS, Workload
 
 # What there is to choose from.
@@ -189,7 +189,7 @@ class Injector:
             way.lead_to(host, port)
         yield
 
-    def _primary(self) -> Primary:
+    def _primary(self) -> OwnPrimary:
         assert self._stage.primary is not None  # noqa: S101 - for the type: the kind needs it
         return self._stage.primary
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -25,8 +25,8 @@ from fencepost.testing.faults.network import Link
 from fencepost.testing.servers.gateway import ask, gateway_environment, is_ready
 from fencepost.testing.servers.kubernetes import ADMIN, Cluster
 from fencepost.testing.servers.lock_services import LOCK_SERVICES, MissingServerError, redis
-from fencepost.testing.servers.postgres import Standby
-from fencepost.testing.servers.processes import eventually, free_port
+from fencepost.testing.servers.postgres import Connection, Standby, make_synchronous
+from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server, ServerError
 from fencepost.testing.torture.assignment import BUILTIN, BadInputError, Fenced, Kind, RunFailedError
 from fencepost.testing.torture.config import Config
@@ -34,22 +34,6 @@ from fencepost.testing.torture.faults import ADVISORY, KINDS, Need, choose, spar
 from fencepost.testing.torture.holders import run_token
 
 # What a run plays on: gateways, their database, a lock service. Ours, or those that run already.
-
-
-class Primary(Protocol):
-    """The PostgreSQL of a run, if the run has started it."""
-
-    def restart(self, *, crash: bool) -> None:
-        """Restart it: crashed, or by a fast shutdown."""
-        ...
-
-    def fail_over(self) -> tuple[str, int]:
-        """Kill it and promote its standby; returns where the new one is. It is the standby's primary from then on."""
-        ...
-
-    def oldest(self, source: str) -> int:
-        """Give the oldest token of a source that is not void."""
-        ...
 
 
 @dataclass(slots=True)
@@ -73,7 +57,7 @@ class Stage:
     database_url: str | None
     directory: Path
     gateways: list[StageGateway] = field(default_factory=list)
-    primary: Primary | None = None
+    primary: "OwnPrimary | None" = None
     lock_service: list[Server] = field(default_factory=list)
     to_database: Link | None = None
     """By which `database_url` leads to the primary, if the run has started it."""
@@ -102,7 +86,8 @@ def start_lock_service(source: str, name: str, directory: Path, stack: ExitStack
     try:
         if source == "kubernetes":
             cluster = stack.enter_context(Cluster(directory / source))
-            return f"{name}=kubernetes://kubeconfig?file={_kubeconfig(cluster)}", [cluster.apiserver]
+            path = cluster.kubeconfig("admin", {"token": ADMIN})
+            return f"{name}=kubernetes://kubeconfig?file={path}", [cluster.apiserver]
         if source == "redlock":
             nodes = [redis(directory / f"redis{number}") for number in range(_REDLOCK_NODES)]
             places = ",".join(node.url.removeprefix("redis://").removesuffix("/0") for node in nodes)
@@ -115,13 +100,7 @@ def start_lock_service(source: str, name: str, directory: Path, stack: ExitStack
     return f"{name}={url}", [stack.enter_context(node.server) for node in nodes]
 
 
-def _kubeconfig(cluster: Cluster) -> Path:
-    return cluster.kubeconfig("admin", {"token": ADMIN})
-
-
 # Makes the tables of a run, and drops them. No other table is touched.
-
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 _WITHIN: Final = 30.0  # seconds
 _COLUMNS: Final[dict[Kind, str]] = {
@@ -308,9 +287,6 @@ _OPTIONS: Final = {
     "max_wal_size": "256MB",
     "min_wal_size": "32MB",
 }
-_SYNCHRONOUS: Final = "ALTER SYSTEM SET synchronous_standby_names = '*'"
-_ATTACHED: Final = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
-
 _OLDEST: Final = f"SELECT CASE $1 WHEN '{BUILTIN}' THEN fencepost.oldest() ELSE fencepost.oldest($1) END"
 
 
@@ -346,7 +322,7 @@ class OwnPrimary:
         self._standby = Standby(binaries, account, home / "pgdata", self._standby_port)
         self._standby.make(self.url)
         self._next_home = home
-        asyncio.run(_on(self.url, _synchronous))
+        asyncio.run(_on(self.url, make_synchronous))
 
     def restart(self, *, crash: bool) -> None:
         """Restart it: by SIGQUIT, which is a crash, or by a fast shutdown, which rolls back what is open."""
@@ -406,16 +382,6 @@ async def _on(url: str, work: Callable[[Connection], Awaitable[T]]) -> T:
         return await work(connection)
     finally:
         await connection.close()
-
-
-async def _synchronous(connection: Connection) -> None:
-    await connection.execute(_SYNCHRONOUS)
-    await connection.execute("SELECT pg_reload_conf()")
-
-    async def attached() -> bool:
-        return bool(await connection.fetchval(_ATTACHED))
-
-    await eventually(attached, what="a synchronous standby")
 
 
 async def _promote(connection: Connection) -> None:

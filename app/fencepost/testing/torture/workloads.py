@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import fencepost
 from fencepost.testing.history import Op
@@ -27,9 +27,13 @@ from fencepost.testing.torture.holders import (
 # What a workload is: which tables it needs, and what one actor does in one turn.
 
 
-class Player(Protocol):
+class Player(ABC):
     """Plays a workload with one actor. It may remember things from turn to turn."""
 
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
+        self._actor, self._database, self._dice = actor, database, actor.dice
+
+    @abstractmethod
     async def turn(self) -> None:
         """Do a few operations: a holder's work under one grant, or a look from outside."""
 
@@ -85,11 +89,11 @@ _FULL: Final = 40
 _WRONG_SECRETS: Final = 0.2
 
 
-class _Clients(ABC):
+class _Clients(Player):
     """One actor with a client of each gateway."""
 
     def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
-        self._actor, self._database, self._dice = actor, database, actor.dice
+        super().__init__(actor, database)
         self._clients: list[fencepost.Client] = []
         self._source = None if actor.assignment.source == BUILTIN else actor.assignment.source
         self._ttl = max(_TTL, actor.assignment.least_ttl_ms / 1000)
@@ -220,11 +224,11 @@ _BLOCKS_READERS: Final = 0.3
 """How many turns are a look from outside."""
 
 
-class Blocks:
+class Blocks(Player):
     """One actor."""
 
     def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
-        self._actor, self._database, self._dice = actor, database, actor.dice
+        super().__init__(actor, database)
         self._table = Fenced(actor.assignment.prefix, "blocks")
 
     async def turn(self) -> None:
@@ -309,11 +313,8 @@ _MINTED: Final = (1, 500, 1000)
 _WAITS_MS: Final = (0, 20, 400)
 
 
-class Mutex:
+class Mutex(Player):
     """One actor."""
-
-    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
-        self._actor, self._database, self._dice = actor, database, actor.dice
 
     async def turn(self) -> None:
         """Take one of the locks, mint as long as it is ours, and give it back."""
@@ -375,11 +376,11 @@ _REGISTER_READERS: Final = 0.2
 """How many turns are a look from outside."""
 
 
-class Register:
+class Register(Player):
     """One actor."""
 
     def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
-        self._actor, self._database, self._dice = actor, database, actor.dice
+        super().__init__(actor, database)
         self._tables = [Fenced(actor.assignment.prefix, kind) for kind in _TABLES]
         self._keys = [f"k{number}" for number in range(actor.assignment.resources)]
         self._others = [actor.another_sender() for _ in range(_AT_ONCE - 1)]
@@ -465,16 +466,15 @@ _SLEPT: Final = 0.05
 """A control in which no holder sleeps has nothing to lose."""
 
 
-class _Sets:
+class _Sets(Player):
     """One actor: which set it adds to, under which lock."""
 
     def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
-        self._actor, self._database = actor, database
+        super().__init__(actor, database)
         self._rounds = [0] * actor.assignment.resources
         self._released = False
 
     async def turn(self) -> None:
-        """Add one member to a set."""
         slot = self._actor.dice.randrange(len(self._rounds))
         lease = await acquire(self._actor, f"set/{slot}", tokens=2)
         if lease is None:
@@ -486,9 +486,9 @@ class _Sets:
         if not self._released:
             await release(self._actor, lease)
 
+    @abstractmethod
     async def _add(self, name: str, lease: HeldLease) -> int:
         """Add a member; returns how many there were."""
-        raise NotImplementedError
 
 
 class FencedSets(_Sets):
@@ -570,11 +570,11 @@ _RELEASED_AFTER: Final = 200
 """Turns after which an actor takes a new lease."""
 
 
-class Idempotent:
+class Idempotent(Player):
     """One actor: entries of a ledger, which are inserted, and so would be there twice; and rows that it writes."""
 
-    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:  # noqa: ARG002 - as all players
-        self._actor, self._dice = actor, actor.dice
+    def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
+        super().__init__(actor, database)
         prefix = actor.assignment.prefix
         self._ledger, self._rows = Fenced(prefix, "ledger"), Fenced(prefix, "epoch")
         self._twin = actor.another_sender()

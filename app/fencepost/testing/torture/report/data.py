@@ -102,7 +102,6 @@ class Scale:
         return self.xs[i - 1] + share * (self.xs[i] - self.xs[i - 1])
 
     def time(self, x: float) -> int:
-        """Give the moment at a place."""
         i = min(max(bisect_right(self.xs, x), 1), len(self.xs) - 1)
         share = (x - self.xs[i - 1]) / (self.xs[i] - self.xs[i - 1])
         return round(self.times[i - 1] + share * (self.times[i] - self.times[i - 1]))
@@ -425,7 +424,6 @@ class Excerpt:
 
     @property
     def not_drawn(self) -> int:
-        """How many operations on the resource are not drawn."""
         return sum(gap.operations for gap in self.left_out)
 
 
@@ -511,12 +509,10 @@ class Overview:
             self.rows.append(OverviewRow("further resources, counted together", 0, violated=False))
 
     def column(self, time: int) -> int:
-        """Give the number of the column of a moment."""
         start, end = self.span
         return min((time - start) * COLUMNS // (end - start), COLUMNS - 1)
 
     def count(self, subject: str, outcome: Outcome, time: int) -> None:
-        """Count one operation on a resource that came to `outcome` at `time`."""
         row = self._row_of.get(subject, len(self.rows) - 1)
         self.rows[row].cells[outcome][self.column(time)] += 1
 

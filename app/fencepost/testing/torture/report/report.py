@@ -351,11 +351,6 @@ def letters(number: int) -> str:
     return name
 
 
-def anchors(panels: Iterable[Panel]) -> Mapping[str, str]:
-    """Give the ids of the panels by what they are about."""
-    return {panel.resource: f"about-{panel.identity}" for panel in panels}
-
-
 # Puts a report together, and writes it to its place in one step.
 
 MOST_OF_ONE = 3
