@@ -335,12 +335,7 @@ class Mutex(Player):
             await release(actor, lease)
 
 
-MUTEX_WORKLOAD: Final = Workload(
-    "mutex",
-    "a lock by itself: the tokens of its grants must rise",
-    Mutex,
-    tables=(),
-)
+MUTEX_WORKLOAD: Final = Workload("mutex", "a lock by itself: the tokens of its grants must rise", Mutex, tables=())
 
 
 # Fenced writes to rows, by holders whose leases pass on while they still write; and readers without a lock.
