@@ -374,7 +374,9 @@ def retry(
     with one_line(StartupError):
         again = Retrying(queue, read_seal_keys(settings), settings.idempotency_retention)
     _require_choice(letters, resource, everything=everything)
-    _require_one_wait(no_wait=no_wait)
+    waits = click.get_current_context().get_parameter_source("wait") is not ParameterSource.DEFAULT
+    if no_wait and waits:
+        raise click.UsageError("--wait and --no-wait exclude each other.")
 
     async def act(log: Log, database: Database) -> tuple[int, int, list[str]]:
         found = await _find(log, await _ids_of_letters(database, letters), resource, ())
@@ -399,12 +401,6 @@ def retry(
     if open_:
         raise click.ClickException(f"{open_} of {done} letters were not applied")
     click.echo("" if done else "no dead letters", nl=not done)
-
-
-def _require_one_wait(*, no_wait: bool) -> None:
-    given = click.get_current_context().get_parameter_source("wait") is not ParameterSource.DEFAULT
-    if no_wait and given:
-        raise click.UsageError("--wait and --no-wait exclude each other.")
 
 
 async def _append(log: Log, database: Database, again: Retrying, letter: DeadLetter) -> str:

@@ -25,7 +25,6 @@ from fencepost.server.parts import (
 )
 from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres import queues as queue_records
-from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.leases import LockRow
 from fencepost.server.postgres.queues import KnownQueue
 from fencepost.server.postgres.sources import KnownSource
@@ -40,11 +39,6 @@ if TYPE_CHECKING:
 
 
 # What `fencepost doctor` asks the logs of the queues: dead letters, and which settings of servers lose messages.
-
-
-async def examine_dead_letters(connection: Connection) -> list[Finding]:
-    """Count the dead letters of the database's own queue."""
-    return _dead(DEFAULT, await queue_records.count_dead(connection))
 
 
 async def examine_queues(configured: Sequence[ConfiguredQueue]) -> list[Finding]:
@@ -381,7 +375,7 @@ def doctor(settings: Settings) -> None:
             findings.append(await inspection.examine_session(database_url(settings)))
             findings.append(await inspection.examine_room(connection, settings.workers, settings.pool_sizes))
             findings += await examine_sources(connection, configured, queues)
-            findings += await examine_dead_letters(connection)
+            findings += _dead(DEFAULT, await queue_records.count_dead(connection))
             findings += await examine_queues(logs)
             findings += await examine_seals(connection, settings)
         return findings

@@ -13,7 +13,7 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
@@ -59,16 +59,6 @@ def dumps(value: object) -> bytes:
 
     text = json.dumps(value, default=written, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return (re.sub(f'"{mark}([^"]+)"', r"\1", text) if mark else text).encode(errors="backslashreplace")
-
-
-def join_lines(texts: Iterable[bytes]) -> bytes:
-    """Write a JSON text a line."""
-    return b"".join([text + b"\n" for text in texts])
-
-
-def loads_lines(text: bytes, *, decimals: bool = False) -> list[object]:
-    """Read a JSON value a line; ValueError as `loads`."""
-    return [loads(line, decimals=decimals) for line in text.splitlines()]
 
 
 def loads(text: bytes, *, decimals: bool = False) -> object:
@@ -500,8 +490,9 @@ class Exchange:
         """
         seconds = min(self.seconds(call), most)
         client = self._connections(call)
-        written = join_lines if call.lines else dumps
-        content = None if call.body is None else written(call.body)
+        content = None
+        if call.body is not None:
+            content = b"".join([text + b"\n" for text in call.body]) if call.lines else dumps(call.body)
         token = await self._credentials.current()
         response = await self._send(client, call, content, token, seconds)
         if response.status_code == _UNAUTHENTICATED and await self._credentials.replace(token):
@@ -592,7 +583,9 @@ class Exchange:
         if response.content == _NOTHING_READ:
             return None
         try:
-            return (loads_lines if call.lines else loads)(response.content, decimals=self._decimals)
+            if call.lines:
+                return [loads(line, decimals=self._decimals) for line in response.content.splitlines()]
+            return loads(response.content, decimals=self._decimals)
         except (ValueError, RecursionError) as error:
             raise no_answer(call, f"the answer {response.status_code} is not JSON") from error
 

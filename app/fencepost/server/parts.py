@@ -51,6 +51,7 @@ from fencepost.server.postgres.errors import RefusedError, StorageError
 from fencepost.server.postgres.sources import KnownSource
 from fencepost.server.queues import registry
 from fencepost.server.queues.log import Log, LogConfigError, LogError
+from fencepost.server.queues.postgres import PostgresLog
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.setting_files import SettingFileError, read_setting_file
 from fencepost.server.settings import Settings
@@ -415,7 +416,7 @@ async def queues_opened(
     """Open the logs, and close them in the end. Their servers need not be there, nor need the database take writes: a
     consumer registers its queue again. `register`: False for those who only look.
     """
-    queues = {registry.DEFAULT: registry.make_default(database, dsn), **{each.name: each.log for each in configured}}
+    queues = {registry.DEFAULT: PostgresLog(database, dsn), **{each.name: each.log for each in configured}}
     opened: list[Log] = []
     try:
         for name, log in queues.items():

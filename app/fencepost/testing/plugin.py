@@ -5,6 +5,7 @@ needs is imported when a test uses it.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,9 +136,9 @@ def _address(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def fencepost_lock_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["LockServers"]:
     """Give the lock services' servers that this run has started."""
-    from fencepost.testing.fixtures.gateway import lock_servers  # noqa: PLC0415
+    from fencepost.testing.fixtures.gateway import LockServers  # noqa: PLC0415
 
-    with lock_servers(tmp_path_factory.mktemp("fencepost-lock-services")) as servers:
+    with closing(LockServers(tmp_path_factory.mktemp("fencepost-lock-services"))) as servers:
         yield servers
 
 

@@ -152,17 +152,14 @@ async def _read(access: Access) -> tuple[Configuration, str]:
             return configuration, read_setting_file(directory / "namespace")
         case Kubeconfig(_, context):
             loader = await load_kube_config(access.files, context, configuration, persist_config=False)
-            return configuration, _context_namespace(loader.current_context)
+            current: Any = loader.current_context
+            return configuration, str(current["context"].get("namespace") or "default")
 
 
 def _connection(our: Configuration) -> tuple[object, ...]:
     files = (our.ssl_ca_cert, our.cert_file, our.key_file)
     contents = tuple(Path(file).read_bytes() if file else None for file in files)
     return our.host, our.proxy, our.tls_server_name, our.verify_ssl, contents
-
-
-def _context_namespace(context: Any) -> str:
-    return str(context["context"].get("namespace") or "default")
 
 
 def _unreadable(access: Access, error: Exception) -> SourceConfigError:

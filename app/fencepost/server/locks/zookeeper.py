@@ -64,16 +64,6 @@ def parent_of(root: str, lock: str) -> str:
     return f"{root}/{name if name.strip('.') else name.replace('.', '%2E')}"
 
 
-def new_guid() -> str:
-    """Make a name for one try to take a lock: by it the node is found again where the answer to its create got lost."""
-    return uuid4().hex
-
-
-def prefix_of(guid: str) -> str:
-    """Give the node's name without the number that ZooKeeper appends."""
-    return guid + _MARK
-
-
 def in_order(lock: str, children: Iterable[str]) -> list[str]:
     """Sort who has the lock and who waits, first come first.
 
@@ -302,7 +292,7 @@ class ZooKeeperSource:
         patience = max(deadline, now() + REQUEST_TIMEOUT)
         parent = self._parent(lock)
         while True:
-            guid = new_guid()
+            guid = uuid4().hex  # the node is found again by it where the answer to its create got lost
             try:
                 outcome = await self._stand_in_line(lock, guid, owner, tokens, deadline)
             except SourceUnavailableError:
@@ -394,7 +384,7 @@ class ZooKeeperSource:
         parent = self._parent(lock)
 
         def create(client: Any) -> Any:
-            path = f"{parent}/{prefix_of(guid)}"
+            path = f"{parent}/{guid}{_MARK}"
             return client.create_async(
                 path, owner.encode(), self._session.acl, ephemeral=True, sequence=True, include_data=True
             )

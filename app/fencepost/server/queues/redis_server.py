@@ -622,7 +622,8 @@ _FIELD: Final = re.compile(r"([a-z0-9_]+):([^\r\n]*)")
 
 async def advice(server: RedisServer, where: SourceUrl, layout: QueueLayout, keys: QueueKeys) -> list[str]:
     """List what is unsafe, one sentence each. Raises LogUnavailableError."""
-    info = await _info(server)
+    answer: bytes = await server.command("INFO", *_SECTIONS, about="its settings (INFO)")
+    info: dict[str, str] = dict(_FIELD.findall(answer.decode(errors="replace")))
     settings = await _settings(server)
     found = _eviction(server.name, info)
     if settings is None:
@@ -634,11 +635,6 @@ async def advice(server: RedisServer, where: SourceUrl, layout: QueueLayout, key
     found += _journal(server.name, settings, fsync=bool(where[FSYNC]))
     found += _replication(server.name, info, settings, where[REPLICAS])
     return found + await _expiring(server, layout, keys)
-
-
-async def _info(server: RedisServer) -> dict[str, str]:
-    answer: bytes = await server.command("INFO", *_SECTIONS, about="its settings (INFO)")
-    return dict(_FIELD.findall(answer.decode(errors="replace")))
 
 
 async def _settings(server: RedisServer) -> dict[str, str] | None:

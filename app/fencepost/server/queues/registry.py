@@ -8,10 +8,8 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from fencepost.server.postgres.database import Database
 from fencepost.server.queues.log import Log, LogConfigError
 from fencepost.server.queues.message import QUEUE_NAME
-from fencepost.server.queues.postgres import PostgresLog
 
 DEFAULT: Final = "postgres:default"
 """The queue that is always there."""
@@ -70,8 +68,3 @@ def make(url: str) -> Log:
             f"{scheme}:// needs the library {error.name}: pip install '.[{extra}]' in the clone of Fencepost"
         ) from error
     return from_url(url)
-
-
-def make_default(database: Database, dsn: str) -> Log:
-    """Make the log of the queue DEFAULT, over the gateway's own database."""
-    return PostgresLog(database, dsn)

@@ -209,11 +209,6 @@ class Link:
             connection.cut()
 
 
-def links_between(a: object, b: object) -> list[Link]:
-    """Return the open links between two ends, in either direction."""
-    return [link for link in _open if link.between in ((a, b), (b, a))]
-
-
 Ways = Literal["both", "to-server", "to-client"]
 
 
@@ -226,7 +221,7 @@ def partitioned(a: object, b: object = None, *, direction: Ways = "both") -> Ite
     links between them are meant. With `direction`, only one way is blocked. A new connection is accepted, as by a
     kernel's queue, and stays silent. FaultError when there is no link between the ends.
     """
-    links = [a] if isinstance(a, Link) and b is None else links_between(a, b)
+    links = [a] if isinstance(a, Link) and b is None else [each for each in _open if each.between in ((a, b), (b, a))]
     if not links:
         raise FaultError(
             f"no link leads from {a!r} to {b!r}: make one with Link.to(url, between=(a, b)), and use its url in the one"

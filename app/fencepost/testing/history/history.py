@@ -145,7 +145,12 @@ class _File(History):
                 " write it to a file first"
             )
         with path.open("rb") as file:
-            header = _in_file(path, 1, lambda: read_header(_whole(path, file, file.readline())))
+            try:
+                header = read_header(_whole(path, file, file.readline()))
+            except CutOffError:
+                raise
+            except BadHistoryError as error:
+                raise BadHistoryError(f"{path}, line 1: {error}") from None
         super().__init__(header, lambda: iter(self))
 
     def __iter__(self) -> Iterator[Event]:
@@ -185,15 +190,6 @@ def read(path: str | Path, *, cut_off_last_line: bool = False) -> History:
     unknown.
     """
     return _File(Path(path), cut_off_last_line=cut_off_last_line)
-
-
-def _in_file(path: Path, number: int, step: Callable[[], Any]) -> Any:
-    try:
-        return step()
-    except CutOffError:
-        raise
-    except BadHistoryError as error:
-        raise BadHistoryError(f"{path}, line {number}: {error}") from None
 
 
 def _whole(path: Path, file: BinaryIO, line: bytes) -> bytes:

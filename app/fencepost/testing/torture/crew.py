@@ -48,15 +48,12 @@ class CrewWorker:
     def kill(self) -> None:
         kill_tree(self.pid)
         self._process.wait()
-        self._close()
+        self.ask_to_end()
 
     def check(self) -> None:
         """Raise RunFailedError if it has ended by itself."""
         if self._process.poll() is not None:
             raise RunFailedError(f"worker {self.name} has ended by itself: {self._complaint()}")
-
-    def ask_to_end(self) -> None:
-        self._close()
 
     def ended(self) -> None:
         """Wait for its end. Raises RunFailedError when it failed; one that takes too long is killed."""
@@ -68,7 +65,8 @@ class CrewWorker:
         if code != 0:
             raise RunFailedError(f"worker {self.name} failed: {self._complaint()}")
 
-    def _close(self) -> None:
+    def ask_to_end(self) -> None:
+        """Let it end its operations and then itself."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
 

@@ -81,17 +81,13 @@ def merge(parts: Sequence[Path], destination: Path, header: Mapping[str, Any], v
                     open_ids[was] = event["id"], event.get("op"), event.get("token")
                 else:
                     event["id"], op, token = open_ids.pop(was)
-                    if _shows_no_mark(event) and any(each.refuses(token, event["time"]) for each in voided):
+                    shows_no_mark = event.get("reason") == "stale" and event.get("mark") is None
+                    if shows_no_mark and any(each.refuses(token, event["time"]) for each in voided):
                         event["reason"] = "other"
                     if op is not None:
                         merged.count(op, event)
             _write(file, event)
     return merged
-
-
-def _shows_no_mark(end: Mapping[str, Any]) -> bool:
-    """Whether it is a refusal as stale that does not say what the mark is."""
-    return end.get("reason") == "stale" and end.get("mark") is None
 
 
 def _write(file: BinaryIO, event: Mapping[str, Any]) -> None:
