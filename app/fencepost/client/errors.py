@@ -43,13 +43,11 @@ class Problem:
 
     @property
     def superseded_by(self) -> Superseded | None:
-        found = self.members.get("superseded_by")
-        return _read_superseded(found) if isinstance(found, Mapping) else None
+        return _read_superseded(self.members.get("superseded_by"))
 
     @property
     def presented_by(self) -> Superseded | None:
-        found = self.members.get("presented_by")
-        return _read_superseded(found) if isinstance(found, Mapping) else None
+        return _read_superseded(self.members.get("presented_by"))
 
     def text(self, name: str) -> str | None:
         """Return a member that is a string, or None."""
@@ -78,7 +76,10 @@ def as_time(found: object) -> datetime | None:
         return None
 
 
-def _read_superseded(found: Mapping[str, Any]) -> Superseded:
+def _read_superseded(found: object) -> Superseded | None:
+    if not isinstance(found, Mapping):
+        return None
+
     def text(name: str) -> str | None:
         return found[name] if isinstance(found.get(name), str) else None
 

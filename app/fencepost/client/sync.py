@@ -129,10 +129,26 @@ def _passed(method: Callable[..., Any], read: Callable[[Any, Loop], Any], annota
         each.replace(annotation=SyncLease | None) if each.name == "lease" else each
         for each in asked.parameters.values()
     ]
-    call.__doc__ = (method.__doc__ or "").replace("`async with`", "`with`")
+    call.__doc__ = _of_threads(method)
     call.__annotations__ = {each.name: each.annotation for each in parameters[1:]} | {"return": annotation}
     call.__dict__["__signature__"] = asked.replace(parameters=parameters, return_annotation=annotation)
     return call
+
+
+def _told_by(method: Callable[..., object]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Give a call the docstring of the asynchronous method."""
+
+    def tell(call: Callable[P, T]) -> Callable[P, T]:
+        call.__doc__ = _of_threads(method)
+        return call
+
+    return tell
+
+
+def _of_threads(method: Callable[..., object]) -> str:
+    """Give the docstring without what only asyncio has: a thread's body cannot be cancelled."""
+    lines = [line for line in (method.__doc__ or "").split("\n") if not line.strip().startswith("cancel_on_loss:")]
+    return "\n".join(lines).replace("an `async with`", "a `with`").replace("`async with`", "`with`")
 
 
 class SyncLease(Passing[Lease]):
@@ -476,6 +492,7 @@ class SyncClient(Passing[Client]):
             with contextlib.suppress(RuntimeError):  # the client is closed already, and the stream with it
                 self._loop.run(close)
 
+    @_told_by(Client.lock)
     def lock(
         self,
         name: Names,
@@ -489,19 +506,6 @@ class SyncClient(Passing[Client]):
         source: str | None = None,
         writes: Writes = (),
     ) -> SyncLock:
-        """Give a lock, or several that are taken together, for a `with`. Times in seconds; ValueError if
-        they make no sense.
-
-        ttl: how long the lease outlives us; it is renewed at a third of it.
-        wait: how long to queue for it before LockHeld; None: for ever.
-        claim: True claims what the locks are named after, together with the grant: older holders are fenced off before
-            we have written (R7). Or the names of other resources.
-        tokens: how many to draw with the grant; more are minted when they are used up.
-        margin: stop trusting the lease so long before it expires; default 5 % of ttl, at least 20 ms.
-        source: the lock service to take it from, by the name that the gateway has for it; default its own, builtin.
-        writes: what the tokens may be used for where the gateway seals them, beside what the locks are named after and
-            what is claimed: resources, or `orders/*`.
-        """
         return SyncLock(
             self.asynchronous.lock(
                 name,
@@ -517,6 +521,7 @@ class SyncClient(Passing[Client]):
             self._loop,
         )
 
+    @_told_by(Client.elect)
     def elect(
         self,
         name: str,
@@ -530,15 +535,6 @@ class SyncClient(Passing[Client]):
         source: str | None = None,
         writes: Writes = (),
     ) -> SyncCampaign:
-        """Give a candidacy for a `with`, whose body runs while we lead. Arguments as for `lock`; seconds.
-
-        ttl: how long after its last renewal a leader that is gone is still taken for one.
-        wait: how long to wait to be elected before LockHeld; default: for ever.
-        claim: True claims what has the election's name, and those of `also`, together with the grant: older leaders are
-            fenced off (R7). Or the names of other resources.
-        also: further locks that the leader holds, and is elected with or not at all; with the built-in source.
-        writes: what the leader may write where the gateway seals tokens: resources, or `orders/*`.
-        """
         return SyncCampaign(
             self.asynchronous.elect(
                 name,

@@ -271,7 +271,6 @@ class Session:
         self._backoff = Backoff(parts.times)
         self._look_at = 0.0
         self._decided = 0
-        """How many messages were decided."""
         self._doubtful = False
         """Whether nothing was decided since everything had to wait: then nothing more is taken."""
         self._looking: asyncio.Task[Checked | Later] | None = None

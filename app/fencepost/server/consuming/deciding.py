@@ -195,7 +195,6 @@ class Progress:
 # Deciding a message: applied, or looked up; its answer kept; its dead letter put.
 
 Apply = Callable[[Received, QueueNow, MessageName], Awaitable[Result]]
-"""Applies a message."""
 Prove = Callable[[Received, Decided], Awaitable[Result]]
 """Decides a message that is not to be applied: its caller is noted, where one is proven."""
 OLD: Final = 0.5

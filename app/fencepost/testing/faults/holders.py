@@ -205,7 +205,6 @@ _WAYS: Final[Mapping[str, Callable[[str, str, str], None]]] = {
     "etcd": _in_etcd,
     "zookeeper": _in_zookeeper,
 }
-"""By the names of LOCK_SERVICES."""
 
 
 # A lease that is over at once: the harness moves its end in the database; no test waits for a TTL.

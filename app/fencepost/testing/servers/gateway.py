@@ -57,7 +57,6 @@ class HasDatabase(Protocol):
 
 
 known_gateways: Final["weakref.WeakSet[HasDatabase]"] = weakref.WeakSet()
-"""The gateways that this process runs or uses."""
 
 
 def database_of_the_gateway() -> str:

@@ -12,7 +12,6 @@ from fencepost.testing.torture.assignment import BUILTIN, BadInputError
 from fencepost.testing.torture.workloads import WORKLOADS, Workload
 
 SOURCES: Final = (BUILTIN, "redis", "redlock", "etcd", "zookeeper", "postgres-advisory", "kubernetes")
-"""Token sources whose servers a run can start."""
 
 HISTORY: Final = "history.jsonl"
 REPORT: Final = "report.html"

@@ -91,7 +91,6 @@ KINDS: Final[dict[str, Kind]] = {
         _kind("kill-lock-service", "SIGKILL the lock service, and start it again", "lock-service", lasts=(0.0, 1.0)),
     )
 }
-"""All, by name."""
 
 _ENDING_LEASES: Final[frozenset[Need]] = frozenset({"builtin", "lock-service", "standby"})
 """Where leases end before their time, whatever source they are of."""

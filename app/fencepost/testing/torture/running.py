@@ -87,11 +87,9 @@ class Injector:
     def __init__(self, stage: Stage, crew: Crew, recorder: Recorder, prefix: str) -> None:
         self._stage, self._crew, self._recorder, self._prefix = stage, crew, recorder, prefix
         self.injected: set[str] = set()
-        """The kinds of faults that have begun."""
         self.over: set[str] = set()
         """Those of which one has lasted as long as it was to."""
         self.voided: list[Voided] = []
-        """What each failover has done to tokens."""
 
     def inject(self, planned: Planned, hold: Hold) -> None:
         """Begin a fault, let the run go on for as long as it lasts, and end it.

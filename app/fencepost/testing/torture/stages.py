@@ -63,7 +63,6 @@ class Stage:
     """By which `database_url` leads to the primary, if the run has started it."""
     has: frozenset[Need] = frozenset({"holders"})
     faults: tuple[str, ...] = ()
-    """The kinds of faults that this run is to have."""
 
 
 # The lock services of a run: real servers, each with the settings under which its tokens rise.

@@ -647,4 +647,3 @@ WORKLOADS: Final[dict[str, Workload]] = {
         CLIENT_SETS,
     )
 }
-"""All, by name."""
