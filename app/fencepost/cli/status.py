@@ -80,14 +80,11 @@ async def examine_seals(connection: asyncpg.Connection, settings: Settings) -> l
     if keys is None:
         if not sealed:
             return []
-        return [
-            Finding(
-                "error",
-                "seals",
-                f"{named} takes sealed tokens only, and FENCEPOST_SEAL_KEYS_FILE names no keys here: a gateway without"
-                " them refuses each write to it",
-            )
-        ]
+        text = (
+            f"{named} takes sealed tokens only, and FENCEPOST_SEAL_KEYS_FILE names no keys here: a gateway without"
+            " them refuses each write to it"
+        )
+        return [Finding("error", "seals", text)]
     of_keys = f"{keys.first} seals, {', '.join(keys.keys)} verify"
     return [Finding("ok", "seals", f"{of_keys}; sealed: {named or 'no table'}")]
 
@@ -150,16 +147,13 @@ async def _ask(configured: ConfiguredSource, known: sources.KnownSource | None) 
 async def _behind(subject: str, source: Source, known: sources.KnownSource) -> list[Finding]:
     if await source.issued(known.number):
         return []
-    return [
-        Finding(
-            "error",
-            subject,
-            f"it has not come as far as {known.number}, which is known to have been handed out ({known.describe()}):"
-            " its data was lost or restored from a backup. Its next grant quarantines it, unless it counts past"
-            " that number first, and then tokens repeat. When it can be vouched for: fencepost source raise"
-            f" {known.name} --reason …",
-        )
-    ]
+    text = (
+        f"it has not come as far as {known.number}, which is known to have been handed out ({known.describe()}):"
+        " its data was lost or restored from a backup. Its next grant quarantines it, unless it counts past"
+        " that number first, and then tokens repeat. When it can be vouched for: fencepost source raise"
+        f" {known.name} --reason …"
+    )
+    return [Finding("error", subject, text)]
 
 
 _TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")

@@ -153,14 +153,11 @@ async def _examine_strays(connection: Connection) -> list[Finding]:
     )
     if not strays:
         return []
-    return [
-        Finding(
-            "warning",
-            "schema",
-            f"the schema fencepost holds tables that are not its own ({strays}); the gateway does not serve them. A"
-            ' role named fencepost creates tables here, since its search_path begins with "$user"',
-        )
-    ]
+    text = (
+        f"the schema fencepost holds tables that are not its own ({strays}); the gateway does not serve them. A"
+        ' role named fencepost creates tables here, since its search_path begins with "$user"'
+    )
+    return [Finding("warning", "schema", text)]
 
 
 _PRIVILEGES: Final = """
@@ -200,13 +197,8 @@ async def examine_privileges(connection: Connection) -> list[Finding]:
     )
     if not allowed:
         role = await connection.fetchval("SELECT current_user::text")
-        findings.append(
-            Finding(
-                "error",
-                "privileges",
-                f"the role {role} lacks functions of our schema: run `fencepost migrate --gateway-role {role}`",
-            )
-        )
+        text = f"the role {role} lacks functions of our schema: run `fencepost migrate --gateway-role {role}`"
+        findings.append(Finding("error", "privileges", text))
     return findings
 
 

@@ -78,11 +78,8 @@ async def examine_tables(connection: Connection) -> list[Finding]:
     for row in rows:
         name = row["name"]
         if not row["exists"]:
-            findings.append(
-                Finding(
-                    "warning", name, "the table was dropped; protecting a new one of this name goes on from its marks"
-                )
-            )
+            text = "the table was dropped; protecting a new one of this name goes on from its marks"
+            findings.append(Finding("warning", name, text))
             continue
         mend = _mend(row, there)
         faults = [Finding("error", name, f"{text}: {mend}") for text in _broken(row)]
@@ -310,14 +307,11 @@ async def examine_functions(connection: Connection) -> list[Finding]:
                 if (found := bodies.get(f"{table['functions']}_{part}")) is not None and found.strip() != body.strip()
             ]
             if old:
-                findings.append(
-                    Finding(
-                        "warning",
-                        table["name"],
-                        f"its functions ({', '.join(old)}) were made by an older version, or changed by hand: run"
-                        f" `fencepost protect {table['name']}` again",
-                    )
+                text = (
+                    f"its functions ({', '.join(old)}) were made by an older version, or changed by hand: run"
+                    f" `fencepost protect {table['name']}` again"
                 )
+                findings.append(Finding("warning", table["name"], text))
     return findings
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import orjson
 
 from fencepost.server.locks.source import SourceUrl
+from fencepost.server.queues import redis_server
 from fencepost.server.queues.log import (
     TAKEN_BYTES,
     DeadLetter,
@@ -24,28 +25,7 @@ from fencepost.server.queues.log import (
     namesake,
     partition_of,
 )
-from fencepost.server.queues.redis_server import (
-    APPEND,
-    CLAIM,
-    DECIDED,
-    DONE,
-    DROP_DEAD,
-    GIVE_UP,
-    LIST_DEAD,
-    MISSED,
-    OLDEST,
-    PREFIX,
-    PUT_DEAD,
-    READ,
-    STATE,
-    Layouts,
-    QueueKeys,
-    QueueLayout,
-    RedisServer,
-    Script,
-    advice,
-    read_url,
-)
+from fencepost.server.queues.redis_server import Layouts, QueueKeys, QueueLayout, RedisServer, Script, advice, read_url
 
 # An entry of a stream, as a message: its id is `0-<offset + 1>`, its fields `at`, `key`, `value` and `h:<header>`.
 
@@ -118,21 +98,20 @@ class RedisDeadLetters:
         """Add one, as durable as a message; none where one of this id is there."""
         written = _write(letter)
         values = (letter.id, repr(letter.at), written, letter.position.partition)
-        await self._server.run(PUT_DEAD, self._keys, *values, about=self._about, durable=True)
+        await self._server.run(redis_server.PUT_DEAD, self._keys, *values, about=self._about, durable=True)
 
     async def list(self, most: int) -> Sequence[DeadLetter]:
         if most <= 0:
             return ()
-        return [
-            self._read(written) for written in await self._server.run(LIST_DEAD, self._keys, most, about=self._about)
-        ]
+        written = await self._server.run(redis_server.LIST_DEAD, self._keys, most, about=self._about)
+        return [self._read(each) for each in written]
 
     async def get(self, letter_id: str) -> DeadLetter | None:
         written = await self._server.command("HGET", self._keys[0], letter_id, about=self._about)
         return None if written is None else self._read(written)
 
     async def drop(self, letter_id: str) -> bool:
-        return bool(await self._server.run(DROP_DEAD, self._keys, letter_id, about=self._about))
+        return bool(await self._server.run(redis_server.DROP_DEAD, self._keys, letter_id, about=self._about))
 
     async def count(self) -> dict[int, int]:
         answer: list[bytes] | dict[bytes, bytes] = await self._server.command(
@@ -276,7 +255,7 @@ class RedisConsumer:
         await self._delete()
         owners = [self._keys.owner(partition) for partition in range(layout.partitions)]
         answer = await self._server.run(
-            CLAIM,
+            redis_server.CLAIM,
             (self._keys.queue, self._keys.members, *owners),
             *(layout.text, self._asker, TTL_MS, int(not self._has_claimed)),
             about=f"partitions of {self._keys.queue}",
@@ -299,7 +278,7 @@ class RedisConsumer:
         """Look whether messages are gone that nobody has done (LogChangedError); False: the queue is another one."""
         streams = [self._keys.stream(partition) for partition in range(layout.partitions)]
         answer = await self._server.run(
-            MISSED,
+            redis_server.MISSED,
             (self._keys.queue, self._keys.done, *streams),
             *(layout.text, QueueLayout.new(layout.partitions).text),
             about=f"what is missing in {self._keys.queue}",
@@ -328,7 +307,7 @@ class RedisConsumer:
     async def _give_up(self, partitions: Iterable[int], *, leaves: bool = False) -> None:
         owners = [self._keys.owner(partition) for partition in partitions]
         await self._server.run(
-            GIVE_UP,
+            redis_server.GIVE_UP,
             (self._keys.queue, self._keys.members, *owners),
             *(self._asker, int(leaves)),
             about=f"giving up partitions of {self._keys.queue}",
@@ -345,7 +324,7 @@ class RedisConsumer:
         partitions = partitions[first:] + partitions[:first]
         pairs = [key for each in partitions for key in (self._keys.owner(each), self._keys.stream(each))]
         answer: Any = await self._server.run(
-            READ,
+            redis_server.READ,
             (self._keys.queue, *pairs),
             *(layout.text, self._asker, most, TAKEN_BYTES, QueueLayout.new(layout.partitions).text),
             *(self._read[partition] for partition in partitions),
@@ -394,7 +373,7 @@ class RedisConsumer:
                 ids = [f"0-{sequence}" for sequence in some]
                 stream = self._keys.stream(partition)
                 deleted = await self._server.run(
-                    DONE,
+                    redis_server.DONE,
                     (self._keys.queue, self._keys.owner(partition), stream, self._keys.done),
                     *(self._layout.text, self._asker, partition),
                     *ids,
@@ -444,7 +423,7 @@ class RedisLog:
         stream = where.path.removeprefix("/")
         self.name = f"redis:{stream}"
         self._where = where
-        self._keys = QueueKeys(where[PREFIX], stream)
+        self._keys = QueueKeys(where[redis_server.PREFIX], stream)
         self._server = RedisServer(where)
         self._layouts = Layouts(where, self._server, self._keys)
         self._ends: dict[int, int] = {}
@@ -471,7 +450,7 @@ class RedisLog:
         known, successor = self._end(layout, partition), QueueLayout.new(layout.partitions).text
         stream = self._keys.stream(partition)
         answer = await self._server.run(
-            APPEND,
+            redis_server.APPEND,
             (self._keys.queue, stream, self._keys.done),
             *(layout.text, known, successor, partition),
             *fields_of(message),
@@ -495,7 +474,7 @@ class RedisLog:
         """Ask what the queue is now. One that is not there has nothing, and no incarnation yet; where this process has
         appended or taken, it is made anew: then it is another incarnation.
         """
-        layout, ends = await self._look(STATE, "where it ends", 0)
+        layout, ends = await self._look(redis_server.STATE, "where it ends", 0)
         for partition, end in enumerate(ends):
             if end < 0:
                 raise LogChangedError(
@@ -507,11 +486,11 @@ class RedisLog:
 
     async def decided(self) -> Sequence[int]:
         """Ask, by partition, for the offset of the oldest message that is there, or else of the next one."""
-        _, firsts = await self._look(DECIDED, "what is decided", 1)
+        _, firsts = await self._look(redis_server.DECIDED, "what is decided", 1)
         return [max(first - 1, 0) for first in firsts]
 
     async def oldest(self) -> Sequence[float | None]:
-        _, times = await self._look(OLDEST, "what waits", b"")
+        _, times = await self._look(redis_server.OLDEST, "what waits", b"")
         return [seconds_of(each) or None for each in times]
 
     async def waiting(self, position: Position) -> Sequence[Received]:
