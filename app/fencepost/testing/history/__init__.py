@@ -16,8 +16,7 @@ from fencepost.testing.history.events import (
     Reason,
     Rule,
 )
-from fencepost.testing.history.history import History, read
-from fencepost.testing.history.recorder import Operation, RecordedFault, Recorder
+from fencepost.testing.history.history import History, Operation, RecordedFault, Recorder, read
 
 __all__ = [
     "NOT_READ",
