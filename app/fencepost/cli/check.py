@@ -11,8 +11,6 @@ from fencepost.testing.history import BadHistoryError, read
 from fencepost.testing.history.history import export
 from fencepost.testing.torture.report import write_report
 
-# `fencepost check`: judges a recorded history.
-
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -71,9 +69,6 @@ def _report(verdict: Verdict) -> None:
         f" {verdict.accepted} accepted, {verdict.refused} refused, {verdict.unknown} unknown;"
         f" {len(verdict.violations)} violations"
     )
-
-
-# `fencepost report`: a recorded history, checked and drawn.
 
 
 class _CannotReportError(click.ClickException):

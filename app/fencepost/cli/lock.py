@@ -37,8 +37,6 @@ from fencepost.client import (
 )
 from fencepost.client.lease import ANSWER_SECONDS, Timings
 
-# What `fencepost lock` and `fencepost elect` are to do.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -503,8 +501,6 @@ def _environment(job: Job, lease: Lease, token: FenceToken) -> dict[str, str]:
     }
 
 
-# `fencepost lock`: run a command under a lock, with a fence behind it.
-
 _LOCK_EPILOG = f"""{EXIT_CODES}
 \b
 The command's environment:
@@ -530,8 +526,6 @@ def lock(*, name: str, command: tuple[str, ...], **given: Unpack[JobOptions]) ->
     """
     run_and_exit(read_job(name, command, given))
 
-
-# `fencepost elect`: run a command as long as we lead.
 
 _ELECT_EPILOG = f"""{EXIT_CODES}
 \b

@@ -18,8 +18,6 @@ from fencepost.server.postgres.upkeep import reset as lower
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 
-# `fencepost fence`: marks, as an operator mends them.
-
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -70,9 +68,6 @@ def reset(settings: Settings, resource: str, to: int | None, reason: str) -> Non
         f"{done.resource}: its mark was {done.old} and is {done.new} now, which is recorded. Tokens up to it are"
         " refused: their holders acquire the lock anew."
     )
-
-
-# `fencepost generation`: on which database writes are allowed, since when, and `raise`, an operator's word for it.
 
 
 @click.group(invoke_without_command=True)
@@ -232,9 +227,6 @@ def raise_generation(settings: Settings, name: str, reason: str, above: int) -> 
         f"{name} is at generation {raised}: its tokens begin at {raised << GENERATION_BITS}, older ones are stale."
         f" {after}"
     )
-
-
-# `fencepost release --force`: an operator ends a lease in its holder's place.
 
 
 @click.command()

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from fencepost.server.observe.events import Event
 
 
-# Names of queues on the command line.
-
-
 def chosen_queues(settings: Settings, names: Sequence[str]) -> list[ConfiguredQueue]:
     """Find the configured queues of these names; the one of the database itself needs no configuration. Raises
     StartupError for a name that is none, or that is not configured.
@@ -49,8 +46,6 @@ def only_queue(settings: Settings) -> str:
         raise click.UsageError(f"which QUEUE? There are {', '.join(names)}.")
     return names[0]
 
-
-# How queues stand, for the commands that show it: the database and the logs that are configured here are asked.
 
 _NEVER_OPENED: Final = "its log was not asked: no gateway and no consumer has opened this queue on this database"
 

@@ -227,9 +227,6 @@ def handling_stops(handler: Callable[[int, FrameType | None], object]) -> Iterat
             signal.signal(number, before)
 
 
-# Tables on the command line.
-
-
 def print_table(header: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> None:
     """Print lines under a header, in columns that are as wide as what stands in them."""
     widths = [max(len(line[n]) for line in [header, *lines]) for n in range(len(header))]

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from fencepost.server.health import QueueStatus
 
 
-# What `fencepost doctor` asks the logs of the queues: dead letters, and which settings of servers lose messages.
-
-
 async def examine_queues(configured: Sequence[ConfiguredQueue]) -> list[Finding]:
     """Ask each log for its dead letters and its advice; one that cannot be asked is an error."""
     findings = []
@@ -62,8 +59,6 @@ def _dead(queue: str, letters: Mapping[int, int]) -> list[Finding]:
     text = f"dead letters: {count}, writes that were acknowledged and are not applied. `fencepost dead list {queue}`"
     return [Finding("warning", f"queue {queue}", text)] if count else []
 
-
-# What `fencepost doctor` finds about seals: tables that want them, and whether the keys here can be read.
 
 _SEALED: Final = "SELECT p.name FROM fencepost.protected p WHERE p.sealed ORDER BY p.name"
 """It reads what each role may read, and takes no lock on a table of the user's."""
@@ -87,9 +82,6 @@ async def examine_seals(connection: asyncpg.Connection, settings: Settings) -> l
         return [Finding("error", "seals", text)]
     of_keys = f"{keys.first} seals, {', '.join(keys.keys)} verify"
     return [Finding("ok", "seals", f"{of_keys}; sealed: {named or 'no table'}")]
-
-
-# What `fencepost doctor` looks at in the lock services that are configured, and in what is recorded of them.
 
 
 async def examine_sources(

@@ -55,9 +55,6 @@ def _encode(value: Scalar) -> str:
     return quote(str(value), safe="")
 
 
-# A fencing token, as the client keeps it.
-
-
 class FenceToken(int):
     """A fencing token: its number, for comparing and for SQL; and `text`, what is presented to the gateway.
 

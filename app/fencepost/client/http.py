@@ -39,8 +39,6 @@ from fencepost.client.errors import (
     error_of,
 )
 
-# JSON, in and out.
-
 
 def dumps(value: object) -> bytes:
     """Write JSON. Times and UUIDs go as strings, which PostgreSQL reads exactly; so does a timedelta, as an ISO 8601

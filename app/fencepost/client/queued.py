@@ -14,8 +14,6 @@ from fencepost.client.http import Exchange
 from fencepost.client.lease import Lease
 from fencepost.client.rows import AnyLease, Writer
 
-# A queued write: what became of it, and what it returns.
-
 T = TypeVar("T")
 
 State = Literal["queued", "applied", "refused", "failed"]
@@ -128,9 +126,6 @@ class QueuedWrite(Generic[T]):
             answer = await self._exchange.repeat(rows.queued_write(self.id, wait))
             self._decision = Decision.read(answer.body)
         return self._decision
-
-
-# `client.submit`: the writes of single rows, to be queued.
 
 
 class SubmitCalls(Generic[AnyLease]):

@@ -46,8 +46,6 @@ from fencepost.server.postgres.queues import Blocked, PartitionProgress
 from fencepost.server.queues.log import DeadLetter, DeadLetters, LogError, Message, Received
 from fencepost.server.queues.message import MessageName, claimed, content_at, content_of, hash_of, id_at, nonce_of
 
-# What a consumer reports while it runs.
-
 
 class Reports:
     """Emits an event for each report of one queue, as one process consumes it."""

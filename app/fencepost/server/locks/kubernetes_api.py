@@ -378,8 +378,6 @@ def _text(time: datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-# Asking the API server for Leases, and watching them.
-
 VERBS: Final = ("get", "create", "update", "list", "watch")
 """What the Role has to allow on leases.coordination.k8s.io (deploy/kubernetes/rbac.yaml)."""
 OK: Final = frozenset({200, 201})

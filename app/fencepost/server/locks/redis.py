@@ -265,8 +265,6 @@ def holder(held: list[Any]) -> Holder:
     return Holder(owner if ours else None, left_ms if left_ms >= 0 else None)
 
 
-# The counter that tokens are drawn from, as it stands.
-
 _NUMBER: Final = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 """What INCRBY takes for a number; Python's int() takes more."""
 

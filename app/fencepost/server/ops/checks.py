@@ -12,8 +12,6 @@ from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.row_sql import dollar
 from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN, quote
 
-# A table that can be protected, as `protect` finds it in the catalog.
-
 KEY_TYPES: Final = (
     "int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "uuid", "bool", "date", "timestamp", "timestamptz",
     "bytea",
@@ -167,9 +165,6 @@ def to_target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[st
         lost=bool(row["registered_name"]) and row["registered_scope"] is None and row["column"] is None,
         formerly=formerly,
     )
-
-
-# What is in the way of protecting a table.
 
 
 class ProtectError(Exception):

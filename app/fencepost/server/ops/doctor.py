@@ -492,9 +492,6 @@ def _beyond(highest: int, issued: int) -> str | None:
     )
 
 
-# Who broke the glass (R14): the newest records of fencepost.break_glass_log, for people.
-
-
 @dataclass(frozen=True, slots=True)
 class BreakGlassUse:
     """One record: what an operator wrote without a token, and why. `at` is ISO 8601, when the transaction began. The

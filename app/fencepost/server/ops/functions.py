@@ -116,8 +116,6 @@ class TokenBounds:
   END IF;"""
 
 
-# The function by which the gateway deletes a row of a protected table.
-
 _EQ: Final = "OPERATOR(pg_catalog.=)"
 
 

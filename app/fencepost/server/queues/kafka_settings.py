@@ -441,9 +441,6 @@ def _written(record: KafkaMessage, offset: int) -> Written:
     return Written(offset, -1 if epoch is None else epoch, None if kind == TIMESTAMP_NOT_AVAILABLE else at_ms / 1000)
 
 
-# Kafka's records as messages of a log.
-
-
 def message_from(record: KafkaMessage) -> Message:
     """Read key, value and headers of a record. A header without a value has an empty one."""
     found = record.headers() or []

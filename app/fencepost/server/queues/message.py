@@ -119,8 +119,6 @@ def parse_write_id(text: str) -> WriteId:
     return WriteId(found["queue"], Position(int(found["partition"]), int(found["offset"])), found["nonce"])
 
 
-# The key and the headers of a message.
-
 Method = Literal["PATCH", "PUT", "POST", "DELETE"]
 METHODS: Final[dict[bytes, Method]] = {method.encode("ascii"): method for method in get_args(Method)}
 

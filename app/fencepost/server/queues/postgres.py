@@ -232,9 +232,6 @@ class TableAppender:
         return offsets
 
 
-# Dead letters of the queue postgres:default: rows of fencepost.queue_dead.
-
-
 class PostgresDeadLetters:
     """DeadLetters (queues/log.py) over the database."""
 

@@ -405,8 +405,6 @@ class RedisConsumer:
             self._lost(gone)
 
 
-# The log: appending, and what the queue is now.
-
 _LOOKS = 3
 """How often the queue may be another one each time it is looked at, before that is an error."""
 

@@ -9,8 +9,6 @@ from fencepost.testing.checker import register
 from fencepost.testing.checker.store import MODELS, Model, NothingToCheckError, Store, Verdict, Violation, Words
 from fencepost.testing.history import History, Recorder, read
 
-# The check of a whole history: reads it once, sorts it on disk, and asks each model.
-
 MOST_VIOLATIONS: Final = 100
 """After so many violations of one model it is not searched further."""
 

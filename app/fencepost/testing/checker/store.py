@@ -43,8 +43,6 @@ class UndecidedError(Exception):
         )
 
 
-# A call: an operation of a history with its end, and what the models may take it for.
-
 NEVER: Final = 2**63 - 1
 """The time by which an unknown operation has certainly happened."""
 
@@ -155,8 +153,6 @@ class Words:
         return f"{again}{saw}{mark}"
 
 
-# What a check came to.
-
 Model = Literal["register", "mutex", "plain_mutex", "once", "set"]
 """register: accepted operations of a resource form one order in which tokens rise. mutex: so do grants of a lock.
 plain_mutex: no two holders believe at the same time that they hold a lock; no lease can promise it. once: operations
@@ -190,8 +186,6 @@ class Verdict:
     unknown: int
     resources: int
 
-
-# What is wrong with a register, in one sentence.
 
 _PAIR: Final = 2
 

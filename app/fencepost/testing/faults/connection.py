@@ -143,8 +143,6 @@ class _Request:
         return (self._head + self._body).decode(errors="replace")
 
 
-# When a link cuts a connection: at a commit, or after a number of bytes.
-
 When = Literal["before-commit", "after-commit", "after-bytes"]
 _WRITE: Final = re.compile(r"\b(INSERT|UPDATE|DELETE|MERGE|POST|PUT|PATCH)\b", re.IGNORECASE)
 

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from types import TracebackType
 from typing import Generic, ParamSpec, TypeVar
 
-# What goes wrong with a fault.
-
 
 class FaultError(Exception):
     """A fault cannot be brought about as asked. The message says why, and what to do instead."""

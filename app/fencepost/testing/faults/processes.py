@@ -85,9 +85,6 @@ _lock: Final = threading.Lock()
 _open: Final[list[Restart]] = []
 
 
-# Faults of processes: a pause, as of a virtual machine that is moved or a long garbage collection, and a kill.
-
-
 @fault
 def paused(process: HasPid | int) -> Iterator[None]:
     """Stop a process and all below it (SIGSTOP) until the block ends. The block begins when every thread has stopped.

@@ -60,8 +60,6 @@ def wait_until(condition: Callable[[], T | None], *, within: float = PATIENCE, w
     return answer
 
 
-# Ports of loopback.
-
 _LOWEST: Final = 10_000
 _RANGES: Final = 16
 _OUTGOING: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")

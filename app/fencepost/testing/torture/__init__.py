@@ -1,7 +1,7 @@
 """`fencepost torture`: a workload against a gateway, with faults; a history of it, and a verdict.
 
     Config → run() → servers of its own, or a gateway that runs already (stages.py)
-                   → workers (crew.py, worker.py), each playing a workload (workloads.py) as many actors (holders.py)
+                   → workers (worker.py), each playing a workload (workloads.py) as many actors (holders.py)
                    → faults, chosen by the seed (faults.py), brought about one after the other (running.py)
                    → parts of the history, merged (merging.py), checked (fencepost.testing.checker), drawn (report/)
 

@@ -8,8 +8,6 @@ from typing import Final, Literal, Self
 
 import orjson
 
-# Why a run could not be had, or not to its end.
-
 
 class BadInputError(Exception):
     """What was asked for cannot be run; the message says what to change. Nothing was written."""
@@ -18,8 +16,6 @@ class BadInputError(Exception):
 class RunFailedError(Exception):
     """The harness itself failed: a worker or a server ended that no fault had ended. No verdict can be had."""
 
-
-# The tables of a run, whose names only this run has.
 
 Kind = Literal["strict", "epoch", "scoped", "blocks", "ledger", "sets", "plain"]
 

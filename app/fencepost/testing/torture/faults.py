@@ -11,8 +11,6 @@ from typing import Final, Literal
 
 from fencepost.testing.torture.assignment import BadInputError
 
-# The kinds of faults, by name: how long each lasts, and what a run must have for it.
-
 Need = Literal["holders", "gateways", "postgres", "standby", "database", "builtin", "lock-service", "sessions"]
 """What a fault is done to. holders: our processes, which every run has. gateways: processes that we started, and links
 before and behind them. postgres: one that we started. standby: and a copy of it. database: SQL is enough. builtin:

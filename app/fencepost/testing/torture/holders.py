@@ -445,9 +445,6 @@ class Sender:
         self.count(counted, len(operations))
 
 
-# One client of a run: it does one operation after the other, and records when each began and how it ended.
-
-
 class Actor:
     """A client with a name and dice of its own. What it does to rows; its locks are below (`acquire`)."""
 

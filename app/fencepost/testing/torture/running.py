@@ -43,8 +43,6 @@ from fencepost.testing.torture.report.report import COMMAND, ENDED, MISSED
 from fencepost.testing.torture.stages import OwnPrimary, Stage, StageGateway, foreign_stage, own_stage
 from fencepost.testing.torture.workloads import WORKLOADS, Workload
 
-# What there is to choose from.
-
 
 def listing() -> str:
     """Describe all workloads, faults and sources, one a line."""

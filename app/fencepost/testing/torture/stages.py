@@ -33,8 +33,6 @@ from fencepost.testing.torture.config import Config
 from fencepost.testing.torture.faults import ADVISORY, KINDS, Need, choose, spared
 from fencepost.testing.torture.holders import run_token
 
-# What a run plays on: gateways, their database, a lock service. Ours, or those that run already.
-
 
 @dataclass(slots=True)
 class StageGateway:

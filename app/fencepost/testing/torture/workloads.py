@@ -24,8 +24,6 @@ from fencepost.testing.torture.holders import (
     run_token,
 )
 
-# What a workload is: which tables it needs, and what one actor does in one turn.
-
 
 class Player(ABC):
     """Plays a workload with one actor. It may remember things from turn to turn."""

@@ -13,8 +13,6 @@ from typing import Final
 from fencepost.testing.checker import Violation
 from fencepost.testing.history import End, Event, FaultEvent, Healed, History, Invoke, Note, Outcome
 
-# An operation of the history: its beginning and, once it is known, its end.
-
 READS: Final = frozenset({"read", "read_set"})
 
 

@@ -351,8 +351,6 @@ def letters(number: int) -> str:
     return name
 
 
-# Puts a report together, and writes it to its place in one step.
-
 MOST_OF_ONE = 3
 """Violations of one resource that its timeline shows."""
 
