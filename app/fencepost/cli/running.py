@@ -77,7 +77,6 @@ class Child:
         return cls(process, on_stop)
 
     def look(self) -> None:
-        """Find out whether it was stopped or has ended."""
         if self.ended.is_set():
             return
         # A wait for stops alone fails once the child has ended: so wait for both, and reap nothing.

@@ -422,7 +422,6 @@ class Applier:
         return write
 
     def _takes_position(self, table: Table | None, message: WriteMessage) -> bool:
-        """Whether the position is the message's token."""
         source = _source_of(table) or ""
         if ":" not in source:
             return False
@@ -515,7 +514,6 @@ def _headers_of(
 
 
 def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Result:
-    """Read what the use case answered."""
     if isinstance(outcome, Problem):
         return _by_problem(outcome, positioned=positioned)
     if not isinstance(outcome, Replayed) or outcome.answer is None:

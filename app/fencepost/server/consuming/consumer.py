@@ -462,7 +462,6 @@ class Session:
         self._parts.progress.lost(partitions)
 
     async def _end(self, finishing: asyncio.Task[None]) -> None:
-        """Decide what has begun, say what is done, and leave."""
         self.over.set()
         self._going_on.set()
         self._release([*self._unchecked, *self._lanes.leave_out()])
@@ -518,7 +517,6 @@ class QueueConsumer:
         return self._pause.reason
 
     async def run(self) -> None:
-        """Consume until `stop` is called."""
         noting = [
             asyncio.create_task(self._again_and_again(self._times.note_every, self._note)),
             asyncio.create_task(

@@ -136,13 +136,11 @@ class Queue:
         return await run_write(self._database.for_leases, statement, repeatable=True)
 
     def wake(self, visits: Iterable[UUID]) -> None:
-        """Let these try again, as far as they still wait here."""
         for visit_id in visits:
             if (visit := self._visits.get(visit_id)) is not None:
                 visit.woken.set()
 
     def on_notify(self, payload: str) -> None:
-        """Wake the waiter that a release elsewhere has named."""
         # Every role may NOTIFY any text.
         with suppress(ValueError):
             self.wake([UUID(payload)])

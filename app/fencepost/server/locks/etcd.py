@@ -683,5 +683,4 @@ class EtcdSource:
         return moved
 
     def _leave(self, lease: int) -> "asyncio.Future[None]":
-        """Revoke a lease, and with it delete its key."""
         return self._pending.give_back(self._keys.revoke(lease))

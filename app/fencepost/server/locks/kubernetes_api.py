@@ -420,7 +420,6 @@ class KubernetesApi:
         return self._wanted or (self._server.namespace if self._server else "default")
 
     def where(self, name: str) -> str:
-        """Name a Lease for people."""
         return f"Lease {self.namespace}/{name}"
 
     async def get(self, name: str) -> LeaseObject | None:

@@ -182,7 +182,6 @@ class RedisNode:
         return await self.command("EVAL", script, len(keys), *keys, *values, about=about)
 
     async def command(self, *words: str | int, about: str) -> Any:
-        """Send one command. Raises as `run` does."""
         with self._map_errors(about):
             async with asyncio.timeout(self._timeout):
                 return await self._redis.execute_command(*words)

@@ -140,7 +140,6 @@ class RedlockSource:
         return _most_held([answer for answer in poll.answered if answer != 1])
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:
-        """Set the TTL anew at a majority."""
         about = self._about(lock)
         poll = await self._poll(lambda node: node.run(EXTEND, (self._key(lock),), handle, ttl_ms, about=about))
         extended = sum(answer == 1 for answer in poll.answered)

@@ -281,7 +281,6 @@ class ZooKeeperSource:
         await self._session.open()
 
     async def close(self) -> None:
-        """End the session, and with it the holds of this process."""
         await self._sweeper.close()
         await self._session.close()
 

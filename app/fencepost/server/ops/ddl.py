@@ -126,7 +126,6 @@ class TableDdl:
         ]
 
     def ceiling_sql(self) -> str:
-        """Write the values of max_token and max_jump."""
         if self.ceiling is None:
             return "NULL::int8, NULL::int8"
         jump = "NULL" if self.ceiling.max_jump is None else f"'{self.ceiling.max_jump}'"
@@ -256,7 +255,6 @@ class RowDdl(TableDdl):
 
     @property
     def named_by(self) -> str:
-        """The name of the function that names a row, a literal."""
         return literal(f"{self.functions.stem}_name")
 
     def protect(self) -> list[str]:

@@ -181,7 +181,6 @@ def _columns_of(scope: Scope, row: asyncpg.Record) -> list[str]:
 
 
 def _find_gaps(row: asyncpg.Record, mend: str) -> list[str]:
-    """Return what leaves a gap without breaking the fence."""
     doubtful = []
     if row["validated"] is False:
         doubtful.append(f"the check {MARK_CHECK} was not validated on old rows: {mend}")

@@ -65,7 +65,6 @@ class Account:
 
     @property
     def name(self) -> str:
-        """The user's name, or its number where it has none."""
         try:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:

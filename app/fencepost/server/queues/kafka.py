@@ -485,7 +485,6 @@ class KafkaLog:
         return await self._cluster.state()
 
     async def decided(self) -> Sequence[int]:
-        """Ask what the group has committed."""
         return await self._cluster.decided()
 
     async def oldest(self) -> Sequence[float | None]:

@@ -552,8 +552,6 @@ class KafkaDeadLetters:
         await self._appender.append(self._settings.dead_topic, record)
 
     async def _call(self, answer: Callable[[], Result]) -> Result:
-        """Read the topic to its end, and answer, in the thread."""
-
         def call() -> Result:
             try:
                 self._topic.catch_up()

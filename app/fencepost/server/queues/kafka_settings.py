@@ -591,7 +591,6 @@ def letter_from(record: KafkaMessage) -> DeadLetter:
 
 
 def _cut(text: str, most: int) -> str:
-    """Cut a text to so many bytes of UTF-8."""
     return text.encode(errors="replace")[:most].decode(errors="ignore")
 
 

@@ -406,7 +406,6 @@ def _payload(caller: Caller, now: float) -> bytes:
 
 
 def _read(body: str) -> tuple[Caller, int]:
-    """Read a payload: the caller, and when it was signed."""
     try:
         said: Any = json.loads(decoded(body.partition(".")[2]))
         locks = said.get("l")

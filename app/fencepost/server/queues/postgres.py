@@ -91,7 +91,6 @@ class Bell:
         self.freed = False
 
     async def wait(self, seconds: float) -> None:
-        """Wait until it rings, and no longer than that."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.rung.wait()
@@ -432,12 +431,10 @@ class PostgresLog:
         return Position(partition, offset)
 
     async def state(self) -> LogState:
-        """Read the sequences of the partitions (Log.state)."""
         incarnation, ends = await self._ask(queues.state)
         return LogState(incarnation, ends, (None,) * len(ends))
 
     async def decided(self) -> Sequence[int]:
-        """Read what is left of each partition (Log.decided)."""
         return await self._ask(queues.decided)
 
     async def oldest(self) -> Sequence[float | None]:

@@ -49,7 +49,6 @@ class Tokens:
         self._drawn: dict[int, int] = {}
 
     def noted(self, grants: Iterable[HistoryCall]) -> Iterator[HistoryCall]:
-        """Note the tokens of these, while another reads them."""
         for call in grants:
             if call.token:
                 self._drawn[call.token] = max(self._drawn.get(call.token, 0), granted(call))

@@ -329,7 +329,6 @@ class Store:
         self._flush()
 
     def doubled_id(self) -> int | None:
-        """Give an id that two operations have, if there is one."""
         found = self.db.execute("SELECT id FROM calls GROUP BY id HAVING count(*) > 1").fetchone()
         return None if found is None else int(found[0])
 
@@ -394,7 +393,6 @@ class Store:
         return [self._call(row) for row in found]
 
     def doubled_grants(self) -> list[tuple[str, int]]:
-        """Give locks and tokens that were granted more than once."""
         return self.db.execute(
             "SELECT resource, shown FROM calls WHERE effect AND op = 'acquire' AND outcome = 'ok' AND shown > 0"
             " GROUP BY resource, shown HAVING count(*) > 1"
@@ -430,7 +428,6 @@ class Store:
         return counted
 
     def judged(self, model: Model) -> bool:
-        """Whether there is an operation that this model judges."""
         return self.db.execute(f"SELECT 1 FROM calls WHERE {_JUDGED[model]} LIMIT 1").fetchone() is not None
 
     def by_key(self) -> Iterator[tuple[str, list[tuple[int, HistoryCall]]]]:

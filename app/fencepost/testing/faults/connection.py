@@ -84,7 +84,6 @@ class HttpConversation:
         self._request = _Request()
 
     def from_client(self, data: bytes) -> Iterator[Piece]:
-        """Find the ends of requests."""
         while data and self.problem is None:
             try:
                 rest = self._request.take(data)
@@ -139,7 +138,6 @@ class _Request:
 
     @property
     def text(self) -> str:
-        """What was sent so far."""
         return (self._head + self._body).decode(errors="replace")
 
 
@@ -365,7 +363,6 @@ class Connection:
         self._hung_up = asyncio.Event()
 
     async def carry(self, from_client: asyncio.StreamReader, from_server: asyncio.StreamReader) -> None:
-        """Carry both streams until both have ended."""
         to_server: _Queue = asyncio.Queue(_UNDER_WAY)
         to_client: _Queue = asyncio.Queue(_UNDER_WAY)
         takers = [

@@ -337,7 +337,6 @@ class Recorder:
         return History(self.header, lambda: events)
 
     def close(self) -> None:
-        """Close the file. Nothing can be recorded after that."""
         if self._file is not None:
             self._file.close()
 

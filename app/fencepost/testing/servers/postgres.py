@@ -167,7 +167,6 @@ class Standby:
         self.url = ""
 
     def make(self, primary: str) -> None:
-        """Copy the primary, and begin to follow it."""
         self._run("pg_basebackup", "-d", primary, "-D", self._directory, "-R", "-X", "stream", "-c", "fast", "-N")
         self.url = primary.replace(f":{urlsplit(primary).port}/", f":{self._port}/")
         with (self._directory.parent / "standby.log").open("wb") as log:
@@ -222,7 +221,6 @@ class Pair:
         self.link.lead_to(parts.hostname or "127.0.0.1", parts.port or 5432, hang_up=hang_up)
 
     async def another(self) -> Standby:
-        """Make one more standby of the primary."""
         made = self._make()
         await eventually(lambda: _answers(made.url), what="the standby's first answer")
         return made
@@ -255,7 +253,6 @@ class Pair:
             await eventually(alone, what="the standby cut off")
 
     async def mend(self) -> None:
-        """Let the standby follow again."""
         async with _connected(self.standby.url) as standby:
             quoted = await standby.fetchval("SELECT quote_literal($1::text)", self._conninfo)
             await standby.execute(f"ALTER SYSTEM SET primary_conninfo = {quoted}")
@@ -272,7 +269,6 @@ class Pair:
                 raise TimeoutError(f"the standby was not promoted within {PATIENCE:g} s")
 
     def primary_again(self) -> str:
-        """Start the primary that was killed; returns its URL."""
         self.primary.start()
         return self.primary.url
 

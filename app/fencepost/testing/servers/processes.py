@@ -435,7 +435,6 @@ def _started(pid: int) -> int | None:
 
 
 def _above(pid: int) -> list[int]:
-    """Return this pid, its parent's, and so on."""
     found = []
     while pid > 0:
         found.append(pid)

@@ -39,7 +39,6 @@ class Fenced:
         return _RULES.get(self.kind, "strict")
 
     def resource(self, key: str) -> str:
-        """What the mark of a row is called."""
         return f"{self.prefix}_scope/{key}" if self.kind == "scoped" else f"{self.name}/{key}"
 
     def path(self, key: str | None) -> str:
@@ -80,7 +79,6 @@ class Tally:
 
     @classmethod
     def create(cls, path: Path) -> "Tally":
-        """Make the file, with zeros."""
         path.write_bytes(bytes(_SLOT.size * _SLOTS))
         return cls(path)
 
@@ -90,7 +88,6 @@ class Tally:
         struct.pack_into("q", self._memory, at, before + 1)
 
     def total(self) -> Counts:
-        """Add up what all workers have counted."""
         slots = _SLOT.iter_unpack(self._memory[:])
         return Counts(*(sum(column) for column in zip(*slots, strict=True)))
 

@@ -69,7 +69,6 @@ class Facts:
 
     @property
     def headline(self) -> str:
-        """The verdict in one line."""
         operations = counted(self.survey.operations, "operation")
         if self.verdict.valid:
             return f"Valid: no violation in {operations}"
