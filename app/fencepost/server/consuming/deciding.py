@@ -33,14 +33,8 @@ from fencepost.server.fence.problem_types import INTERNAL_ERROR, RESOURCE_STOPPE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
 from fencepost.server.gateway.gathered import IN_HAND, State, letter_of, of_caller, state_of
-from fencepost.server.observe.events import (
-    ConsumerFailed,
-    ConsumerPaused,
-    ConsumerResumed,
-    DeadLettered,
-    Emit,
-    QueueBlocked,
-)
+from fencepost.server.observe import events
+from fencepost.server.observe.events import Emit
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
 from fencepost.server.postgres.queues import Blocked, PartitionProgress
 from fencepost.server.queues.log import DeadLetter, DeadLetters, LogError, Message, Received
@@ -56,25 +50,25 @@ class Reports:
 
     def paused(self, reason: str) -> None:
         """Nothing is decided, or nothing is taken, for now."""
-        self._emit(ConsumerPaused(self._queue, reason))
+        self._emit(events.ConsumerPaused(self._queue, reason))
 
     def resumed(self) -> None:
-        self._emit(ConsumerResumed(self._queue))
+        self._emit(events.ConsumerResumed(self._queue))
 
     def dead_letter(self, received: Received, reason: str) -> None:
         resource = received.message.key.decode("utf-8", "replace")
         position = received.position
-        self._emit(DeadLettered(self._queue, resource, position.partition, position.offset, reason))
+        self._emit(events.DeadLettered(self._queue, resource, position.partition, position.offset, reason))
 
     def blocked(self, received: Received, reason: str) -> None:
         """A message is tried in vain for long, and goes on being tried; called once for it."""
         resource = received.message.key.decode("utf-8", "replace")
         position = received.position
-        self._emit(QueueBlocked(self._queue, resource, position.partition, position.offset, reason))
+        self._emit(events.QueueBlocked(self._queue, resource, position.partition, position.offset, reason))
 
     def fault(self, error: Exception) -> None:
         """The gateway has a fault. Called where the error is handled."""
-        self._emit(ConsumerFailed(self._queue, "".join(traceback.format_exception(error))))
+        self._emit(events.ConsumerFailed(self._queue, "".join(traceback.format_exception(error))))
 
 
 # How far a consumer has got with each partition, and what became of its messages since that was last noted.

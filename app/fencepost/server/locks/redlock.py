@@ -18,22 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fencepost.server.locks import redis
 from fencepost.server.locks.leases import ServiceReleases
-from fencepost.server.locks.redis import (
-    EXTEND,
-    LEAST_NODES,
-    LOOK,
-    NODE_TIMEOUT_MS,
-    PREFIX,
-    REDLOCK,
-    RELEASE,
-    TAKE,
-    RedisNode,
-    advice,
-    holder,
-    server_info,
-    unique_value,
-)
+from fencepost.server.locks.redis import RedisNode, advice, holder, server_info, unique_value
 from fencepost.server.locks.source import (
     Capabilities,
     Grant,
@@ -58,9 +45,9 @@ Ask = Callable[[RedisNode], Awaitable[Any]]
 
 def from_url(url: str, context: SourceContext) -> "RedlockSource":
     """Make the source that a redlock:// URL describes. Raises SourceConfigError."""
-    where = read(url, context.name, REDLOCK)
+    where = read(url, context.name, redis.REDLOCK)
     if len(set(where.hosts)) < len(where.hosts):
-        raise where.wrong(f"has a host twice: it takes {LEAST_NODES} or more different hosts")
+        raise where.wrong(f"has a host twice: it takes {redis.LEAST_NODES} or more different hosts")
     return RedlockSource(where)
 
 
@@ -94,9 +81,9 @@ class RedlockSource:
     """A lock source in several Redis servers that are independent of each other. It has no numbers."""
 
     def __init__(self, where: SourceUrl) -> None:
-        timeout_ms = where[NODE_TIMEOUT_MS]
+        timeout_ms = where[redis.NODE_TIMEOUT_MS]
         self.capabilities = Capabilities(order="database", fair=False, verifies=False, least_ttl_ms=SHARE * timeout_ms)
-        self._prefix = where[PREFIX]
+        self._prefix = where[redis.PREFIX]
         self._nodes = [RedisNode(where, host, timeout_ms / 1000) for host in where.hosts]
         self._pending = ServiceReleases()
 
@@ -127,12 +114,12 @@ class RedlockSource:
 
     async def _try(self, lock: str, value: str, ttl_ms: int) -> Grant | Holder:
         about = self._about(lock)
-        poll = await self._poll(lambda node: node.run(TAKE, (self._key(lock),), value, ttl_ms, about=about))
+        poll = await self._poll(lambda node: node.run(redis.TAKE, (self._key(lock),), value, ttl_ms, about=about))
         taken = sum(answer == 1 for answer in poll.answered)
         if taken >= poll.majority and validity_ms(ttl_ms, poll.elapsed_ms) > 0:
             return Grant(value, ())
         # At all nodes: one that did not answer may have set it. A node that is not reached lets it expire.
-        await self._poll(lambda node: node.run(RELEASE, (self._key(lock),), value, about=about))
+        await self._poll(lambda node: node.run(redis.RELEASE, (self._key(lock),), value, about=about))
         if (error := poll.most_cannot(about)) is not None:
             raise error
         if taken >= poll.majority:
@@ -141,7 +128,7 @@ class RedlockSource:
 
     async def renew(self, lock: str, handle: str, ttl_ms: int) -> bool:
         about = self._about(lock)
-        poll = await self._poll(lambda node: node.run(EXTEND, (self._key(lock),), handle, ttl_ms, about=about))
+        poll = await self._poll(lambda node: node.run(redis.EXTEND, (self._key(lock),), handle, ttl_ms, about=about))
         extended = sum(answer == 1 for answer in poll.answered)
         if extended >= poll.majority:
             if validity_ms(ttl_ms, poll.elapsed_ms) > 0:
@@ -151,13 +138,13 @@ class RedlockSource:
             # Those that did not answer would make a majority of it: it is not known.
             raise poll.most_cannot(about) or _undecided(about, poll)
         # It is lost. What a minority still keeps would be in the next owner's way.
-        await self._poll(lambda node: node.run(RELEASE, (self._key(lock),), handle, about=about))
+        await self._poll(lambda node: node.run(redis.RELEASE, (self._key(lock),), handle, about=about))
         return False
 
     async def mint(self, lock: str, handle: str, count: int) -> tuple[int, ...] | None:  # noqa: ARG002 - it has none
         """Return whether the hold is there: an empty tuple, or None. Numbers are drawn in PostgreSQL."""
         about = self._about(lock)
-        poll = await self._poll(lambda node: node.run(LOOK, (self._key(lock),), about=about))
+        poll = await self._poll(lambda node: node.run(redis.LOOK, (self._key(lock),), about=about))
         ours = sum(answer is not None and answer[0] == handle.encode() for answer in poll.answered)
         if ours >= poll.majority:
             return ()
@@ -168,14 +155,14 @@ class RedlockSource:
     async def release(self, lock: str, handle: str) -> None:
         """Delete the lock at all nodes. Raises SourceUnavailableError when fewer than a majority answered."""
         about = self._about(lock)
-        poll = await self._poll(lambda node: node.run(RELEASE, (self._key(lock),), handle, about=about))
+        poll = await self._poll(lambda node: node.run(redis.RELEASE, (self._key(lock),), handle, about=about))
         if (error := poll.most_cannot(about)) is not None:
             raise error
 
     async def inspect(self, lock: str) -> Holder | None:
         """Return who has the lock at a majority, or may have it, as far as nodes answer."""
         about = self._about(lock)
-        poll = await self._poll(lambda node: node.run(LOOK, (self._key(lock),), about=about))
+        poll = await self._poll(lambda node: node.run(redis.LOOK, (self._key(lock),), about=about))
         if (error := poll.most_cannot(about)) is not None:
             raise error
         held = [answer for answer in poll.answered if answer is not None]

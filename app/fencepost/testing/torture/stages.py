@@ -28,7 +28,7 @@ from fencepost.testing.servers.lock_services import LOCK_SERVICES, MissingServer
 from fencepost.testing.servers.postgres import Connection, Standby, make_synchronous
 from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server, ServerError
-from fencepost.testing.torture.assignment import BUILTIN, BadInputError, Fenced, Kind, RunFailedError
+from fencepost.testing.torture.assignment import BUILTIN, BadInputError, Fenced, RunFailedError
 from fencepost.testing.torture.config import Config
 from fencepost.testing.torture.faults import ADVISORY, KINDS, Need, choose, spared
 from fencepost.testing.torture.holders import run_token
@@ -100,15 +100,8 @@ def start_lock_service(source: str, name: str, directory: Path, stack: ExitStack
 # Makes the tables of a run, and drops them. No other table is touched.
 
 _WITHIN: Final = 30.0  # seconds
-_COLUMNS: Final[dict[Kind, str]] = {
-    "strict": "id text PRIMARY KEY, value text NOT NULL",
-    "epoch": "id text PRIMARY KEY, value text NOT NULL",
-    "scoped": "id text PRIMARY KEY, value text NOT NULL",
-    "blocks": "id text PRIMARY KEY, value text NOT NULL",
-    "ledger": "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account text NOT NULL, value text NOT NULL",
-    "sets": "id text PRIMARY KEY, value text NOT NULL",
-    "plain": "id text PRIMARY KEY, value text NOT NULL",
-}
+_ROWS: Final = "id text PRIMARY KEY, value text NOT NULL"
+_ENTRIES: Final = "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account text NOT NULL, value text NOT NULL"
 
 
 async def make(database_url: str, tables: Sequence[Fenced], source: str) -> None:
@@ -127,7 +120,7 @@ async def make(database_url: str, tables: Sequence[Fenced], source: str) -> None
 
 
 async def _make(connection: Connection, table: Fenced, source: str) -> None:
-    await connection.execute(f"CREATE TABLE public.{table.name} ({_COLUMNS[table.kind]})")
+    await connection.execute(f"CREATE TABLE public.{table.name} ({_ENTRIES if table.kind == 'ledger' else _ROWS})")
     if table.kind == "plain":
         return
     scope = f"{table.prefix}_scope/{{id}}" if table.kind == "scoped" else None
