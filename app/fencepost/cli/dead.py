@@ -39,25 +39,8 @@ from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.queues import Result, Stopped
 from fencepost.server.postgres.scopes import marks, scope_of_row
 from fencepost.server.postgres.tables import Catalog, ProtectedTable
+from fencepost.server.queues import message as messages
 from fencepost.server.queues.log import DeadLetter, Log, LogError, Message, Position, partition_of
-from fencepost.server.queues.message import (
-    CALLER,
-    FENCE_TOKEN,
-    IDEMPOTENCY_KEY,
-    WRITE_NONCE,
-    MalformedMessageError,
-    MalformedWriteIdError,
-    WriteId,
-    claimed,
-    content_at,
-    content_of,
-    new_nonce,
-    parse_write_id,
-    read_message,
-    sign,
-    unsigned_of,
-    verify,
-)
 from fencepost.server.settings import Settings
 
 # The message that retries a dead letter: what the letter's said, under another name; its caller stays whose it was.
@@ -105,7 +88,7 @@ class Retrying:
             async with database.connection() as connection:
                 await _require_newer(connection, catalog, letter)
 
-        # What is claimed stays so: it comes when nothing else can fail.
+        # What is messages.claimed stays so: it comes when nothing else can fail.
         for check in (self.require, require_place, require_newer, self._claim):
             for letter in tuple(good):
                 try:
@@ -135,32 +118,32 @@ class Retrying:
             await run_write(
                 database.for_writing, lambda connection: self._require_record(connection, letter), repeatable=True
             )
-        except MalformedMessageError as error:
+        except messages.MalformedMessageError as error:
             raise NotRetriedError(f"{_name(letter)}: {error}; drop it") from error
 
     async def _require_record(self, connection: Connection, letter: DeadLetter) -> None:
-        """Raise MalformedMessageError where the write of the letter did not fail as the letter says."""
+        """Raise messages.MalformedMessageError where the write of the letter did not fail as the letter says."""
         if self.keys is None or not _has_caller(letter):
             known = (await queues.results(connection, [letter.id])).get(letter.id)
             if known is not None and not {CALLER_HEADER, CLAIMED_HEADER}.isdisjoint(dict(known.answer.headers)):
-                raise MalformedMessageError("its write was that of a caller, and the letter has none")
+                raise messages.MalformedMessageError("its write was that of a caller, and the letter has none")
             return
-        signed = verify(letter.message, self.queue, self.keys)
-        content = content_of(letter.message)
+        signed = messages.verify(letter.message, self.queue, self.keys)
+        content = messages.content_of(letter.message)
         failed = await _failed(connection, letter, content)
-        placed = failed or await _failed(connection, letter, content_at(letter.position, content))
+        placed = failed or await _failed(connection, letter, messages.content_at(letter.position, content))
         if placed is None:
-            raise MalformedMessageError("there is no record of a write that failed with this message")
+            raise messages.MalformedMessageError("there is no record of a write that failed with this message")
         became = letter_of(placed.answer)
         if became not in (None, IN_HAND):
-            raise MalformedMessageError(f"it is there again, and was {became} before")
+            raise messages.MalformedMessageError(f"it is there again, and was {became} before")
         if CALLER_HEADER not in dict(placed.answer.headers):
             signed.require_remembered(await queues.forgotten_to(connection, self.queue))
         if failed is None:
             # It stood where it does not belong, and may be a copy: a record of the write is there for so long.
             signed.require_in_time(_now(), self.kept_for)
             if await queues.result_of_message(connection, letter.id, content) is not None:
-                raise MalformedMessageError(_COPY)
+                raise messages.MalformedMessageError(_COPY)
         elif CALLER_HEADER not in dict(failed.answer.headers):
             signed.require_in_time(failed.at.timestamp(), self.kept_for)
 
@@ -168,7 +151,7 @@ class Retrying:
         """Let the letter's record be that of all copies of its message: none has an effect beside the retry. Raises
         NotRetriedError where one was decided meanwhile.
         """
-        content = content_of(letter.message)
+        content = messages.content_of(letter.message)
         if _has_caller(letter) and not await run_write(
             database.for_writing, lambda connection: queues.claim(connection, letter.id, content), repeatable=True
         ):
@@ -179,15 +162,15 @@ class Retrying:
         Idempotency-Key, the letter's id where the message had none, lets it have one effect, also when the letter is
         retried again: because a retry was cut off, or the letter came back.
         """
-        unsigned = unsigned_of(letter.message)
-        kept = [(name, value) for name, value in unsigned.headers if name.lower() != WRITE_NONCE]
-        if not any(name.lower() == IDEMPOTENCY_KEY for name, _ in kept):
-            kept.append((IDEMPOTENCY_KEY, letter.id.encode()))
-        made = replace(unsigned, headers=(*kept, (WRITE_NONCE, nonce.encode())))
+        unsigned = messages.unsigned_of(letter.message)
+        kept = [(name, value) for name, value in unsigned.headers if name.lower() != messages.WRITE_NONCE]
+        if not any(name.lower() == messages.IDEMPOTENCY_KEY for name, _ in kept):
+            kept.append((messages.IDEMPOTENCY_KEY, letter.id.encode()))
+        made = replace(unsigned, headers=(*kept, (messages.WRITE_NONCE, nonce.encode())))
         if self.keys is None or not _has_caller(letter):
             return made
-        signed = verify(letter.message, self.queue, self.keys)
-        return sign(made, self.queue, self.keys, signed.caller, _now())
+        signed = messages.verify(letter.message, self.queue, self.keys)
+        return messages.sign(made, self.queue, self.keys, signed.caller, _now())
 
 
 async def _require_newer(connection: Connection, catalog: Catalog, letter: DeadLetter) -> None:
@@ -195,9 +178,9 @@ async def _require_newer(connection: Connection, catalog: Catalog, letter: DeadL
     write itself shows, because the message is malformed or there is no such table, is left to it.
     """
     try:
-        write = read_message(letter.message)
+        write = messages.read_message(letter.message)
         resource, token = write.named, number_of(write.token)
-    except MalformedMessageError:
+    except messages.MalformedMessageError:
         return
     table = catalog.find_or_scope(resource.table)
     if token is None or table is None or not isinstance(table, ProtectedTable):
@@ -225,8 +208,8 @@ async def _mark(connection: Connection, table: ProtectedTable, resource: Resourc
 def place_of(letter: DeadLetter) -> Position:
     """Give the place of the write that a letter is of. It has it in its id, which it is believed by."""
     try:
-        return parse_write_id(letter.id).position
-    except MalformedWriteIdError:
+        return messages.parse_write_id(letter.id).position
+    except messages.MalformedWriteIdError:
         return letter.position
 
 
@@ -236,7 +219,7 @@ async def _failed(connection: Connection, letter: DeadLetter, content: bytes) ->
 
 
 def _has_caller(letter: DeadLetter) -> bool:
-    return any(name.lower() == CALLER for name, _ in letter.message.headers)
+    return any(name.lower() == messages.CALLER for name, _ in letter.message.headers)
 
 
 def _name(letter: DeadLetter) -> str:
@@ -408,8 +391,8 @@ async def _append(log: Log, database: Database, again: Retrying, letter: DeadLet
     message that comes again meanwhile puts no letter any more.
     """
     await _note(database, again.queue, letter.id, _resource(letter), IN_HAND)
-    nonce = new_nonce()
-    appended = str(WriteId(again.queue, await log.append(again.message(letter, nonce)), nonce))
+    nonce = messages.new_nonce()
+    appended = str(messages.WriteId(again.queue, await log.append(again.message(letter, nonce)), nonce))
     click.echo(f"{_name(letter)}: appended again as {appended}")
     return appended
 
@@ -576,9 +559,9 @@ def _stop_as_json(stop: Stopped) -> dict[str, object]:
 
 def _shown(name: str, value: bytes) -> str:
     """Show a header: of a sealed token the number, because with its seal it could be used; of a caller who it is."""
-    if name.lower() == FENCE_TOKEN:
+    if name.lower() == messages.FENCE_TOKEN:
         value = value.partition(b".")[0]
-    caller = claimed(Message(b"", None, ((name, value),))) if name.lower() == CALLER else None
+    caller = messages.claimed(Message(b"", None, ((name, value),))) if name.lower() == messages.CALLER else None
     return value.decode("utf-8", "replace") if caller is None else f"{caller.name} as {caller.role}"
 
 

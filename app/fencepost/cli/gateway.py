@@ -21,8 +21,6 @@ from fencepost.client import (
 )
 from fencepost.client.http import FILE_VARIABLE, TOKEN_VARIABLE
 
-# The token or API key that a command sends to the gateway: from a file, or from the environment.
-
 api_token_option: Final = click.option(
     "--api-token-file",
     metavar="FILE",

@@ -268,8 +268,6 @@ class OptionsAroundName(click.Command):
         return args[: len(args) - len(words)], words
 
 
-# What a job prints about the lock: who holds it, why it was not had or was lost, what the client logs.
-
 LOGGER: Final = logging.getLogger("fencepost.client")
 _SHOW_HOLDER_AFTER: Final = 0.5  # seconds of waiting
 

@@ -149,8 +149,6 @@ def _explain(detail: Any) -> str:
     return f"bad value for {flag(name)} ({variable(name)}): {detail['msg'].removeprefix('Value error, ')}{shown}"
 
 
-# How the commands that only need a database find it and speak of it.
-
 T = TypeVar("T")
 
 

@@ -651,8 +651,6 @@ async def renew_in_time(lease: Lease, clock: Clock) -> bool:
     raise AssertionError
 
 
-# What `lock(…)` was called with, checked and filled in.
-
 Names: TypeAlias = str | Sequence[str]
 """A lock's name, or several that are taken together: all or none."""
 

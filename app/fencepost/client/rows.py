@@ -111,13 +111,11 @@ def _some(filters: Filters) -> Pairs:
     return pairs
 
 
-# Sending a write: under a lease or with a token of the caller's, once though its answer gets lost.
-
 SCOPE_HEADER: Final = "X-Fence-Scope"
 
 
 class Writer:
-    """What a client's writes go through."""
+    """Sends a client's writes: under a lease or with a token of the caller's, once though an answer gets lost."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange

@@ -286,9 +286,6 @@ class Ledger:
         return await self._write(lambda connection: queues.forgotten_to(connection, self._queue))
 
 
-# Applying a message: its write is read, its token is made, and the use case decides.
-
-
 @dataclass(frozen=True, slots=True)
 class QueueNow:
     """What of the queue a token is made of, and a key checked against: looked at after the message was taken."""

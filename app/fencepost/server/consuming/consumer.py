@@ -162,11 +162,10 @@ class KeyQueues:
             await asyncio.wait(self._tasks)
 
 
-# Says to the log which messages are decided, many at once.
-
-
 class Finisher:
-    """Of one member, in one session. `said`: called with messages once the log has noted that they are done."""
+    """Says to the log which messages of one member are decided, many at once. `said`: called with messages once the log
+    has noted that they are done.
+    """
 
     def __init__(
         self, consumer: Consumer, said: Callable[[Sequence[Received]], None], reports: Reports, times: ConsumingTimes

@@ -71,8 +71,6 @@ class Reports:
         self._emit(events.ConsumerFailed(self._queue, "".join(traceback.format_exception(error))))
 
 
-# How far a consumer has got with each partition, and what became of its messages since that was last noted.
-
 _REASON: Final = 500
 """Characters of a reason that are noted."""
 
@@ -105,7 +103,7 @@ class _Partition:
 
 
 class Progress:
-    """Of one consumer."""
+    """How far a consumer has got with each partition, and what became of its messages since that was last noted."""
 
     def __init__(self) -> None:
         self.generation: int | None = None
@@ -183,8 +181,6 @@ class Progress:
             partition.redelivered += each.redelivered
             partition.changed = True
 
-
-# Deciding a message: applied, or looked up; its answer kept; its dead letter put.
 
 Apply = Callable[[Received, QueueNow, MessageName], Awaitable[Result]]
 Prove = Callable[[Received, Decided], Awaitable[Result]]

@@ -199,8 +199,6 @@ class Queue:
             self._beating = None
 
 
-# Locks, leases and tokens: each call is a statement, or with claims a transaction.
-
 SWEPT_AT_ONCE: Final = 200
 """How many idle locks `fencepost.sweep` removes at most; after so many there may be more."""
 TRY_REPEATS: Final = 3

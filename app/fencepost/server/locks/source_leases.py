@@ -38,13 +38,11 @@ from fencepost.server.postgres.leases import Acquired, EndedBy, LeaseRow, LockRe
 from fencepost.server.postgres.sources import GrantRecord, SourceLease, SourceState
 from fencepost.server.times import TIMES, Times
 
-# What the leases of a source answer, made of their records.
-
 
 def granted(
     lease: SourceLease, wanted: LockRequest, claims: object, waited_ms: int, *, repeated: bool, read_ms: int
 ) -> TakeResult:
-    """Answer with a lease. `read_ms`: how long ago its remaining time was read."""
+    """Answer with a lease, by its record. `read_ms`: how long ago its remaining time was read."""
     acquired = Acquired(
         "repeated" if repeated else "granted",
         lease.lease_id,
@@ -448,8 +446,6 @@ class HoldWatch:
         await self._ask(lambda c: sources.end(c, lease_id, by=None))
 
 
-# The leases of a source: every verb, in the order that stands above.
-
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""
 _FOR_GOOD: Final = frozenset({"FP400", "42501"})
@@ -458,7 +454,7 @@ FORGOTTEN_AT_ONCE: Final = 500
 
 
 class SourceLocks(Leases):
-    """The leases of one configured source."""
+    """The leases of one configured source: every verb, in the order that stands above."""
 
     def __init__(
         self,

@@ -26,8 +26,6 @@ from fencepost.server.postgres.queues import is_queue
 from fencepost.server.postgres.row_sql import dollar, encode_name, literal, resource_sql
 from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN, quote
 
-# What the DDL has in common, whether a table's rows have marks of their own or its scopes have.
-
 PREFIX: Final = "zzz_fencepost_"
 """Of the triggers' names: after all others, so that they judge what is really written."""
 ROW_PARTS: Final = ("upd", "ins", "insmark", "del")
@@ -247,11 +245,8 @@ def drop_scope_functions(stem: str) -> list[str]:
     return [f"DROP FUNCTION IF EXISTS fencepost.{quote(f'{stem}_{part}')}" for part in ("scope", "of")]
 
 
-# The DDL of `protect` and `unprotect` of rows that have marks of their own: what `--sql` prints is what runs.
-
-
 class RowDdl(TableDdl):
-    """Writes the statements for a table whose rows have marks of their own."""
+    """Writes the statements for a table whose rows have marks of their own: what `--sql` prints is what runs."""
 
     @property
     def named_by(self) -> str:

@@ -350,14 +350,12 @@ async def examine_room(connection: Connection, workers: int, pool_sizes: Sequenc
     return Finding("ok", "connections", f"{text}, of {room}")
 
 
-# What `fencepost doctor` reports of prepared transactions: a forgotten one locks its rows until ended by hand.
-
 OLD: Final = 300.0
 """Seconds after which no transaction manager is expected to come back to its prepared transaction."""
 
 
 async def examine_prepared(connection: Connection, old: float = OLD) -> list[Finding]:
-    """Name those that hold locks on protected tables, whatever their age, and all that are `old`, in seconds."""
+    """Name prepared transactions that lock protected tables, whatever their age, and all that are `old`, in seconds."""
     findings = []
     for each in await upkeep.all_prepared(connection):
         if each.protected:

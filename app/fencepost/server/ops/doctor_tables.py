@@ -459,8 +459,6 @@ async def examine_triggers(connection: Connection) -> list[Finding]:
     return findings
 
 
-# What `fencepost doctor` reports of protected tables' partitions: whether they are followed, and what was missed.
-
 _PARTITIONED: Final = """
 SELECT p.name, p.scope IS NULL AS by_rows, n.nspname::text AS schema, c.relname::text AS relation,
        fencepost.partitions_unknown(c.oid)::text[] AS came,

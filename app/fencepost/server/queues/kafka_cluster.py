@@ -37,8 +37,6 @@ from fencepost.server.queues.kafka_settings import (
 from fencepost.server.queues.log import DeadLetter, LogState, LogUnavailableError, Message, Position
 from fencepost.server.queues.message import MalformedWriteIdError, parse_write_id
 
-# Asks Kafka what the topic is now: its id, its ends and leader epochs, what its group has committed, its settings.
-
 _ANSWERS_WITHIN_S: Final = 5.0
 _MADE_WITHIN_S: Final = 15.0
 _SETTLES_WITHIN_S: Final = 3.0
@@ -64,7 +62,7 @@ def largest_letter(topic: Mapping[str, str]) -> int:
 
 
 class Cluster:
-    """A client that asks about one topic and its group."""
+    """Asks what one topic is now: its id, its ends and leader epochs, what its group has committed, its settings."""
 
     def __init__(self, settings: KafkaSettings, brokers: BrokerErrors) -> None:
         self._settings, self._brokers = settings, brokers

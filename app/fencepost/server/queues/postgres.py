@@ -145,8 +145,6 @@ class Waking:
             connection.terminate()
 
 
-# Appends messages of many callers in one transaction: what comes while one is under way goes into the next one.
-
 MOST_MESSAGES: Final = 256
 """Messages of one transaction."""
 MOST_BYTES: Final = 8 << 20
@@ -166,7 +164,9 @@ class _Waiting:
 
 
 class TableAppender:
-    """One process's appends. Messages of one caller that waits for each are in its order."""
+    """Appends messages of many callers in one transaction: what comes while one is under way goes into the next one.
+    Messages of one caller that waits for each are in its order.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

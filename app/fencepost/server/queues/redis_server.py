@@ -516,8 +516,6 @@ def _reason(error: Exception) -> str:
     return _SCRIPT_PLACE.sub("", str(error)).rstrip(". ") or type(error).__name__
 
 
-# The layout of a queue: which incarnation it is, and how many partitions it has. One key, made once with the queue.
-
 _TEXT: Final = re.compile(rb"([0-9a-f]{32})/([0-9]{1,4})")
 _LEAST_VERSION: Final = (7, 0)
 _LEAST_VERSION_FSYNC: Final = (7, 2)
@@ -525,7 +523,7 @@ _LEAST_VERSION_FSYNC: Final = (7, 2)
 
 @dataclass(frozen=True, slots=True)
 class QueueLayout:
-    """`incarnation`: 32 hexadecimal digits, random. `text`: as the queue's key has it."""
+    """A queue's layout, made once with it. `incarnation`: 32 random hexadecimal digits. `text`: as its key has it."""
 
     incarnation: str
     partitions: int

@@ -496,8 +496,6 @@ def _look(state: State, observers: dict[int, HistoryCall]) -> State:
     return state._replace(seen=state.seen | found) if found else state
 
 
-# The model: each resource of a history by the method that fits it.
-
 OPS: Final = (*sorted(EFFECTS), "read")
 _ALL: Final = -1
 _WINDOWS: Final = (50, 1000, 20_000, _ALL)
@@ -505,7 +503,7 @@ _WINDOWS: Final = (50, 1000, 20_000, _ALL)
 
 
 def violations(store: Store, words: Words) -> Iterator[Violation]:
-    """Give what is wrong with each resource. Raises BadHistoryError, UndecidedError."""
+    """Give what is wrong with each resource, by the method that fits it. Raises BadHistoryError, UndecidedError."""
     for found in contradictions(store):
         sentence = sentence_of(found, words)
         yield Violation("register", found.resource, words.listed(sentence, found.calls), in_time(found.calls))

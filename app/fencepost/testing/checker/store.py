@@ -91,11 +91,10 @@ def in_time(calls: list[HistoryCall]) -> tuple[Event, ...]:
     return tuple(sorted(events, key=lambda event: (event.time, isinstance(event, End), getattr(event, "id", 0))))
 
 
-# Operations in words: one sentence says what is wrong, and then come the operations that show it, each in a line.
-
-
 class Words:
-    """Writes times as seconds since the history's first event."""
+    """Says what is wrong in a sentence, and then gives the operations that show it, each in a line. Times are seconds
+    since the history's first event.
+    """
 
     def __init__(self, zero: int) -> None:
         self._zero = zero

@@ -16,14 +16,13 @@ class FaultUnavailableError(FaultError):
     """This machine cannot bring the fault about. The message says what to install."""
 
 
-# What a fault is: a context manager that can be used again, one block after the other or one in the other.
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Fault(ContextDecorator, AbstractContextManager[T], Generic[T]):
-    """Begins with each block, and is undone at its end. It can decorate a function, too.
+    """A context manager that can be used again, one block after the other or one in the other. It begins with each
+    block, and is undone at its end. It can decorate a function, too.
 
     A block that ends is the last one of its own thread, where that has one: blocks of other threads may be open.
     """

@@ -360,8 +360,6 @@ class HolderDatabase:
             return done
 
 
-# Sends a request for one or more recorded operations, and records how they ended if they did not happen.
-
 ANSWERS_WITHIN: Final = 5.0
 """Seconds after which a request counts as lost. A gateway that is paused for longer has not answered."""
 _BACK_OFF: Final = 0.1
@@ -372,7 +370,7 @@ _MISSING: Final = 404
 
 
 class Sender:
-    """The connections of one client, one to each gateway."""
+    """The connections of one client, one to each gateway. It records how operations ended that did not happen."""
 
     def __init__(
         self,

@@ -26,8 +26,6 @@ from fencepost.testing.torture.holders import (
 )
 from fencepost.testing.torture.workloads import Workload
 
-# The parts become one history: in the order of time, with new ids.
-
 _BEGINS: Final = frozenset({"invoke", "fault"})
 _NAMELESS: Final = "note"
 
@@ -59,7 +57,8 @@ class Voided:
 
 
 def merge(parts: Sequence[Path], destination: Path, header: Mapping[str, Any], voided: Sequence[Voided] = ()) -> Merged:
-    """Write a history to `destination`. A last line without its end, of a process that was killed, is left out.
+    """Make one history of the parts, in the order of time and with new ids. A last line without its end, of a process
+    that was killed, is left out.
 
     `voided`: by the failovers of the run. No operation of the history has raised the mark that refuses such a token.
     Where the rule is epoch the answer does not show this mark (else `outcome` knows it by that): so its refusal as

@@ -165,8 +165,6 @@ class Crew:
         return CrewWorker(self._command, assignment, self._logs / f"worker{assignment.index}.log")
 
 
-# Brings faults about, one after the other, and records when each began and when it was over.
-
 T = TypeVar("T")
 Hold = Callable[[float], object]
 """Lets the run go on for so many seconds."""
@@ -195,7 +193,7 @@ class _NotDoneError(Exception):
 
 
 class Injector:
-    """Knows what there is to break."""
+    """Brings faults about, one after the other, and records when each began and when it was over."""
 
     def __init__(self, stage: Stage, crew: Crew, recorder: Recorder, prefix: str) -> None:
         self._stage, self._crew, self._recorder, self._prefix = stage, crew, recorder, prefix
@@ -323,8 +321,6 @@ class Injector:
             raise _NotDoneError from error
 
 
-# The workload and the faults of one run, while its servers are there.
-
 Progress = Callable[[str, float, Counts | None], None]
 """Called often, with what happens, how much of the run is over (0 to 1), and what has been counted so far."""
 
@@ -379,7 +375,7 @@ class _OverError(Exception):
 
 
 class Play:
-    """One run on its stage. Files go to `workshop`."""
+    """The workload and the faults of one run, while its servers are there. Files go to `workshop`."""
 
     def __init__(
         self, config: Config, stage: Stage, workshop: Path, prefix: str, interruption: Interruption, progress: Progress

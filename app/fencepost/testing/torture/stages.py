@@ -383,8 +383,6 @@ async def _raise(connection: Connection) -> None:
     await raise_generation(connection, "fencepost torture has promoted the standby")
 
 
-# Servers of a run's own: PostgreSQL, gateways as processes with a link on each side, and a lock service.
-
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _QUIET: Final = ("--log-level", "error")
 

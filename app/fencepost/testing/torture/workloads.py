@@ -295,8 +295,6 @@ BLOCKS_WORKLOAD: Final = Workload(
 )
 
 
-# A lock by itself: taken, held for a moment, given back; or lost, because its time was over or its holder slept.
-
 _HELD_FOR: Final = 0.005
 """Seconds, at most."""
 _SHORT: Final = 0.6
@@ -312,7 +310,7 @@ _WAITS_MS: Final = (0, 20, 400)
 
 
 class Mutex(Player):
-    """One actor."""
+    """A lock by itself: taken, held for a moment, given back; or lost, as its time was over or its holder slept."""
 
     async def turn(self) -> None:
         """Take one of the locks, mint as long as it is ours, and give it back."""
@@ -335,8 +333,6 @@ class Mutex(Player):
 
 MUTEX_WORKLOAD: Final = Workload("mutex", "a lock by itself: the tokens of its grants must rise", Mutex, tables=())
 
-
-# Fenced writes to rows, by holders whose leases pass on while they still write; and readers without a lock.
 
 _TABLES: Final[tuple[Kind, ...]] = ("strict", "epoch", "scoped")
 _REGISTER_TOKENS: Final = 8
@@ -370,7 +366,7 @@ _REGISTER_READERS: Final = 0.2
 
 
 class Register(Player):
-    """One actor."""
+    """Fenced writes to rows, by holders whose leases pass on while they still write; and readers without a lock."""
 
     def __init__(self, actor: Actor, database: HolderDatabase | None) -> None:
         super().__init__(actor, database)

@@ -401,9 +401,6 @@ def _drawn(name: str, ids: list[int], tally: ResourceTally, most: int) -> Drawn:
     return Drawn(name, anchors, max(most // (2 * max(len(anchors), 1)), 2))
 
 
-# The operations of one resource that are drawn, picked while the history goes by.
-
-
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """Operations that are not drawn: how many, and the time of the drawn one before them (None: there is none)."""
@@ -426,7 +423,9 @@ class Excerpt:
 
 
 class Picker:
-    """Keeps the operations around anchors. What it holds meanwhile is bounded: the last few before the next anchor."""
+    """Picks the operations of one resource while the history goes by: those around anchors. What it holds meanwhile is
+    bounded: the last few before the next anchor.
+    """
 
     def __init__(self, drawn: Drawn) -> None:
         self.excerpt = Excerpt(drawn)
@@ -473,8 +472,6 @@ class Picker:
             self._dropped = 0
 
 
-# The picture of the whole history: a row a resource (or some hundreds of them), a column a share of the time.
-
 COLUMNS: Final = 240
 MOST_ROWS: Final = 40
 """Rows of resources without violations."""
@@ -492,7 +489,7 @@ class OverviewRow:
 
 
 class Overview:
-    """Counts operations into rows and columns."""
+    """Counts all operations: a row is a resource (or some hundreds of them), a column a share of the time."""
 
     def __init__(self, survey: Survey, choice: Choice) -> None:
         self.span = survey.span
@@ -528,15 +525,15 @@ def _label(block: Sequence[str]) -> str:
     return block[0] if len(block) == 1 else f"{block[0]} … {block[-1]} ({len(block):,})"
 
 
-# Which row of a timeline an operation is in: one a process, with tracks where operations of one process overlap.
-
 MOST_OWN_ROWS: Final = 12
 """With more processes than this, those that were not there at the same time share rows."""
 
 
 @dataclass(slots=True)
 class TimelineRow:
-    """A row of a timeline. `top` and `height` are in pixels, set by the layout."""
+    """A row of a timeline: one a process, with tracks where operations of one process overlap. `top` and `height` are
+    in pixels, set by the layout.
+    """
 
     processes: list[str]
     tracks: int = 1
@@ -588,9 +585,6 @@ def _shared(lifetimes: dict[str, tuple[int, int]]) -> dict[str, TimelineRow]:
         row.processes.append(process)
         assigned[process] = row
     return assigned
-
-
-# From when to when a process held a lock or a resource, as far as its operations show it.
 
 
 @dataclass(slots=True)

@@ -85,8 +85,6 @@ def _value(value: str | float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-# What is written at the marks: one operation in a few words, and in one sentence.
-
 SHORT: Final = 16
 """Characters of a value at a mark."""
 LONG: Final = 60
@@ -171,11 +169,8 @@ def duration(nanoseconds: int) -> str:
     return f"{nanoseconds} ns"
 
 
-# The second reading of a history: picks the operations that are drawn, and counts all of them into the overview.
-
-
 def look(history: History, survey: Survey, choice: Choice) -> tuple[list[Excerpt], Overview]:
-    """Read the history once more."""
+    """Read the history once more: pick the operations that are drawn, and count all of them into the overview."""
     overview = Overview(survey, choice)
     pickers = {drawn.subject: Picker(drawn) for drawn in choice.drawn}
     opened: dict[int, DrawnOperation] = {}

@@ -44,8 +44,6 @@ from fencepost.testing.torture.report.drawing import (
     void,
 )
 
-# What stands at the top of a report, and what a terminal shows: the verdict, and how to repeat the run.
-
 COMMAND: Final = "command"
 """The key of the header that has the command which repeats the run, as one text."""
 MISSED: Final = "faults that never came"
