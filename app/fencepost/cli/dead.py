@@ -279,7 +279,8 @@ def list_(settings: Settings, queue: str | None, most: int, resource: str | None
         click.echo(f"{len(letters)} of {count}")
     for stop in without:
         if as_json:
-            click.echo(json.dumps(_stop_as_json(stop), ensure_ascii=False))
+            told = {"id": stop.write_id, "reason": _GONE, "at": _iso(stop.at), "resource": stop.resource, "gone": True}
+            click.echo(json.dumps(told, ensure_ascii=False))
         else:
             click.echo(
                 f"{stop.write_id}  {stop.resource}  {_iso(stop.at)}\n"
@@ -551,10 +552,6 @@ def _when(letter: DeadLetter) -> str:
 
 def _iso(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="seconds")
-
-
-def _stop_as_json(stop: Stopped) -> dict[str, object]:
-    return {"id": stop.write_id, "reason": _GONE, "at": _iso(stop.at), "resource": stop.resource, "gone": True}
 
 
 def _shown(name: str, value: bytes) -> str:

@@ -89,8 +89,6 @@ def margin_for(ttl: float, grace: float) -> float:
     return grace + reserve
 
 
-# What `fencepost lock` and `fencepost elect` have in common: options, and how the arguments are read.
-
 Command = TypeVar("Command", bound=Callable[..., object])
 
 LONGEST_DEFAULT_GRACE: Final = 5.0  # seconds
@@ -206,7 +204,7 @@ def read_job(name: str, command: tuple[str, ...], given: JobOptions, lock: str |
         token=read_api_token(given["api_token_file"]),
         token_file=given["api_token_file"],
         names=(lock or name, *given["also"]),
-        claims=_claims_for((name, *given["also"]), given["claim_resource"], claim=given["claim"]),
+        claims=(name, *given["also"], *given["claim_resource"]) if given["claim"] else given["claim_resource"],
         owner=given["owner"],
         source=given["source"],
         writes=given["writes"],
@@ -229,11 +227,6 @@ def _grace_for(ttl: float, grace: float | None) -> float:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return grace
-
-
-def _claims_for(named: tuple[str, ...], resources: tuple[str, ...], *, claim: bool) -> tuple[str, ...]:
-    """Read --claim, which claims what is `named`, and --claim-resource."""
-    return (*named, *resources) if claim else resources
 
 
 def _wait_for(wait: float | None, *, no_wait: bool) -> float | None:

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from fencepost.client.errors import Problem
 
 
-# The tokens of one lease: each is spent once, in rising order, and new ones are minted in blocks.
-
 FIRST_BLOCK: Final = 8
 LARGEST_BLOCK: Final = 256
 
 
 class TokenPool:
-    """Hands tokens out. `mint(count)` asks the gateway for more: one mint at a time, each twice as large."""
+    """Hands the tokens of a lease out, each once and in rising order. `mint(count)` asks the gateway for more: one mint
+    at a time, each twice as large.
+    """
 
     def __init__(self, tokens: Sequence[int], mint: Callable[[int], Awaitable[Sequence[int]]]) -> None:
         self._tokens: deque[FenceToken] = deque()

@@ -360,8 +360,6 @@ def _key_reasons(key: list[asyncpg.Record]) -> list[str]:
     return reasons
 
 
-# Whether a scope fits its table and the other tables that have it (R8).
-
 _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 """Types whose values have the same texts, so that tables may differ in them."""
 
@@ -428,7 +426,7 @@ async def examine_scope(
     *,
     sealed: bool,
 ) -> TableScope:
-    """Check a scope against its table and its other tables; ProtectError lists all that is in the way."""
+    """Check a scope against its table and its other tables (R8); ProtectError lists all that is in the way."""
     async with connection.transaction():
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
         columns = await _template_columns(connection, target, target.oid, scope)

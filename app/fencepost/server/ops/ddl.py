@@ -365,14 +365,13 @@ def unprotect_sql(
     ]
 
 
-# Which source a table's tokens come from: what `--source` and `--queue` may be given with (R12).
-
 _QUEUE: Final = re.compile(r"postgres:default|(?:kafka|redis):[A-Za-z0-9._-]{1,48}")
 
 
 def choose_source(target: Target, source: str | None, queue: str | None, scope: str | None, others: list[str]) -> str:
-    """Find the table's source: what was given, what is there, or external. `scope`: as in plan_protect. `others`: the
-    options that are given and that a queue's table cannot have. Raises ProtectError.
+    """Find the table's source (R12): what was given, what is there, or external. Raises ProtectError.
+
+    `scope`: as in plan_protect. `others`: the options that are given and that a queue's table cannot have.
     """
     now = target.registered
     if source is not None and is_queue(source):

@@ -31,8 +31,6 @@ from fencepost.server.queues.log import (
     partition_of,
 )
 
-# A statement of this log: its connection, its time limit, and what can go wrong, as a log's errors.
-
 T = TypeVar("T")
 
 ANSWERS_WITHIN: Final = 10.0

@@ -448,14 +448,11 @@ def _apart(store: Store, readings: list[HistoryCall]) -> Iterator[Wrong]:
         query = (
             "SELECT value FROM seen WHERE reading = ? EXCEPT SELECT value FROM seen WHERE reading = ? ORDER BY value"
         )
-        only, other = ([str(row[0]) for row in store.db.execute(query, ids)] for ids in _both(smaller, larger))
+        both = (smaller.id, larger.id), (larger.id, smaller.id)
+        only, other = ([str(row[0]) for row in store.db.execute(query, ids)] for ids in both)
         if only and other:
             yield Wrong("apart", [only[0], other[0]], len(only) + len(other), smaller, larger)
             return
-
-
-def _both(one: HistoryCall, other: HistoryCall) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (one.id, other.id), (other.id, one.id)
 
 
 def _shows(store: Store, reading: HistoryCall, value: str) -> bool:

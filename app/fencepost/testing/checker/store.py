@@ -2,10 +2,11 @@
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, get_args
 
 from fencepost.testing.history import NOT_READ, End, Event, FaultEvent, Invoke, NotRead
 
@@ -299,7 +300,7 @@ _BATCH: Final = 5000
 _Row = tuple[Any, ...]
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """The calls of one history. Close it after use: a context manager."""
 
     def __init__(self) -> None:
@@ -384,12 +385,8 @@ class Store:
 
     def writers(self, resource: str, value: str) -> list[HistoryCall]:
         """Give the calls of a resource that wrote this value, or were to."""
-        self._index()
-        found = self.db.execute(
-            f"SELECT {_COLUMNS} FROM calls WHERE effect AND resource = ? AND value = ? ORDER BY began, id",
-            (resource, value),
-        )
-        return [self._call(row) for row in found]
+        query = f"SELECT {_COLUMNS} FROM calls WHERE effect AND resource = ? AND value = ? ORDER BY began, id"
+        return list(self._some(query, resource, value))
 
     def doubled_grants(self) -> list[tuple[str, int]]:
         return self.db.execute(
@@ -477,9 +474,6 @@ class Store:
 
     def close(self) -> None:
         self.db.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -7,12 +7,12 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Final, LiteralString, Protocol, Self, runtime_checkable
+from typing import Final, LiteralString, Protocol, runtime_checkable
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -33,7 +33,7 @@ _PLACES: Final = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/fa
 _LIBRARY: Final = "libfaketimeMT.so.1"
 
 
-class SteppableClock:
+class SteppableClock(AbstractContextManager["SteppableClock"]):
     """A clock for processes that are started with its `environment`, and for all that these start.
 
     Use it with `with`, or call `close`. FaultUnavailableError where libfaketime is not installed.
@@ -97,9 +97,6 @@ class SteppableClock:
     def close(self) -> None:
         """Remove its file. Processes that still run with it have the machine's time again."""
         self._file.unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Final, Literal, Self, TypeVar, get_args
@@ -43,7 +44,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "postgresql": 5432, "redis": 6379, "etcd": 
 _open: "weakref.WeakSet[Link]" = weakref.WeakSet()
 
 
-class Link:
+class Link(AbstractContextManager["Link"]):
     """A road to the server at `host` and `port`, from a free port of loopback.
 
     `protocol`: what is spoken, for `cut(…, when="before-commit")`. `between`: the two ends by whatever objects the test
@@ -144,9 +145,6 @@ class Link:
 
         self._loop.call_soon_threadsafe(run)
         return done.result(PATIENCE)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -7,9 +7,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Self, assert_never
+from typing import Any, BinaryIO, Final, assert_never
 
 import orjson
 
@@ -276,7 +277,7 @@ class RecordedFault:
         self._recorder.add(lambda now: Healed(now, self.id))
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Records a history; `path` None keeps it in memory. Keywords go into the header, for the report.
 
     In memory as in a file, an event with a field that cannot be is refused where it is recorded: BadHistoryError names
@@ -339,9 +340,6 @@ class Recorder:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -54,8 +54,6 @@ def listing() -> str:
     return "\n".join(lines)
 
 
-# The worker processes of a run: started, replaced when they were killed, and asked to end.
-
 _ENDS_WITHIN: Final = 60.0
 """Seconds. Operations that have begun are ended first, and each may wait for its answer for some."""
 
@@ -120,7 +118,10 @@ class CrewWorker:
 
 
 class Crew:
-    """All workers. `command` starts one. `assign` makes the assignment of a worker of this index with so many tasks."""
+    """All worker processes of a run.
+
+    `command` starts one. `assign` makes the assignment of the worker of this index with so many tasks.
+    """
 
     def __init__(self, command: Sequence[str], assign: Callable[[int, int], Assignment], logs: Path) -> None:
         self._command, self._assign, self._logs = command, assign, logs

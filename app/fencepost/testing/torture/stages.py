@@ -97,15 +97,13 @@ def start_lock_service(source: str, name: str, directory: Path, stack: ExitStack
     return f"{name}={url}", [stack.enter_context(node.server) for node in nodes]
 
 
-# Makes the tables of a run, and drops them. No other table is touched.
-
 _WITHIN: Final = 30.0  # seconds
 _ROWS: Final = "id text PRIMARY KEY, value text NOT NULL"
 _ENTRIES: Final = "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, account text NOT NULL, value text NOT NULL"
 
 
 async def make(database_url: str, tables: Sequence[Fenced], source: str) -> None:
-    """Create and protect them: all, or none is left. Raises asyncpg.PostgresError, ProtectError, OSError."""
+    """Create and protect these, all or none, and no others. Raises asyncpg.PostgresError, ProtectError, OSError."""
     connection = await asyncpg.connect(database_url)
     made: list[Fenced] = []
     try:

@@ -155,8 +155,6 @@ def _decimals(times: list[int]) -> int:
     return min(max(ceil(-log10(finest * _NANO)), 0), _MOST_DECIMALS)
 
 
-# The first reading of a history: what there is, in counts.
-
 LOCK: Final = "lock/"
 MOST_SUBJECTS: Final = 100_000
 """Resources that are counted each by itself; those that come later are counted together."""
@@ -254,7 +252,7 @@ def concerns(target: str, process: str) -> bool:
 
 
 def survey(history: History, wanted: frozenset[str]) -> Survey:
-    """Read the history once. `wanted`: resources that are counted each by itself, however many there are."""
+    """Read the history once, and count. `wanted`: resources that are counted each by itself, however many there are."""
     reading = _Reading(wanted)
     for event in history:
         reading.take(event)

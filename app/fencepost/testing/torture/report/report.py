@@ -144,8 +144,6 @@ def words(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-# The report as one HTML page that loads nothing: style, script and drawings are in it.
-
 _STATIC: Final = files("fencepost.testing.torture.report") / "static"
 _OUTCOME_NAMES: Final = {"ok": "accepted", "refused": "refused", "unknown": "unknown"}
 MOST_WORDS_ONLY: Final = 200
@@ -181,7 +179,7 @@ class Contents:
 
 
 def render(contents: Contents) -> str:
-    """Write the page."""
+    """Write the report as one HTML page that loads nothing: style, script and drawings are in it."""
     style, script = (_STATIC / "report.css").read_text(), (_STATIC / "report.js").read_text()
     sources = f"script-src '{_hash(script)}'; style-src '{_hash(style)}'"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
