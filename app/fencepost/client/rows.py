@@ -96,7 +96,14 @@ def _write(
 ) -> Call:
     headers = write_headers(token, prefer)
     return Call(
-        method=method, path=path, params=params, headers=headers, body=body, writes=True, resource=resource, token=token
+        method=method,
+        path=path,
+        params=params,
+        headers=headers,
+        body=body,
+        writes=True,
+        resource=resource,
+        token=token,
     )
 
 

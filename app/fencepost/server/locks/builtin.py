@@ -83,7 +83,12 @@ class Visit:
 class Queue:
     """The waiters of one gateway process."""
 
-    def __init__(self, database: Database, failed: Callable[[str], None], times: Times = TIMES) -> None:
+    def __init__(
+        self,
+        database: Database,
+        failed: Callable[[str], None],
+        times: Times = TIMES,
+    ) -> None:
         self.times = times
         self.gateway = uuid4()
         self.channel = f"fencepost_{self.gateway.hex}"
@@ -372,7 +377,11 @@ class PostgresLocks(Leases):
         return await self._ask(lambda c: leases.find_ended(c, lease_id))
 
     async def states(
-        self, names: Sequence[str] | None, after: str | None, limit: int, patterns: Sequence[str] | None = None
+        self,
+        names: Sequence[str] | None,
+        after: str | None,
+        limit: int,
+        patterns: Sequence[str] | None = None,
     ) -> list[LockRow]:
         return await self._ask(lambda c: leases.lock_states(c, names, after, limit, patterns))
 

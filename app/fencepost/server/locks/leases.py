@@ -79,7 +79,11 @@ class Leases(Protocol):
         ...
 
     async def states(
-        self, names: Sequence[str] | None, after: str | None, limit: int, patterns: Sequence[str] | None = None
+        self,
+        names: Sequence[str] | None,
+        after: str | None,
+        limit: int,
+        patterns: Sequence[str] | None = None,
     ) -> list[LockRow]:
         """List locks that are held or waited for, by name: those of these names, or `limit` after a name; only those
         that one of the patterns names, if there are any.

@@ -356,7 +356,13 @@ Ask = Callable[[Callable[[Connection], Awaitable[Any]]], Awaitable[Any]]
 class HoldWatch:
     """The holds of one source that this process acquired."""
 
-    def __init__(self, source: Source, ask: Ask, failed: Callable[[str], None], times: Times = TIMES) -> None:
+    def __init__(
+        self,
+        source: Source,
+        ask: Ask,
+        failed: Callable[[str], None],
+        times: Times = TIMES,
+    ) -> None:
         self._source, self._ask, self._failed = source, ask, failed
         self._times, self._clock = times.sources, times.clock
         self._holds: dict[int, tuple[str, str]] = {}
@@ -619,7 +625,11 @@ class SourceLocks(Leases):
         return await self._grants.ask(lambda c: sources.find_ended(c, self.name, lease_id))
 
     async def states(
-        self, names: Sequence[str] | None, after: str | None, limit: int, patterns: Sequence[str] | None = None
+        self,
+        names: Sequence[str] | None,
+        after: str | None,
+        limit: int,
+        patterns: Sequence[str] | None = None,
     ) -> list[LockRow]:
         return await self._grants.ask(lambda c: sources.lock_states(c, self.name, names, after, limit, patterns))
 

@@ -55,7 +55,10 @@ def sequence_of(entry_id: bytes, stream: str) -> int:
 
 
 def read_entry(
-    entry: Sequence[Sequence[bytes]] | tuple[bytes, Sequence[bytes]], partition: int, stream: str, handle: object
+    entry: Sequence[Sequence[bytes]] | tuple[bytes, Sequence[bytes]],
+    partition: int,
+    stream: str,
+    handle: object,
 ) -> Received:
     """Make a message of an entry. What it has no field for is empty; other fields are left out."""
     entry_id, fields = entry

@@ -52,7 +52,12 @@ class Link(AbstractContextManager["Link"]):
     """
 
     def __init__(
-        self, host: str, port: int, *, protocol: Protocol | None = None, between: tuple[object, object] | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        protocol: Protocol | None = None,
+        between: tuple[object, object] | None = None,
     ) -> None:
         self.host, self.between = "127.0.0.1", between
         self._target = (host, port)

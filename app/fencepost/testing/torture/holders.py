@@ -389,7 +389,12 @@ class Sender:
             exchange.close()
 
     async def send(
-        self, operations: Sequence[Operation], method: str, path: str, headers: Mapping[str, str], body: object = None
+        self,
+        operations: Sequence[Operation],
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: object = None,
     ) -> HolderAnswer | None:
         """Send a request to one of the gateways; returns the answer if the operations happened.
 

@@ -379,7 +379,13 @@ class Play:
     """The workload and the faults of one run, while its servers are there. Files go to `workshop`."""
 
     def __init__(
-        self, config: Config, stage: Stage, workshop: Path, prefix: str, interruption: Interruption, progress: Progress
+        self,
+        config: Config,
+        stage: Stage,
+        workshop: Path,
+        prefix: str,
+        interruption: Interruption,
+        progress: Progress,
     ) -> None:
         self._config, self._stage, self._workshop, self._prefix = config, stage, workshop, prefix
         self._interruption, self._progress = interruption, progress

@@ -331,7 +331,12 @@ class Mutex(Player):
             await release(actor, lease)
 
 
-MUTEX_WORKLOAD: Final = Workload("mutex", "a lock by itself: the tokens of its grants must rise", Mutex, tables=())
+MUTEX_WORKLOAD: Final = Workload(
+    "mutex",
+    "a lock by itself: the tokens of its grants must rise",
+    Mutex,
+    tables=(),
+)
 
 
 _TABLES: Final[tuple[Kind, ...]] = ("strict", "epoch", "scoped")
