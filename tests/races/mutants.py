@@ -13,6 +13,10 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.direct_sql import test_partitions as partitions
+from tests.direct_sql import test_races as direct_sql
+from tests.integration import test_key_texts as key_texts
+from tests.integration import test_names_taken as names_taken
+from tests.integration import test_races_claims_ddl as claims_ddl
 from tests.integration.break_glass import test_marks as glass_marks
 from tests.integration.break_glass import test_operators as glass_operators
 from tests.integration.break_glass import test_races as glass_races
@@ -30,6 +34,7 @@ from tests.races import test_queues as queues
 from tests.races import test_rows as rows
 from tests.races import test_scopes as scopes
 from tests.races.openings import BEHIND_GLASS, BUILTIN, EPOCH, PARTITIONED, Opening, openings_of
+from tests.support.interleave import Connection as Session
 from tests.support.racing import change
 
 from fencepost.server.fence.token import Rule, Token
@@ -70,7 +75,7 @@ class Mutant:
     def opening(self) -> Opening:
         return self.under or openings_of(self.seen_by)[0]
 
-    async def make(self, connection: "asyncpg.Connection[asyncpg.Record]", monkeypatch: pytest.MonkeyPatch) -> None:
+    async def make(self, connection: Session, monkeypatch: pytest.MonkeyPatch) -> None:
         """Change the product; a mutant that changes nothing would prove nothing."""
         for where, old, new in ((self.where, self.old, self.new), *self.more):
             if not isinstance(new, str):
@@ -169,6 +174,13 @@ RECORD_BREAK_GLASS = "fencepost.record_break_glass(text, text, text)"
 ONE = "drawn := ARRAY[nextval('fencepost.tokens')];"
 MANY = "drawn := ARRAY(SELECT nextval('fencepost.tokens') FROM generate_series(1, p_count + claiming::int));"
 SUPERSEDED = "SET ended_at = clock_timestamp(), secret_hash = NULL\n      WHERE x.lease_id = ANY (before)"
+
+MOVE = "fencepost.move_marks(oid, text, text)"
+TAKE_NAME = "fencepost.take_name(oid, text)"
+COPY = "fencepost.copy_marks(text, text)"
+SAME_KEY = "fencepost.same_key(jsonb, jsonb)"
+SAME_TEXTS = "fencepost.same_texts(text, text)"
+STILL_PROTECTED = "fencepost.server.postgres.marks._STILL_PROTECTED"
 
 FLOORS_MAY_FALL = ("", "", "ALTER TABLE fencepost.floors DISABLE TRIGGER never_lower")
 """The trigger would refuse it, so each line covers for the other."""
@@ -287,6 +299,7 @@ of_builtin = partial(Mutant, under=BUILTIN)
 of_parts = partial(Mutant, under=PARTITIONED, fails_with=(AssertionError, asyncpg.PostgresError))
 again = partial(partitions.test_without_event_triggers_protect_mends_what_was_attached, again=True)
 detached = partial(partitions.test_rows_that_are_detached_leave_their_marks, how="DETACH PARTITION part_1")
+of_names = partial(Mutant, more=(FLOORS_MAY_FALL, ("", "", "ALTER TABLE fencepost.marks DISABLE TRIGGER never_lower")))
 of_items = partial(Mutant, table="items")
 of_batches = partial(Mutant, fails_with=(AssertionError, TimeoutError))
 of_keys = partial(Mutant, fails_with=(AssertionError, TimeoutError))
@@ -301,6 +314,12 @@ def swapped(name: str, where: str, other: object, seen_by: Callable[..., Awaitab
 def instead(name: str, sql: str, seen_by: Callable[..., Awaitable[None]]) -> Mutant:
     """SQL is run: `{function}` is that of the scope's trigger of `items`, `{of}` the one that makes the scope."""
     return Mutant(name, "", "", sql, seen_by, table="items")
+
+
+def looked_again(name: str, old: str, new: str, change: Callable[[Session], Awaitable[None]]) -> Mutant:
+    """The last look at the table, before a claim is answered, overlooks this change of its protection."""
+    test = partial(claims_ddl.test_the_last_look_sees_that_the_table_is_protected_otherwise, change=change)
+    return Mutant(name, STILL_PROTECTED, old, new, test, Opening("customers", claims_ddl.with_customers))
 
 
 def judged(name: str, where: str, old: str, new: str | InPython, of: str = "default", rule: Rule = "strict") -> Mutant:
@@ -372,9 +391,9 @@ MUTANTS: list[Mutant] = [
     swapped("no row matched, so a newer holder has written", "fencepost.server.postgres.marks.ask", high_marks,
         rows.test_replaced_row_is_written_after_all),
     Mutant("every row is there", "{stem}_insmark", "IF gone THEN", "IF false THEN",
-        rows.test_deleted_by_its_trigger),
+        rows.test_a_row_is_deleted_by_its_trigger),
     Mutant("every row that was touched is gone", "{stem}_insmark", "IF gone THEN", "IF NEW.xmax <> '0' THEN",
-        rows.test_inserted_again_and_touched),
+        rows.test_a_row_is_inserted_and_touched),
     # The ceiling of an external table, and what lowers a mark
     Mutant("the plain case takes any newer token", "{stem}_upd", "AND NOT (given OPERATOR(pg_catalog.>)",
         "AND NOT (false AND given OPERATOR(pg_catalog.>)", bounds.test_update_above_the_ceiling_is_refused),
@@ -397,13 +416,14 @@ MUTANTS: list[Mutant] = [
         "coalesce(fencepost.meet_mark(p_resource), 0)",
         "coalesce((SELECT k.last_fence_token FROM fencepost.marks k WHERE k.resource = p_resource), 0)",
         bounds.test_a_leap_is_measured_from_the_mark_that_is_there_then),
-    Mutant("a reset does not wait for the mark", HELD, "FOR UPDATE", "", bounds.test_reset_waits),
+    Mutant("a reset does not wait for the mark", HELD, "FOR UPDATE", "",
+        bounds.test_a_reset_waits_for_a_claim_under_way),
     Mutant("a mark falls without a record", IS_RESET, "RETURN EXISTS (SELECT", "RETURN true OR EXISTS (SELECT",
-        bounds.test_lowered_by_hand),
+        bounds.test_a_mark_is_not_lowered_by_hand),
     Mutant("a reset ignores other marks", BELOW, "AND k.last_fence_token < p_below", "AND false",
-        bounds.test_reset_stays_above_other_marks),
+        bounds.test_a_reset_stays_above_other_marks),
     Mutant("a reset by hand ignores other marks", "fencepost.reset_mark(text, text, bigint, bigint)",
-        "IF p_new < lowest THEN", "IF false THEN", bounds.test_reset_by_hand_stays_above_other_marks),
+        "IF p_new < lowest THEN", "IF false THEN", bounds.test_a_reset_by_hand_stays_above_other_marks),
     # Tokens that the built-in source has issued
     of_builtin("the plain case takes tokens that were never issued", "{stem}_upd",
         "AND given OPERATOR(pg_catalog.<=) fencepost.issued()", "", bounds.test_update_above_the_ceiling_is_refused),
@@ -438,21 +458,75 @@ MUTANTS: list[Mutant] = [
         bounds.test_unissued_is_reported_before_missing),
     # Tokens that move past the marks of a table
     Mutant("no rows are asked", MEET_MARKS, "WHERE NOT (SELECT fencepost.is_own_write",
-        "WHERE false AND NOT (SELECT fencepost.is_own_write", moved.test_mark_of_a_row),
+        "WHERE false AND NOT (SELECT fencepost.is_own_write", moved.test_the_mark_of_a_row),
     Mutant("no partitions are asked", MEET_MARKS, 'FROM "public"."p" AS r', 'FROM ONLY "public"."p" AS r',
-        moved.test_marks_of_partitions),
+        moved.test_the_marks_of_partitions),
     Mutant("no marks of deleted rows are asked", MEET_MARKS, "WHERE starts_with(m.resource,",
-        "WHERE false AND starts_with(m.resource,", moved.test_mark_of_a_deleted_row),
+        "WHERE false AND starts_with(m.resource,", moved.test_the_mark_of_a_deleted_row),
     Mutant("the floor is not asked before the tokens move", MEET_MARKS, "SELECT 'The floor of t', f.floor",
-        "SELECT 'The floor of t', 0", moved.test_floor_of_pruned_marks),
+        "SELECT 'The floor of t', 0", moved.test_the_floor_of_pruned_marks),
     Mutant("the lowest mark counts", MEET_MARKS, "ORDER BY r.last_fence_token DESC", "ORDER BY r.last_fence_token",
-        moved.test_mark_of_a_row),
+        moved.test_the_mark_of_a_row),
     Mutant("hidden rows are overlooked", MEET_MARKS, "set_config('row_security', 'off', true)",
-        "set_config('row_security', 'on', true)", moved.test_mark_that_a_policy_hides),
+        "set_config('row_security', 'on', true)", moved.test_a_mark_that_a_policy_hides_is_not_overlooked),
     Mutant("the tokens stay where they are", MEET_MARKS, "PERFORM fencepost.issue_beyond(high.mark)", "PERFORM 1",
-        moved.test_mark_of_a_claim),
+        moved.test_the_mark_of_a_claim),
     Mutant("the tokens are moved in another isolation", "fencepost.server.ops.ddl.RowDdl.begin", "",
-        begin_in_any_isolation, moved.test_write_under_way),
+        begin_in_any_isolation, moved.test_a_write_under_way_is_waited_for),
+    # Names of tables, and texts of keys
+    of_names("the marks of the table that had the name are not copied", TAKE_NAME, "PERFORM fencepost.copy_marks(",
+        "PERFORM format('%s %s', ",
+        names_taken.test_a_table_that_takes_a_name_leaves_its_marks_to_the_table_that_had_it),
+    of_names("the floor does not follow its table", TAKE_NAME, "SET relation = left_by.relation,",
+        "SET relation = NULL,", names_taken.test_the_floor_of_a_table_that_was_renamed_follows_it_past_another_one),
+    of_names("that the floor covers rows does not follow", TAKE_NAME, "covers_rows = left_by.covers_rows OR",
+        "covers_rows = ", names_taken.test_the_floor_of_a_table_that_was_renamed_follows_it_past_another_one),
+    of_names("only the first of a circle is looked at", TAKE_NAME, "left_by := next_by;", "EXIT;",
+        names_taken.test_tables_that_have_moved_on_in_a_circle_all_keep_their_marks),
+    of_names("marks leave a name that another table has", MOVE, "fencepost.name_of(c.oid) = p_old", "false",
+        names_taken.test_marks_stay_with_a_name_that_another_table_has_by_now),
+    of_names("marks leave a name whose table lives on", MOVE, "OR c.oid = (SELECT", "OR 0 = (SELECT",
+        names_taken.test_a_table_that_left_its_marks_under_a_name_keeps_them_when_the_name_is_left_again),
+    of_names("the lower mark counts", COPY, "greatest(k.last", "least(k.last",
+        names_taken.test_tables_that_have_swapped_their_names_both_keep_their_marks),
+    of_names("the lower floor counts", COPY, "greatest(f.floor", "least(f.floor",
+        names_taken.test_of_two_floors_the_higher_counts),
+    Mutant("a key of any type will do", SAME_TEXTS, "SELECT p_was = p_now", "SELECT true OR p_was = p_now",
+        key_texts.test_a_key_of_another_type_is_fenced_up_to_the_highest_mark),
+    Mutant("a key that is a shorter text will do", SAME_TEXTS, "<= substring(p_now", ">= substring(p_now",
+        key_texts.test_a_key_of_another_type_is_fenced_up_to_the_highest_mark),
+    Mutant("a key that is a longer text will not do", SAME_TEXTS, "<= substring(p_now", ">= substring(p_now",
+        key_texts.test_a_key_whose_values_have_the_same_texts_in_a_wider_type_keeps_its_marks),
+    Mutant("columns of a key are known by their names", SAME_KEY, "was -> 'number' = is_now -> 'number'",
+        "was -> 'name' = is_now -> 'name'", key_texts.test_another_column_of_the_key_s_name_is_another_key),
+    Mutant("columns of a key are no more the same when they are renamed", SAME_KEY,
+        "CASE WHEN p_was -> 'relation' = p_now -> 'relation'", "CASE WHEN false",
+        key_texts.test_a_renamed_key_keeps_its_marks),
+    Mutant("the order of a key's columns does not matter", "fencepost.key_of(oid)", "ORDER BY k.n", "ORDER BY a.attnum",
+        key_texts.test_also_if_it_was_turned_while_nothing_protected_it),
+    # A table that is protected otherwise while a key of it is claimed
+    looked_again("the scope is not looked at", "AND p.scope IS NULL", "", claims_ddl.with_a_scope),
+    looked_again("the rule is not looked at", "p.rule = $6", "$6::text IS NOT NULL", claims_ddl.with_the_other_rule),
+    looked_again("the name is not looked at", "AND p.name = $4", "", claims_ddl.under_the_name_it_has_no_more),
+    looked_again("any table of the name will do", "fencepost.key_of(p.relation)::text = $5", "$5::text <> ''",
+        claims_ddl.another_table),
+    looked_again("the key is not looked at", "fencepost.key_of(p.relation)::text = $5", "$5::text <> ''",
+        claims_ddl.with_a_key_of_another_type),
+    looked_again("a table that is not protected will do", "WHEN p.relation IS NULL THEN", "WHEN false THEN",
+        claims_ddl.not_at_all),
+    # Two connections with direct SQL
+    Mutant("an UPDATE that waited takes any token", JUDGE_UPDATE, "IF verdict <> 'accepted'",
+        "IF token IS NULL AND verdict <> 'accepted'",
+        direct_sql.test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
+    Mutant("a DELETE that waited takes any token", JUDGE_DELETE, "IF verdict <> 'accepted'",
+        "IF given IS NULL AND verdict <> 'accepted'",
+        direct_sql.test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
+    Mutant("an INSERT that waited for a DELETE ignores the mark", JUDGE_INSERT, "IF mark IS NULL THEN", "IF true THEN",
+        direct_sql.test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_left),
+    Mutant("an INSERT that waited for one that is undone ignores the mark", JUDGE_INSERT, "IF mark IS NULL THEN",
+        "IF true THEN", direct_sql.test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark_before),
+    Mutant("a DELETE leaves the lowest mark", JUDGE_DELETE, "VALUES (p_resource, token,", "VALUES (p_resource, 1,",
+        direct_sql.test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark),
     # Partitions
     of_parts("attached rows do not take up marks", ATTACH_ROWS, "  EXECUTE raise;", "", detached),
     of_parts("attached rows do not take up the floor", ATTACH_ROWS, "  EXECUTE lift;", "",
@@ -549,8 +623,8 @@ MUTANTS: list[Mutant] = [
         "EXECUTE format('ALTER SEQUENCE fencepost.tokens MINVALUE %s START %s RESTART', first, first);",
         "PERFORM setval('fencepost.tokens', first);", generations.test_update_under_an_old_token_is_refused),
     Mutant("a raise lowers floors, and no trigger refuses it", RAISE_GENERATION,
-        "SET floor = greatest(f.floor, first - 1)", "SET floor = first - 1", generations.test_pruned_and_raised,
-        more=(FLOORS_MAY_FALL,)),
+        "SET floor = greatest(f.floor, first - 1)", "SET floor = first - 1",
+        generations.test_a_floor_that_is_higher_does_not_fall, more=(FLOORS_MAY_FALL,)),
     # Leases
     # Tokens
     Mutant("tokens are drawn before the locks are locked", ACQUIRE, ONE, "NULL;",

@@ -327,7 +327,7 @@ async def issued(connection: Connection) -> int:
 # What lowers a mark
 
 
-async def test_lowered_by_hand(race: Race) -> None:
+async def test_a_mark_is_not_lowered_by_hand(race: Race) -> None:
     """A mark falls only where this transaction's own record allows it."""
     await race.insert(race.a, "k", 2**61)
     await race.insert(race.a, "other", 40)
@@ -339,7 +339,7 @@ async def test_lowered_by_hand(race: Race) -> None:
     assert await race.live_mark("k") == 2**61
 
 
-async def test_reset_waits(race: Race) -> None:
+async def test_a_reset_waits_for_a_claim_under_way(race: Race) -> None:
     """A claim under way of a key without a row ends first, and is seen."""
     await race.claim_absent(race.a, "k", 50)
     holder = await race.begin(race.a)
@@ -349,7 +349,7 @@ async def test_reset_waits(race: Race) -> None:
     assert await resetting == Reset("orders/k", 2**61, 60)
 
 
-async def test_reset_by_hand_stays_above_other_marks(race: Race) -> None:
+async def test_a_reset_by_hand_stays_above_other_marks(race: Race) -> None:
     """Also for a role that may break the glass and calls the function itself."""
     await race.claim_absent(race.a, "k", 2**61)
     await race.claim_absent(race.a, "other", 70)
@@ -359,7 +359,7 @@ async def test_reset_by_hand_stays_above_other_marks(race: Race) -> None:
     assert await race.recorded("k") == (2**61, True)
 
 
-async def test_reset_stays_above_other_marks(race: Race) -> None:
+async def test_a_reset_stays_above_other_marks(race: Race) -> None:
     await race.claim_absent(race.a, "k", 2**61)
     await race.claim_absent(race.a, "other", 70)
     refused = False

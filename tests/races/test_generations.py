@@ -157,7 +157,7 @@ async def test_an_external_table_takes_its_tokens_as_before(race: Race) -> None:
 
 
 @opened(BUILTIN)
-async def test_pruned_and_raised(race: Race) -> None:
+async def test_a_floor_that_is_higher_does_not_fall(race: Race) -> None:
     """The floor never falls, whatever raises it."""
     await absent(race, "k", 50)
     await race.observer.execute("UPDATE fencepost.floors SET floor = $1", 1 << 60)

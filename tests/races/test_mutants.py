@@ -6,6 +6,7 @@ from tests.races.mutants import MUTANTS, Mutant
 from tests.races.openings import openings_of
 from tests.support.interleave import Connect
 from tests.support.racing import Race, assert_seen
+from tests.support.violations import Violation
 
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.keyed import FencedRow, WriteStatement
@@ -31,6 +32,19 @@ def test_a_mutant_has_a_name_of_its_own_and_is_opened_as_the_product_is() -> Non
     for each in MUTANTS:
         if each.seen_by.__module__.startswith("tests.races."):
             assert each.opening.name in {opening.name for opening in openings_of(each.seen_by)}, each.name
+
+
+def test_what_a_test_of_the_product_asserts_is_a_violation(request: pytest.FixtureRequest) -> None:
+    def fails() -> None:
+        raise AssertionError("the second holder")
+
+    test = pytest.Function.from_parent(request.node.parent, name="fails", callobj=fails)
+    with pytest.raises(Violation, match="the second holder"):
+        test.ihook.pytest_pyfunc_call(pyfuncitem=test)
+    test.add_marker(pytest.mark.long("mutants of the product"))
+    with pytest.raises(AssertionError, match="the second holder") as raised:
+        test.ihook.pytest_pyfunc_call(pyfuncitem=test)
+    assert type(raised.value) is AssertionError
 
 
 @pytest.mark.long("mutants of the product")

@@ -366,7 +366,7 @@ async def trigger(race: Race, name: str, n: int, does: str) -> None:
     await race.observer.execute(TRIGGER.format(name=name, n=n, does=does))
 
 
-async def test_deleted_by_its_trigger(race: Race) -> None:
+async def test_a_row_is_deleted_by_its_trigger(race: Race) -> None:
     """Before ours by name, and after it; by the gateway's POST and PUT, and by direct SQL."""
     await trigger(race, "eats", 1, DELETES)
     await trigger(race, "zzzz_eats", 2, DELETES)
@@ -386,14 +386,14 @@ async def test_deleted_by_its_trigger(race: Race) -> None:
     assert await race.recorded("post1") == (51, False)
 
 
-async def test_replaced_by_its_trigger(race: Race) -> None:
+async def test_a_row_is_replaced_by_its_trigger(race: Race) -> None:
     """The row that its trigger puts in its place is there."""
     await trigger(race, "replaces", 1, REPLACES)
     assert await race.direct(race.a, "INSERT INTO public.orders (order_id, n) VALUES ('k', 1)", 50) == "ok"
     assert (await race.live_mark("k"), await race.recorded("k")) == (50, (50, False))
 
 
-async def test_deleted_in_returning(race: Race) -> None:
+async def test_a_row_is_deleted_in_returning(race: Race) -> None:
     """A function in RETURNING runs before any AFTER trigger."""
     await race.observer.execute(
         "CREATE FUNCTION public.eat(k text) RETURNS text LANGUAGE plpgsql AS"
@@ -404,7 +404,7 @@ async def test_deleted_in_returning(race: Race) -> None:
     assert (await race.row("k"), await race.recorded("k")) == (None, (50, True))
 
 
-async def test_inserted_again_and_touched(race: Race) -> None:
+async def test_a_row_is_inserted_and_touched(race: Race) -> None:
     """A row that stays is never one that is gone, whatever its trigger does to it."""
     await trigger(race, "touches", 1, TOUCHES)
     assert await race.direct(race.a, "INSERT INTO public.orders (order_id, n) VALUES ('k', 1)", 50) == "ok"
