@@ -19,7 +19,6 @@ from tests.integration import test_names_taken as names_taken
 from tests.integration import test_races_claims_ddl as claims_ddl
 from tests.integration.break_glass import test_marks as glass_marks
 from tests.integration.break_glass import test_operators as glass_operators
-from tests.integration.break_glass import test_races as glass_races
 from tests.integration.break_glass import test_records as glass_records
 from tests.races import test_batches as batches
 from tests.races import test_bounds as bounds
@@ -1011,14 +1010,14 @@ MUTANTS: list[Mutant] = [
     glass("a DELETE behind glass leaves a lower mark", JUDGE_DELETE, "greatest(old_mark, given)", "coalesce(given, 0)",
         glass_marks.test_a_deleted_key_stays_deleted_for_the_stale_holder),
     glass("a DELETE behind glass is judged by the mark of before", JUDGE_DELETE, "IF token = 0 THEN", "IF true THEN",
-        glass_races.test_an_operator_who_waits_for_a_newer_holder_keeps_the_newer_mark),
+        glass_marks.test_an_operator_who_waits_for_a_newer_holder_keeps_the_newer_mark),
     glass("a row that is made behind glass does not take the key's mark", JUDGE_INSERT, "rule := 'epoch';", "",
         glass_marks.test_an_operator_writes_without_a_token_and_no_mark_falls),
     glass("a row that is made behind glass does not wait for the mark", JUDGE_INSERT,
         "CASE WHEN p_token = 0 THEN fencepost.meet_mark(p_resource)", "CASE WHEN p_token = 0 THEN NULL",
-        glass_races.test_a_claim_waits_for_a_row_that_is_inserted_behind_glass),
+        glass_marks.test_a_claim_waits_for_a_row_that_is_inserted_behind_glass),
     glass("a row that is made behind glass undercuts the mark", JUDGE_INSERT, "IF mark IS NULL THEN", "IF true THEN",
-        glass_races.test_a_row_behind_glass_waits_for_a_claim_and_does_not_undercut_it),
+        glass_marks.test_a_row_behind_glass_waits_for_a_claim_and_does_not_undercut_it),
     glass("a row that is made behind glass leaves its mark behind", "fencepost.meet_mark(text)",
         "DELETE FROM fencepost.marks k WHERE k.resource = p_resource;", "",
         glass_marks.test_a_new_row_is_met_by_the_first_token_of_its_key),
