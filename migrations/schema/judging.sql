@@ -14,7 +14,7 @@
 --   comparison   postgres/row_sql.py  the WHERE of the gateway's statements
 --   _update      ops/functions.py     the plain case of a table's trigger: a token above the mark, under both rules
 --   enter_each   scopes.sql           the plain case of scopes
--- tests/integration/test_one_rule.py holds all of them against each other. A mark that equals the token is accepted in the transaction that
+-- tests/races/test_one_rule.py holds all of them against each other. A mark that equals the token is accepted in the transaction that
 -- set it, too: see verdict. PostgreSQL puts the expression in place of the call, so that it costs nothing: no SET clause, not STRICT.
 CREATE FUNCTION fencepost.accepts(rule text, mark bigint, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN mark < token OR mark = token AND rule = 'epoch';

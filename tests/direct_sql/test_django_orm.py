@@ -14,8 +14,8 @@ import pytest
 from django.conf import settings
 from django.db import DatabaseError, connection
 from django.db.models import F
-from tests.scenarios.orm_shop import OrmShop, orm_shop
 from tests.support.recipes import recipe, run_recipe
+from tests.support.shops import OrmShop, orm_shop
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect

@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import REASON, Race, mutate, open_race, outcome
+from tests.support.racing import REASON, Race, open_race, outcome
 
 from fencepost.server.ops.protect import protect
 
@@ -203,31 +203,3 @@ async def test_a_cascade_waits_for_a_newer_holder_of_the_child_and_is_refused_as
     assert await race.live_mark("k") == 30
     assert await against(race, "UPDATE public.child SET n = 2 WHERE id = 1", 51, DELETE, 52) == "ok"
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.marks WHERE row_absent") == 3
-
-
-UPDATES_JUDGED = "judge_update(text, text, text, bigint, bigint, boolean, xid)"
-INSERTS_JUDGED = "judge_insert(text, text, bigint, text)"
-DELETES_JUDGED = "judge_delete(text, text, bigint, text, xid)"
-
-# Function, line, what becomes of it, and the test that sees it.
-MUTANTS = [
-    (UPDATES_JUDGED, "IF verdict <> 'accepted'", "IF token IS NULL AND verdict <> 'accepted'",
-     test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
-    (DELETES_JUDGED, "IF verdict <> 'accepted'", "IF given IS NULL AND verdict <> 'accepted'",
-     test_a_write_that_waits_for_an_update_is_judged_by_its_mark),
-    (INSERTS_JUDGED, "IF mark IS NULL THEN", "IF true THEN",
-     test_an_insert_that_waits_for_a_delete_is_judged_by_the_mark_that_it_left),
-    (INSERTS_JUDGED, "IF mark IS NULL THEN", "IF true THEN",
-     test_an_insert_that_waits_for_one_that_is_undone_is_judged_by_the_mark_before),
-    (DELETES_JUDGED, "VALUES (p_resource, token,", "VALUES (p_resource, 1,",
-     test_a_write_that_waits_for_a_delete_finds_no_row_and_leaves_its_mark),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("number", range(len(MUTANTS)))
-async def test_a_mutant_of_the_functions_is_seen(number: int, connect: Connect, unmade: Unmade) -> None:
-    function, old, new, scenario = MUTANTS[number]
-    race = await open_race(connect, unmade)
-    await mutate(race, f"fencepost.{function}", old, new)
-    with pytest.raises(AssertionError):
-        await scenario(race)

@@ -12,8 +12,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.orm.attributes import flag_modified
 from sqlalchemy.orm.exc import StaleDataError
 from sqlalchemy.pool import NullPool
-from tests.scenarios.orm_shop import OrmShop, orm_shop
 from tests.support.recipes import run_recipe
+from tests.support.shops import OrmShop, orm_shop
 
 from fencepost.server.ops.embedded import PostgresServer
 

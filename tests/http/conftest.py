@@ -8,11 +8,11 @@ import httpx
 import pytest
 from pydantic import SecretStr
 from tests.http.raw import RawConnection
-from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 from tests.support.gateways import DemoGateway, demo_gateway, serving
 from tests.support.manual_clock import UNHURRIED
 from tests.support.postgres import ReadyMade, Unmade
+from tests.support.shops import Shop, running_shop
 
 from fencepost.server.ops import demo
 from fencepost.server.settings import Settings
@@ -75,7 +75,7 @@ async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="module")
 def shop(databases: ReadyMade) -> Iterator[Shop]:
-    """Give a gateway on the tables of scenarios/shop.py, one for all tests of a file."""
+    """Give a gateway on the tables of support/shops.py, one for all tests of a file."""
     with running_shop(databases) as shop:
         yield shop
 

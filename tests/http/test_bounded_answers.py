@@ -7,9 +7,9 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api
 from tests.support.gateways import in_process
+from tests.support.shops import Shop
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import reading

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.postgres import ReadyMade
+from tests.support.shops import Shop, running_shop
 
 from fencepost.server.fence.token import MAX_TOKEN
 

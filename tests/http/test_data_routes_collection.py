@@ -1,7 +1,7 @@
 """/v1/data/{table}: many rows, over real HTTP (R10)."""
 
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.shops import Shop
 
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
 

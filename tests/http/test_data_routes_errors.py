@@ -5,8 +5,8 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.shops import Shop
 
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.http import data

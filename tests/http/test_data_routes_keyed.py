@@ -1,7 +1,7 @@
 """/v1/data/{table}/{key}, /v1/claims and /v1/fences: one row at a time, over real HTTP (R7)."""
 
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.shops import Shop
 
 from fencepost.server.fence.token import HIGHEST_TOKEN
 

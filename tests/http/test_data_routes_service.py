@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import httpx
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.shops import Shop
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.schema import newest

@@ -3,8 +3,8 @@
 from urllib.parse import quote
 from uuid import uuid1, uuid4
 
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.shops import Shop
 
 MALFORMED = [b"", b"0", b"34, 34", b"\xd9\xa3", b"34\x0b"]
 """The grammar: unit/test_fencing.py."""

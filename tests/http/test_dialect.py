@@ -2,8 +2,8 @@
 
 import asyncpg
 from tests.http.test_data_routes_collection import of, some_orders
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
+from tests.support.shops import Shop
 
 from fencepost.server.ops.protect import protect
 

@@ -11,10 +11,10 @@ from typing import Final
 import asyncpg
 import httpx
 import pytest
-from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api
 from tests.support.interleave import Connection
 from tests.support.postgres import ReadyMade
+from tests.support.shops import Shop, running_shop
 
 from fencepost.server.http import headers as header_rules
 from fencepost.server.http import headers as preferences

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import asyncpg
 import httpx
 import pytest
-from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection
 from tests.support.postgres import ReadyMade
+from tests.support.shops import Shop, running_shop
 
 from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import eventually

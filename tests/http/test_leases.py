@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from tests.http.test_data_routes_service import database_away
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
 from tests.support.lease_gateways import (
@@ -22,6 +21,7 @@ from tests.support.lease_gateways import (
     of,
 )
 from tests.support.postgres import ReadyMade
+from tests.support.shops import Shop
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import eventually

@@ -1,9 +1,9 @@
 """PATCH /v1/data/{table} with an array: each object names its row by its key. All or nothing, over real HTTP (R10)."""
 
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect
+from tests.support.shops import Shop
 
 from fencepost.server.ops.protect import protect
 

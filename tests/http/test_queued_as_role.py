@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from tests.http.test_roles import serving_roles
-from tests.scenarios.shop import Shop
 from tests.support.asking import LOGIN, OTHER, READER, WEB, acting, caller, code, queueing
 from tests.support.consuming import Queue, consumed, opened, write
 from tests.support.interleave import Connect
 from tests.support.servers import command
+from tests.support.shops import Shop
 
 from fencepost.server.consuming.applying import Applier, Later, QueueNow
 from fencepost.server.fence.problems import Problem

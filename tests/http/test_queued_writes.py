@@ -13,8 +13,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.test_data_routes_service import database_away
-from tests.scenarios.shop import Shop
 from tests.support.asking import Queued, code, queueing
+from tests.support.shops import Shop
 from tests.support.use_cases import Events
 
 from fencepost.server.fence.problem_types import STALE_TOKEN

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.http.test_data_routes_service import database_away
-from tests.scenarios.shop import Shop
 from tests.support.asking import Queued, code, queueing
+from tests.support.shops import Shop
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError

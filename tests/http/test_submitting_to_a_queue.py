@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.scenarios.shop import Shop
 from tests.support.asking import Queued, code, queueing
+from tests.support.shops import Shop
 
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE
 from fencepost.server.ops.protect import protect, unprotect

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.postgres import ReadyMade
+from tests.support.shops import Shop, running_shop
 
 TIMES = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+")
 NUMBERS = re.compile(r"(?<![0-9.:-])[1-9][0-9]{0,18}(?![0-9])")

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from tests.integration.batched_writes.sending import together
-from tests.scenarios.idempotency import once
-from tests.scenarios.scopes import mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import BOTH_RULES, Race
-from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
+from tests.support.racing import BOTH_RULES, Race, mark, scoped_race
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, once, open_gateway, patch, post, put, result_of
 
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.ops.protect import protect

@@ -6,11 +6,10 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
 from tests.support.racing import NEW, ORDERS, Race, assert_seen, open_race, outcome
-from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
+from tests.support.use_cases import delete, keyed, listed, matching, once, open_gateway, patch, post, put, result_of
 
 from fencepost.server.gateway.atomic import Undone, atomically
 from fencepost.server.gateway.gateway import Gateway

@@ -1,23 +1,17 @@
-"""Generations (R19): the scenarios, mutants, the command, doctor, and a gateway that meets another origin."""
+"""Generations (R19): the command, doctor, and a gateway that meets another origin."""
 
 import asyncio
 import re
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
-from tests.scenarios import generations as scenarios
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect
-from tests.support.postgres import Unmade
-from tests.support.racing import Race, Scenario, SqlMutant, assert_seen, mutate, open_race, owner, seen
-from tests.support.violations import judging
+from tests.support.racing import mutate, open_race, owner
 
 from fencepost.cli.main import main
-from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import sources, upkeep
 from fencepost.server.postgres.connection import Limits
@@ -26,79 +20,9 @@ from fencepost.server.postgres.errors import QuarantinedError
 from fencepost.server.startup import StartupError
 from fencepost.testing.servers.processes import eventually
 
-RAISE = "fencepost.raise_generation(text, bigint)"
-
 
 async def run(*arguments: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, [*arguments])
-
-
-@pytest.mark.parametrize(
-    ("rule", "scenario"),
-    [("epoch", scenarios.update_under_an_old_token_is_refused), *(("strict", each) for each in scenarios.SCENARIOS)],
-    ids=lambda each: getattr(each, "__name__", each),
-)
-async def test_generations(scenario: Scenario, rule: Rule, connect: Connect, unmade: Unmade) -> None:
-    race = await open_race(connect, unmade, rule, source="builtin")
-    with judging():
-        await scenario(race)
-
-
-@dataclass(frozen=True)
-class TriedOnce(SqlMutant):
-    """A deadlock would be tried again, and not be seen."""
-
-    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fencepost.server.postgres.upkeep.TRIES", 1)
-        await super().apply(race, monkeypatch)
-
-
-builtin = partial(TriedOnce, source="builtin")
-
-MUTANTS = [
-    builtin("the plain case takes tokens of any generation", "{stem}_upd",
-        "AND given OPERATOR(pg_catalog.>=) fencepost.oldest()", "", scenarios.update_under_an_old_token_is_refused),
-    builtin("a token of a setting may be of any generation", "{stem}_upd",
-        "IF NEW.last_fence_token OPERATOR(pg_catalog.<) fencepost.oldest()", "IF false",
-        scenarios.update_under_an_old_token_is_refused),
-    builtin("leases go on to be counted from where the copy left off", RAISE,
-        "EXECUTE format('ALTER SEQUENCE fencepost.lease_ids START %s RESTART', first + 140737488355329);", "",
-        scenarios.a_grant_under_way_is_over_once_the_generation_is_raised),
-    builtin("INSERT takes tokens of any generation", "{stem}_insmark", "OPERATOR(pg_catalog.<) fencepost.oldest()",
-        "OPERATOR(pg_catalog.<) 0", scenarios.insert_under_an_old_token_is_refused),
-    builtin("DELETE takes tokens of any generation", "{stem}_del", "OPERATOR(pg_catalog.<) fencepost.oldest()",
-        "OPERATOR(pg_catalog.<) 0", scenarios.delete_under_an_old_token_is_refused),
-    builtin("claims take tokens of any generation", "fencepost.require_issued(text, bigint)",
-        "IF p_token < oldest AND", "IF false AND", scenarios.a_claim_under_an_old_token_is_refused_without_the_floor),
-    builtin("floors stay", RAISE, "SET floor = greatest(f.floor, first - 1)", "SET floor = f.floor",
-        scenarios.keys_without_a_row_are_refused),
-    builtin("every table's floor rises", RAISE, "p.source = 'builtin'", "true",
-        scenarios.an_external_table_takes_its_tokens_as_before),
-    builtin("leases go on", RAISE, "WHERE x.ended_at IS NULL;", "WHERE false;",
-        scenarios.a_grant_under_way_is_over_once_the_generation_is_raised),
-    builtin("grants are met in the other order", RAISE,
-        "LOCK TABLE fencepost.locks, fencepost.leases IN EXCLUSIVE MODE;", "",
-        scenarios.a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock),
-    builtin("tokens that were moved far are not looked at", RAISE, "fencepost.issued() >> 48", "0",
-        scenarios.a_generation_goes_beyond_tokens_that_were_moved_far),
-    builtin("the next number is taken", RAISE, "floor(random() * ", "floor(0 * ",
-        scenarios.two_histories_raise_different_numbers),
-    builtin("the sequence goes on from where it was", RAISE,
-        "EXECUTE format('ALTER SEQUENCE fencepost.tokens MINVALUE %s START %s RESTART', first, first);",
-        "PERFORM setval('fencepost.tokens', first);", scenarios.update_under_an_old_token_is_refused),
-]  # fmt: skip
-
-
-test_a_mutant_of_generations_is_seen = seen(MUTANTS)
-
-
-@pytest.mark.long("mutants of the product")
-async def test_a_mutant_that_lowers_floors_is_seen(connect: Connect, unmade: Unmade) -> None:
-    """The trigger of fencepost.floors would refuse it, so each line covers for the other."""
-    race = await open_race(connect, unmade, source="builtin")
-    await mutate(race, RAISE, "SET floor = greatest(f.floor, first - 1)", "SET floor = first - 1")
-    await race.observer.execute("ALTER TABLE fencepost.floors DISABLE TRIGGER never_lower")
-    await assert_seen(scenarios.pruned_and_raised, race)
 
 
 async def test_the_command_shows_history_and_state_and_raises(connect: Connect, database: str) -> None:

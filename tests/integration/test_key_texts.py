@@ -3,7 +3,7 @@
 import pytest
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Race, mutate, open_race, outcome
+from tests.support.racing import Race, open_race, outcome
 from tests.support.use_cases import keyed, open_gateway, put, result_of
 
 from fencepost.server.ops.protect import protect, unprotect
@@ -171,48 +171,6 @@ async def test_in_one_transaction_a_key_gets_another_type(race: Race) -> None:
         await race.observer.execute("ALTER TABLE public.t ALTER k TYPE timestamp")
         await protect(race.observer, "t")
     assert await race.direct(race.a, "INSERT INTO t VALUES ('2024-01-01')", 40) == "FP409"
-
-
-async def shorter(race: Race) -> None:
-    await fenced_up_to_the_highest_mark(race, "shorter", "t")
-
-
-async def longer(race: Race) -> None:
-    await keeps_its_marks(race, "a longer text", "t")
-
-
-SAME_KEY, SAME_TEXTS = "fencepost.same_key(jsonb, jsonb)", "fencepost.same_texts(text, text)"
-MUTANTS = {
-    "any type will do": (SAME_TEXTS, "SELECT p_was = p_now", "SELECT true OR p_was = p_now", shorter),
-    "a shorter text will do": (SAME_TEXTS, "<= substring(p_now", ">= substring(p_now", shorter),
-    "a longer text will not do": (SAME_TEXTS, "<= substring(p_now", ">= substring(p_now", longer),
-    "columns are known by their names": (
-        SAME_KEY,
-        "was -> 'number' = is_now -> 'number'",
-        "was -> 'name' = is_now -> 'name'",
-        test_another_column_of_the_key_s_name_is_another_key,
-    ),
-    "columns are no more the same when they are renamed": (
-        SAME_KEY,
-        "CASE WHEN p_was -> 'relation' = p_now -> 'relation'",
-        "CASE WHEN false",
-        test_a_renamed_key_keeps_its_marks,
-    ),
-    "the order does not matter": (
-        "fencepost.key_of(oid)",
-        "ORDER BY k.n",
-        "ORDER BY a.attnum",
-        test_also_if_it_was_turned_while_nothing_protected_it,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-async def test_a_mutant_is_seen(race: Race, name: str) -> None:
-    function, old, new, scenario = MUTANTS[name]
-    await mutate(race, function, old, new)
-    with pytest.raises(AssertionError):
-        await scenario(race)
 
 
 async def test_a_row_made_again_while_unprotected_rises_where_its_keys_text_changed(race: Race) -> None:

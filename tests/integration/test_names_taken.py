@@ -3,7 +3,7 @@
 import pytest
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Race, mutate, open_race
+from tests.support.racing import Race, open_race
 
 from fencepost.server.ops.protect import protect, unprotect
 
@@ -161,41 +161,3 @@ async def test_of_two_floors_the_higher_counts(race: Race) -> None:
         await protect(race.observer, table)
         assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", 70) == "FP409", table
         assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", 71) == "ok", table
-
-
-MOVE, TAKE, COPY = (
-    "fencepost.move_marks(oid, text, text)",
-    "fencepost.take_name(oid, text)",
-    "fencepost.copy_marks(text, text)",
-)
-MUTANTS = {
-    "the marks of the table that had the name are not copied": (
-        TAKE, "PERFORM fencepost.copy_marks(", "PERFORM format('%s %s', ",
-        test_a_table_that_takes_a_name_leaves_its_marks_to_the_table_that_had_it),
-    "the floor does not follow its table": (
-        TAKE, "SET relation = left_by.relation,", "SET relation = NULL,",
-        test_the_floor_of_a_table_that_was_renamed_follows_it_past_another_one),
-    "that the floor covers rows does not follow": (
-        TAKE, "covers_rows = left_by.covers_rows OR", "covers_rows = ",
-        test_the_floor_of_a_table_that_was_renamed_follows_it_past_another_one),
-    "only the first of a circle is looked at": (
-        TAKE, "left_by := next_by;", "EXIT;", test_tables_that_have_moved_on_in_a_circle_all_keep_their_marks),
-    "marks leave a name that another table has": (
-        MOVE, "fencepost.name_of(c.oid) = p_old", "false", test_marks_stay_with_a_name_that_another_table_has_by_now),
-    "marks leave a name whose table lives on": (
-        MOVE, "OR c.oid = (SELECT", "OR 0 = (SELECT",
-        test_a_table_that_left_its_marks_under_a_name_keeps_them_when_the_name_is_left_again),
-    "the lower mark counts": (COPY, "greatest(k.last", "least(k.last",
-                              test_tables_that_have_swapped_their_names_both_keep_their_marks),
-    "the lower floor counts": (COPY, "greatest(f.floor", "least(f.floor", test_of_two_floors_the_higher_counts),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-async def test_a_mutant_is_seen(race: Race, name: str) -> None:
-    function, old, new, scenario = MUTANTS[name]
-    await race.observer.execute("ALTER TABLE fencepost.marks DISABLE TRIGGER never_lower")
-    await race.observer.execute("ALTER TABLE fencepost.floors DISABLE TRIGGER never_lower")
-    await mutate(race, function, old, new)
-    with pytest.raises(AssertionError):
-        await scenario(race)

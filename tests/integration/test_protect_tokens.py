@@ -3,17 +3,14 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
-from tests.scenarios import tokens as scenarios
-from tests.scenarios.tokens import HIGH, draw, issued, table, with_token
+from tests.races.test_moved_tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
 from tests.support.postgres import Unmade
 from tests.support.racing import open_race, outcome
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
-from tests.support.violations import judging
 
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.ddl import HIGHEST_MARK
@@ -34,14 +31,6 @@ async def db(connect: Connect) -> Connection:
     connection = await table(connect)
     await with_token(connection, HIGH, "INSERT INTO t VALUES (2, 'a')")
     return connection
-
-
-@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda each: each.__name__)
-async def test_the_next_token_is_above_every_mark(
-    scenario: Callable[[Connect], Awaitable[None]], connect: Connect
-) -> None:
-    with judging():
-        await scenario(connect)
 
 
 async def test_tokens_that_are_above_all_marks_stay_where_they_are(db: Connection) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 from tests.integration.batched_writes.sending import together
-from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Race
-from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, rendered, result_of
+from tests.support.racing import Race, applied, audited_race
+from tests.support.use_cases import gateway_pid, keyed, once, open_gateway, patch, rendered, result_of
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.gateway.gateway import Gateway

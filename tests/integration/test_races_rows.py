@@ -5,12 +5,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.scenarios.idempotency import once
 from tests.support.asking import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, Race, open_race, outcome
-from tests.support.use_cases import answer_after, gateway_pid, listed, open_gateway, patch, result_of
+from tests.support.use_cases import answer_after, gateway_pid, listed, once, open_gateway, patch, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway import rounds

@@ -14,11 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integration.test_lease_claims import ask, asking, nothing_was_granted
-from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.postgres import Unmade
 from tests.support.racing import NEW, Race, assert_seen, mutate, open_race, outcome
-from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, rendered, result_of
+from tests.support.use_cases import (
+    delete,
+    keyed,
+    listed,
+    matching,
+    once,
+    open_gateway,
+    patch,
+    post,
+    put,
+    rendered,
+    result_of,
+)
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource

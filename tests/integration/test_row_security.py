@@ -7,13 +7,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from tests.scenarios.idempotency import once
-from tests.scenarios.scopes import scoped_race
 from tests.support.asking import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Race
-from tests.support.use_cases import keyed, listed, open_gateway, patch, put
+from tests.support.racing import Race, scoped_race
+from tests.support.use_cases import keyed, listed, once, open_gateway, patch, put
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway

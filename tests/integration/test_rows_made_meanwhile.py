@@ -4,10 +4,9 @@ from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
-from tests.scenarios.scopes import entered, scoped_race
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Race, mutate, open_race
+from tests.support.racing import Race, entered, mutate, open_race, scoped_race
 
 from fencepost.server.ops.protect import apply, plan_unprotect, protect, unprotect
 from fencepost.server.ops.schema import settle_sql

@@ -4,10 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import Unmade
-from tests.support.racing import Race
+from tests.support.racing import Race, entered, mark, scoped_race
 from tests.support.use_cases import gateway_pid, keyed, open_gateway, patch, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -5,11 +5,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from tests.scenarios.scopes import entered, mark, scoped_race
-from tests.scenarios.scopes_direct import CASCADES, PARTS
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import NEW, Race
+from tests.support.racing import CASCADES, NEW, PARTS, Race, entered, mark, scoped_race
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -8,12 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.scenarios.idempotency import assert_applied
-from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.lost_answers import ALONE, BOTH_WAYS, cut, cut_off, swallowed, waiting_instead_of
 from tests.support.postgres import CuttingProxy, Unmade
-from tests.support.racing import NEW, Race
+from tests.support.racing import NEW, Race, assert_applied, entered, mark, scoped_race
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
 
 from fencepost.server.fence.problems import Problem

@@ -3,10 +3,9 @@ when a table leaves a scope or enters one, whatever it and its columns are calle
 """
 
 import pytest
-from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import Unmade
-from tests.support.racing import Race
+from tests.support.racing import Race, entered, mark, scoped_race
 from tests.support.racing import owner as connected
 from tests.support.servers import command
 

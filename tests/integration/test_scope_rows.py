@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from tests.scenarios.idempotency import once
-from tests.scenarios.scopes import entered, mark, scoped_race
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import BOTH_RULES, Race
-from tests.support.use_cases import gateway_pid, listed, patch, result_of
+from tests.support.racing import BOTH_RULES, Race, entered, mark, scoped_race
+from tests.support.use_cases import gateway_pid, listed, once, patch, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway

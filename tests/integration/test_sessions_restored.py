@@ -7,11 +7,10 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.integration.test_lease_claims import ask, asking
-from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
 from tests.support.racing import NEW, Race, open_race, protected_table
-from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
+from tests.support.use_cases import delete, keyed, listed, matching, once, open_gateway, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource

@@ -1,35 +1,19 @@
-"""Generations of a lock service's tokens (R12): the scenarios on tables, and the same for scopes."""
+"""Generations of a lock service's tokens (R12): scopes, and leases whose clock steps back."""
 
 import asyncpg
 import pytest
-from tests.scenarios import sources as scenarios
+from tests.races.test_generations import Isolation
 from tests.support.interleave import Connect
 from tests.support.lease_racing import MINUTE, step_back
-from tests.support.racing import Scenario, outcome
-from tests.support.violations import judging
+from tests.support.racing import outcome
 
-from fencepost.server.fence.token import Rule
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import sources
 from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.leases import LockRequest, hash_secret
 from fencepost.server.postgres.sources import GrantRecord
 
-SOURCE = scenarios.SOURCE
-
-
-@pytest.mark.parametrize(("source", "rule"), [(SOURCE, "strict"), ("kafka:Orders.eu-1", "epoch")])
-@pytest.mark.parametrize("scenario", scenarios.SCENARIOS, ids=lambda scenario: scenario.__name__)
-async def test_sources(
-    scenario: Scenario, source: str, rule: Rule, connect: Connect, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A queue's source is raised as a lock service's is; its name has to be quoted everywhere."""
-    monkeypatch.setattr(scenarios, "SOURCE", source)
-    race = await scenarios.open_source_race(connect, database, rule)
-    with judging():
-        await scenario(race)
-
-
+SOURCE = "redis"
 ITEMS = "CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int NOT NULL DEFAULT 0)"
 ENTER = "SELECT refused_by FROM fencepost.enter('account', ARRAY['account/1'], 40)"
 ENTER_EACH = (
@@ -55,7 +39,7 @@ async def scoped(connect: Connect) -> asyncpg.Connection:
     [("enter", "read_committed"), ("enter", "serializable"), *((way, "repeatable_read") for way in ("update", "each"))],
 )
 async def test_a_scope_is_not_entered_under_a_token_that_was_voided_since_the_snapshot(
-    connect: Connect, isolation: scenarios.Isolation, way: str
+    connect: Connect, isolation: Isolation, way: str
 ) -> None:
     owner, writer = await scoped(connect), await connect()
     transaction = writer.transaction(isolation=isolation)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.scenarios.idempotency import assert_applied, audited_race, has_landed, once
 from tests.support.interleave import Connect
 from tests.support.lost_answers import (
     ALONE,
@@ -24,8 +23,20 @@ from tests.support.lost_answers import (
     waiting_instead_of,
 )
 from tests.support.postgres import CuttingProxy, Unmade
-from tests.support.racing import NEW, Race
-from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
+from tests.support.racing import NEW, Race, assert_applied, audited_race, has_landed
+from tests.support.use_cases import (
+    delete,
+    gateway_pid,
+    keyed,
+    listed,
+    matching,
+    once,
+    patch,
+    post,
+    put,
+    rendered,
+    result_of,
+)
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource

@@ -6,13 +6,12 @@ from datetime import timedelta
 
 import asyncpg
 import pytest
-from tests.scenarios.idempotency import applied, audited_race, once
 from tests.support.asking import RULED, ruled
 from tests.support.interleave import Connect
 from tests.support.lost_answers import IN_A_HURRY, TOKEN, cut, cut_off, swallowed
 from tests.support.postgres import CuttingProxy, Unmade, cutting_proxy
-from tests.support.racing import Race
-from tests.support.use_cases import gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
+from tests.support.racing import Race, applied, audited_race
+from tests.support.use_cases import gateway_pid, keyed, listed, once, open_gateway, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres import connection as backends

@@ -217,3 +217,10 @@ async def open_lease_race(connect: Connect) -> LeaseRace:
     race = LeaseRace(await racer(connect), await racer(connect), await racer(connect), await owner(connect))
     await race.beat()
     return race
+
+
+async def granted(connection: Connection, name: str, tokens: int = 1) -> int:
+    """Acquire a lock whose secret is its name; returns the first token."""
+    got = await leases.try_locks(connection, wanted(name, secret=name, ttl_ms=MINUTE, tokens=tokens), None, None, 0)
+    assert got.verdict == "granted"
+    return int(got.tokens[0])

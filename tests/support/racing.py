@@ -5,17 +5,18 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
 from tests.support.interleave import Connect, Connection, start
 from tests.support.postgres import Unmade
+from tests.support.violations import promised
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
 from fencepost.server.gateway.rounds import judge
-from fencepost.server.ops.protect import protect
+from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres import keyed as statements
 from fencepost.server.postgres import marks
 from fencepost.server.postgres.answers import Shown, shown
@@ -44,7 +45,7 @@ SET session_replication_role = replica; UPDATE fencepost.floors SET floor = 0; R
 """What puts all floors to 0, for a test of what else refuses: no statement of the product may."""
 
 ISSUED = 1000
-"""How far the built-in source is in a race: above every token that the scenarios use."""
+"""How far the built-in source is in a race: above every token that the tests use."""
 
 BOTH_RULES = pytest.mark.parametrize("race", ["strict", "epoch"], indirect=True)
 """For the tests that are about a token which equals the mark; the others run under strict."""
@@ -369,99 +370,146 @@ async def count(race: Race) -> int:
     return number
 
 
-# Each safety line is there because something breaks without it: a mutant is the product with one line changed.
-#
-# Its scenario, which the race tests run against the product, must fail with it. `seen` makes a test of a table of them.
+# Tables of a scope in a race.
 
-Scenario = Callable[[Race], Awaitable[None]]
-"""An AssertionError says that a rule is broken."""
-
-
-class Mutant(Protocol):
-    """`name` says what is wrong in it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def scenario(self) -> Scenario: ...
-    @property
-    def rule(self) -> Rule: ...
-    @property
-    def source(self) -> str: ...
-    async def apply(self, race: Race, monkeypatch: pytest.MonkeyPatch, /) -> None: ...
-
-
-@dataclass(frozen=True)
-class SqlMutant:
-    """`old` becomes `new` in a function. `{stem}` is the start of the names of the functions of `table`."""
-
-    name: str
-    function: str
-    old: str
-    new: str
-    scenario: Scenario
-    rule: Rule = "strict"
-    source: str = "external"
-    table: str = "orders"
-
-    async def apply(self, race: Race, _: pytest.MonkeyPatch, /) -> None:
-        await mutate(race, self.function, self.old, self.new, self.table)
+ITEMS = """
+CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0)"""
+NOTES = """
+CREATE TABLE public.notes (account_id bigint, no int, PRIMARY KEY (account_id, no));
+INSERT INTO public.items VALUES (1, 42), (2, 42), (3, 7)"""
+CASCADES = """
+CREATE TABLE public.lines (id int PRIMARY KEY, account_id int NOT NULL,
+  item int REFERENCES public.items ON DELETE CASCADE);
+CREATE TABLE public.tags (id int PRIMARY KEY, item int REFERENCES public.items ON DELETE CASCADE);
+CREATE TABLE public.accounts (id int PRIMARY KEY);
+CREATE TABLE public.owned (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 7
+  REFERENCES public.accounts ON UPDATE CASCADE ON DELETE SET DEFAULT);
+INSERT INTO public.lines VALUES (1, 42, 1), (2, 7, 2);
+INSERT INTO public.tags VALUES (3, 3);
+INSERT INTO public.accounts VALUES (7), (42);
+INSERT INTO public.owned VALUES (1, 42)"""
+PARTS = """
+CREATE TABLE public.parts (region text, id int, account_id int NOT NULL, PRIMARY KEY (region, id))
+  PARTITION BY LIST (region);
+CREATE TABLE public.parts_eu PARTITION OF public.parts FOR VALUES IN ('eu')"""
 
 
-@dataclass(frozen=True)
-class PythonMutant:
-    """`change` changes the gateway."""
-
-    change: Callable[[pytest.MonkeyPatch], None]
-    scenario: Scenario
-    rule: Rule = "strict"
-    source: str = "external"
-
-    @property
-    def name(self) -> str:
-        return f"{self.change.__name__}-{self.scenario.__name__}"
-
-    async def apply(self, _: Race, monkeypatch: pytest.MonkeyPatch, /) -> None:
-        self.change(monkeypatch)
+async def scoped_race(connect: Connect, database: Unmade | str, rule: Rule, source: str = "external") -> Race:
+    """Make `items` and `notes`, whose rows have the mark of their account."""
+    return await open_race(connect, database, rule, ddl=ITEMS, name="items", source=source, then=_share_a_scope)
 
 
-async def plain(connect: Connect, unmade: Unmade, rule: Rule, source: str) -> Race:
-    return await open_race(connect, unmade, rule, source=source)
+async def _share_a_scope(race: Race) -> None:
+    await unprotect(race.observer, "items")
+    await race.observer.execute(NOTES)
+    for table in ("items", "notes"):
+        await protect(race.observer, table, scope="account/{account_id}", rule=race.rule, source=race.fence.source)
 
 
-def seen(
-    mutants: Sequence[Mutant],
-    world: Callable[[Connect, Unmade, Rule, str], Awaitable[Race]] = plain,
-    fails_with: tuple[type[BaseException], ...] = (AssertionError,),
-) -> Callable[..., Awaitable[None]]:
-    """Make the test that each mutant is seen by its scenario, in a world of its own."""
+async def entered(_race: Race, connection: object, token: int, *scopes: str) -> object:
+    """Enter as the gateway does: {scope: refused_by}, or an SQLSTATE."""
+    rows = await outcome(
+        connection.fetch("SELECT * FROM fencepost.enter('account', $1, $2)", list(scopes), token)  # type: ignore[attr-defined]
+    )
+    return rows if isinstance(rows, str) else {row["scope"]: row["refused_by"] for row in rows}
 
-    @pytest.mark.long("mutants of the product")
-    @pytest.mark.parametrize("mutant", mutants, ids=lambda mutant: mutant.name.replace(" ", "-"))
-    async def test(mutant: Mutant, connect: Connect, unmade: Unmade, monkeypatch: pytest.MonkeyPatch) -> None:
-        race = await world(connect, unmade, mutant.rule, mutant.source)
-        await mutant.apply(race, monkeypatch)
-        await assert_seen(mutant.scenario, race, fails_with)
 
-    return test
+async def mark(race: Race, scope: str = "account/42") -> int | None:
+    found: int | None = await race.observer.fetchval(
+        "SELECT last_fence_token FROM fencepost.marks WHERE resource = $1", scope
+    )
+    return found
+
+
+# Writes that are counted.
+
+AUDIT = """
+CREATE TABLE public.applied (id bigint GENERATED ALWAYS AS IDENTITY, verb text, order_id text);
+CREATE FUNCTION public.audit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO public.applied (verb, order_id) VALUES (TG_OP, coalesce(NEW.order_id, OLD.order_id));
+  RETURN NULL;
+END $$;
+CREATE TRIGGER audit AFTER INSERT OR UPDATE OR DELETE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.audit();
+"""
+
+
+async def audited_race(connect: Connect, database: Unmade | str, rule: Rule, *, counting: bool = True) -> Race:
+    """Give the order k with mark 30, and count every write that lands. Not `counting`: writes go in batches."""
+    race = await open_race(connect, database, rule)
+    await race.insert(race.a, "k", 30)
+    if counting:
+        await race.observer.execute(AUDIT)
+    return race
+
+
+async def applied(race: Race) -> int:
+    count: int = await race.observer.fetchval("SELECT count(*) FROM public.applied")
+    return count
+
+
+async def assert_applied(race: Race, count: int) -> None:
+    """Hold against the audit's count how many writes landed: an effect twice, or one that is lost, is a violation."""
+    if await race.observer.fetchval("SELECT to_regclass('public.applied') IS NOT NULL"):
+        promised((found := await applied(race)) == count, f"{found} effects in place of {count}")
+        return
+    changed = any([await _exists(race, f"FROM {table} WHERE n <> 0") for table in await _written(race)])
+    if count > 0:
+        promised(changed or await has_landed(race), f"no effect in place of {count}")
+    else:
+        promised(not changed, "an effect in place of none")
+
+
+async def has_landed(race: Race) -> bool:
+    """Whether a write has raised a mark above that of the order k."""
+    tables = ["fencepost.marks", *await _written(race)]
+    return any([await _exists(race, f"FROM {table} WHERE last_fence_token > 30") for table in tables])
+
+
+async def _written(race: Race) -> list[str]:
+    """Return which of the two tables that tests write are there."""
+    tables: list[str] = await race.observer.fetchval(
+        "SELECT array_agg(t) FROM unnest('{public.orders,public.items}'::text[]) t WHERE to_regclass(t) IS NOT NULL"
+    )
+    return tables
+
+
+async def _exists(race: Race, where: str) -> bool:
+    found: bool = await race.observer.fetchval(f"SELECT EXISTS (SELECT {where})")
+    return found
+
+
+# A mutant is the product with one line changed, which is there for safety: a test must fail with it.
 
 
 async def mutate(race: Race, function: str, old: str, new: str, table: str = "orders") -> None:
-    """Replace a line of a function; a mutant that changes nothing would prove nothing."""
-    if function.startswith("{stem}"):
-        stem = await race.observer.fetchval("SELECT functions FROM fencepost.protected WHERE name = $1", table)
-        function = f'fencepost."{function.format(stem=stem)}"()'
-    definition = await race.observer.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", function)
-    assert old in definition, f"{function} has no {old!r}"
-    await race.observer.execute(definition.replace(old, new))
+    """Make a mutant of a race's product."""
+    await change(race.observer, function, old, new, table)
+
+
+async def change(connection: Connection, where: str, old: str, new: str, table: str = "orders") -> None:
+    """Replace a text in a function or a view; a mutant that changes nothing would prove nothing.
+
+    `{stem}` is the start of the names of the functions of `table`. Without types of arguments it is a view.
+    """
+    if where.startswith("{stem}"):
+        stem = await connection.fetchval("SELECT functions FROM fencepost.protected WHERE name = $1", table)
+        where = f'fencepost."{where.format(stem=stem)}"()'
+    if where.endswith(")"):
+        definition = await connection.fetchval("SELECT pg_get_functiondef($1::text::regprocedure)", where)
+    else:
+        query = await connection.fetchval("SELECT pg_get_viewdef($1::text::regclass)", where)
+        definition = f"CREATE OR REPLACE VIEW {where} AS {query}"
+    assert old in definition, f"{where} has no {old!r}: {definition}"
+    await connection.execute(definition.replace(old, new))
 
 
 async def assert_seen(
-    scenario: Scenario, race: Race, fails_with: tuple[type[BaseException], ...] = (AssertionError,)
+    test: Callable[..., Awaitable[None]], race: object, fails_with: tuple[type[BaseException], ...] = (AssertionError,)
 ) -> None:
-    """Assert that the scenario sees the mutant."""
+    """Assert that the test sees the mutant."""
     try:
-        await scenario(race)
+        await test(race)
     except fails_with:
         return
-    pytest.fail("the scenario passes with the mutant: it does not see that line, or the line is not needed")
+    pytest.fail("the test passes with the mutant: it does not see that line, or the line is not needed")

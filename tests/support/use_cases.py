@@ -22,7 +22,17 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.gathered import GatheredReads
 from fencepost.server.gateway.outcomes import CallerShares, Done, Outcome, Reads, Turns
 from fencepost.server.gateway.use_cases import write
-from fencepost.server.gateway.write import NO_BODY, Body, Listed, Matching, OneRow, Preferences, Verb, Write
+from fencepost.server.gateway.write import (
+    NO_BODY,
+    Body,
+    IdempotencyKey,
+    Listed,
+    Matching,
+    OneRow,
+    Preferences,
+    Verb,
+    Write,
+)
 from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Limits
@@ -237,6 +247,10 @@ def listed(token: int, *rows: Mapping[str, object], table: str = "orders") -> Wr
     """A write of the rows of an array: give it to post or patch."""
     given = Body(json.dumps(rows).encode(), tuple(rows[0]), {})
     return Write("post", table, Listed(len(rows)), Token(token), given, preferences=SHOWN)
+
+
+def once(name: str = "k1", payload: bytes = b"payload") -> IdempotencyKey:
+    return IdempotencyKey(name, payload)
 
 
 async def patch(gateway: Gateway, asked: Write) -> Outcome:

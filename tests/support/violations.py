@@ -30,9 +30,9 @@ def promised(kept: object, broken: str, *context: str) -> None:
 
 @contextmanager
 def judging(within: float = 9.0) -> Iterator[None]:
-    """Have what a stepped scenario asserts of the product raise Violation.
+    """Have what a stepped test asserts of the product raise Violation.
 
-    What keeps a scenario from being stepped at all, as a wait that came to its end, is no AssertionError and stays
+    What keeps a test from being stepped at all, as a wait that came to its end, is no AssertionError and stays
     what it is. So does an AssertionError after more than `within` seconds: by then sessions may have given up waiting
     for a lock, and leases may have ended (10 seconds and more), so that it may say nothing of the product.
     """

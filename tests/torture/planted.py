@@ -1,22 +1,25 @@
 """What a planted bug is: the product with one safety line broken, and the bounded run that has to find it.
 
-The bugs themselves are in `bugs/`, one module a part of the product. A line that is to be broken and is not there (any
+The bugs themselves are in `bugs.py`. A line that is to be broken and is not there (any
 more) is an AssertionError: the bug would change nothing, and prove nothing.
 """
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import psycopg
 
 from fencepost.server.ops.functions import Functions
 from fencepost.testing.checker import Model
-from fencepost.testing.torture import Config
+from fencepost.testing.servers.processes import eventually
+from fencepost.testing.torture import Config, stages
+from fencepost.testing.torture.stages import OwnPrimary
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,70 @@ def swap(owner: object, name: str, broken: Any) -> Any:
     was = getattr(owner, name)
     setattr(owner, name, broken)
     return was
+
+
+# The runs that bugs share.
+
+_MORE_TOKENS: Final = 200
+"""nextval logs 32 ahead: a standby has to be further behind to give tokens again."""
+
+
+@contextmanager
+def _lagging_standby() -> Iterator[None]:
+    """Let commits not wait for the standby, and let it be some grants behind when it is promoted.
+
+    Acknowledged grants are lost then, as in any failover to an asynchronous standby. A generation that is raised makes
+    up for that: no token comes again.
+    """
+    fail_over = OwnPrimary.fail_over
+
+    async def asynchronous(_connection: Any) -> None:
+        pass
+
+    async def drawn(connection: stages.Connection) -> int:
+        return int(await connection.fetchval("SELECT last_value FROM fencepost.tokens"))
+
+    async def until_many_more_are_drawn(connection: stages.Connection) -> None:
+        before = await drawn(connection)
+
+        async def enough() -> bool:
+            return await drawn(connection) > before + _MORE_TOKENS
+
+        await eventually(enough, what="more grants")
+
+    async def cut_off(standby: stages.Connection) -> None:
+        await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        await standby.execute("SELECT pg_reload_conf()")
+
+        async def alone() -> bool:
+            return not await standby.fetchval("SELECT count(*) FROM pg_stat_wal_receiver")
+
+        await eventually(alone, what="the standby cut off")
+
+    def lagging(of: OwnPrimary) -> tuple[str, int]:
+        assert of._standby is not None  # noqa: SLF001 - the lag is no fault of the product's harness
+        asyncio.run(stages._on(of._standby.url, cut_off))  # noqa: SLF001
+        asyncio.run(stages._on(of.url, until_many_more_are_drawn))  # noqa: SLF001
+        return fail_over(of)
+
+    with mock.patch.object(stages, "_synchronous", asynchronous), mock.patch.object(OwnPrimary, "fail_over", lagging):
+        yield
+
+
+ROWS: Final = Setting("rows", "register", operations=1200)
+SCOPES: Final = Setting("scopes", "register", operations=800, faults="delay-database")
+LOCKS: Final = Setting("locks", "mutex", operations=2500, resources=1, tasks=6)
+KEYS: Final = Setting("keys", "idempotent", operations=600)
+KEYS_AT_ONCE: Final = Setting("keys at once", "idempotent", operations=2500, faults="delay-database", gateways=2)
+"""Answers of PostgreSQL that come late leave time between the steps of a write."""
+LOST_ANSWERS: Final = Setting("lost answers", "register", operations=800, faults="cut-after-commit")
+CLIENTS: Final = Setting(
+    "clients", "client", operations=1800, faults="partition-client", resources=2, gateways=2, tasks=8
+)
+CLIENTS_ANSWERS: Final = Setting("answers to clients", "client", operations=1500, faults="cut-client", tasks=8)
+CLIENT_SETS: Final = Setting("sets of clients", "client-set", operations=300)
+CRASHES: Final = Setting("crashes", "register", operations=2000, faults="restart-immediate", own_servers=True)
+GENERATIONS: Final = Setting("generations", "register", operations=2000, faults="failover", own_servers=True)
+FAILOVERS: Final = Setting(
+    "failovers", "mutex", operations=5000, faults="failover", resources=1, own_servers=True, around=_lagging_standby
+)

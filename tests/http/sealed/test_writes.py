@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
-from tests.scenarios.sealed import (
+from tests.http.sealed.ways import (
     REFUSED,
     WAYS,
     SealedShop,

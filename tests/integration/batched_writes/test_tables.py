@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from tests.integration.batched_writes.sending import together
-from tests.scenarios.idempotency import once
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race
-from tests.support.use_cases import keyed, open_gateway, patch
+from tests.support.use_cases import keyed, once, open_gateway, patch
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed as keyed_statements

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 from tests.integration.batched_writes.sending import together
-from tests.scenarios.idempotency import once
 from tests.support.racing import Race
-from tests.support.use_cases import delete, gateway_pid, keyed, listed, open_gateway, patch, post, put, result_of
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, once, open_gateway, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway

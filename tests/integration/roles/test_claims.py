@@ -5,11 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import asyncpg
 import pytest
 from tests.integration.test_lease_claims import ask, asking
-from tests.scenarios.scopes import mark, scoped_race
 from tests.support.asking import LOGIN, NOTHING, OTHER, READER, WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Race, mutate, outcome
+from tests.support.racing import Race, mark, mutate, outcome, scoped_race
 from tests.support.use_cases import keyed, listed, patch, post, result_of
 
 from fencepost.server.fence.problems import Problem

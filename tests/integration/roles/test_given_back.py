@@ -8,12 +8,10 @@ from typing import Any, Literal
 import asyncpg
 import pytest
 from tests.integration.test_lease_claims import ask, asking
-from tests.scenarios.idempotency import once
-from tests.scenarios.scopes import DDL
 from tests.support.asking import LOGIN, WEB, Acting
 from tests.support.lost_answers import IN_A_HURRY
-from tests.support.racing import Race
-from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put, result_of
+from tests.support.racing import ITEMS, Race
+from tests.support.use_cases import delete, keyed, listed, matching, once, patch, post, put, result_of
 
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Token
@@ -110,7 +108,7 @@ async def test_a_role_ends_with_its_request_whichever_statement_is_cancelled(
 ) -> None:
     for key in ("k", "j"):
         await race.insert(race.a, key, 30)
-    await race.observer.execute(f"{DDL}; GRANT SELECT, UPDATE ON items TO {WEB}")
+    await race.observer.execute(f"{ITEMS}; GRANT SELECT, UPDATE ON items TO {WEB}")
     await protect(race.observer, "items", scope="account/{account_id}")
     await stage.gateway.catalog.reload()
     moments: tuple[Moment, ...] = ("before", "in flight", "after")

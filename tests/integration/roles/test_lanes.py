@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.scenarios.idempotency import once
 from tests.support.asking import OTHER, READER, WEB, Acting, asked_by
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, listed, patch, post, put, result_of
+from tests.support.use_cases import keyed, listed, once, patch, post, put, result_of
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.keyed import WriteQueues

@@ -12,11 +12,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.integration.roles.ways import COLUMNS, WAYS
-from tests.scenarios.scopes import scoped_race
 from tests.support.asking import WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Race
+from tests.support.racing import Race, scoped_race
 from tests.support.use_cases import keyed, patch, result_of
 
 from fencepost.server.ops.protect import protect

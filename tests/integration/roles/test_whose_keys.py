@@ -4,10 +4,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from tests.scenarios.idempotency import once
 from tests.support.asking import NOTHING, WEB, Acting
 from tests.support.racing import Race
-from tests.support.use_cases import keyed, patch, rendered, result_of
+from tests.support.use_cases import keyed, once, patch, rendered, result_of
 
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Token

@@ -87,7 +87,7 @@ class Ceiling:
 
 # The fence's verdicts. Refusals are values; exceptions are for broken machinery.
 #
-# The comparisons here are those of migrations/schema, judging.sql and bounds.sql: tests/integration/test_one_rule.py
+# The comparisons here are those of migrations/schema, judging.sql and bounds.sql: tests/races/test_one_rule.py
 # holds both against each other. Python does not know the oldest token of a generation: the triggers refuse what is
 # below.
 

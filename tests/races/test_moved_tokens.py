@@ -1,4 +1,4 @@
-"""As races.py: what `protect --source builtin` must see before tokens are drawn (R12)."""
+"""What `protect --source builtin` must see before tokens are drawn (R12): the next token is above every mark."""
 
 from collections.abc import Awaitable
 
@@ -65,7 +65,7 @@ async def becomes_builtin(db: Connection, name: str = "t") -> None:
     assert await with_token(db, HIGH + 2, f"DELETE FROM {name}") == "FP018"
 
 
-async def mark_of_a_row(connect: Connect) -> None:
+async def test_the_mark_of_a_row(connect: Connect) -> None:
     """Rows are asked."""
     db = await table(connect)
     await with_token(db, 30, "INSERT INTO t (id) VALUES (1), (2), (3)")
@@ -73,7 +73,7 @@ async def mark_of_a_row(connect: Connect) -> None:
     await becomes_builtin(db)
 
 
-async def mark_of_a_deleted_row(connect: Connect) -> None:
+async def test_the_mark_of_a_deleted_row(connect: Connect) -> None:
     """So are marks without a row."""
     db = await table(connect)
     await with_token(db, 30, "INSERT INTO t (id) VALUES (2)")
@@ -81,14 +81,14 @@ async def mark_of_a_deleted_row(connect: Connect) -> None:
     await becomes_builtin(db)
 
 
-async def mark_of_a_claim(connect: Connect) -> None:
+async def test_the_mark_of_a_claim(connect: Connect) -> None:
     """However they came about."""
     db = await table(connect)
     await db.execute(f"SELECT fencepost.raise_mark('t/2', {HIGH}, 'strict', true)")
     await becomes_builtin(db)
 
 
-async def floor_of_pruned_marks(connect: Connect) -> None:
+async def test_the_floor_of_pruned_marks(connect: Connect) -> None:
     """And the floor, which stands for the marks that were forgotten."""
     db = await table(connect)
     await with_token(db, HIGH, "INSERT INTO t (id) VALUES (2); DELETE FROM t")
@@ -96,7 +96,7 @@ async def floor_of_pruned_marks(connect: Connect) -> None:
     await becomes_builtin(db)
 
 
-async def marks_of_partitions(connect: Connect) -> None:
+async def test_the_marks_of_partitions(connect: Connect) -> None:
     """A partitioned table is one table."""
     db = await owner(connect)
     await db.execute("CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
@@ -108,7 +108,7 @@ async def marks_of_partitions(connect: Connect) -> None:
     await becomes_builtin(db, "p")
 
 
-async def mark_that_a_policy_hides(connect: Connect) -> None:
+async def test_a_mark_that_a_policy_hides_is_not_overlooked(connect: Connect) -> None:
     """FORCE ROW LEVEL SECURITY hides rows from their owner: refused, rather than overlooked. `protect` looks for that
     first; here it comes after.
     """
@@ -131,7 +131,7 @@ async def mark_that_a_policy_hides(connect: Connect) -> None:
         await db.execute("DROP OWNED BY keeper CASCADE; DROP ROLE keeper")
 
 
-async def write_under_way(connect: Connect) -> None:
+async def test_a_write_under_way_is_waited_for(connect: Connect) -> None:
     """A write that began before: protect waits for it, and sees its mark whatever isolation its role prefers."""
     db, writer, observer = await table(connect), await connect(), await connect()
     await with_token(db, 30, "INSERT INTO t (id) VALUES (2)")
@@ -143,7 +143,7 @@ async def write_under_way(connect: Connect) -> None:
     await protecting
 
 
-async def claim_under_way(connect: Connect) -> None:
+async def test_a_claim_under_way_is_waited_for(connect: Connect) -> None:
     """A claim of an absent key that was judged as external, and has looked at the table."""
     db, claimer, observer = await table(connect), await connect(), await connect()
     await claimer.execute(f"BEGIN; SELECT fencepost.raise_mark('t/2', {HIGH}, 'strict', true); SELECT FROM public.t")
@@ -151,9 +151,3 @@ async def claim_under_way(connect: Connect) -> None:
     assert not protecting.done()
     await claimer.execute("COMMIT")
     await protecting
-
-
-ALL = [
-    mark_of_a_row, mark_of_a_deleted_row, mark_of_a_claim, floor_of_pruned_marks, marks_of_partitions,
-    mark_that_a_policy_hides, write_under_way, claim_under_way,
-]  # fmt: skip

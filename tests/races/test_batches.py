@@ -1,20 +1,17 @@
-"""What the SQL functions that end in _each promise to batches; each of their safety lines is taken out once."""
+"""What the SQL functions that end in _each promise to batches."""
 
 import asyncio
 from typing import Any
 
-import pytest
-from tests.scenarios.scopes import mark, scoped_race
-from tests.support.interleave import Connect
-from tests.support.postgres import Unmade
-from tests.support.racing import Race, Scenario, SqlMutant, outcome, seen
+from tests.races.openings import on_scopes, opened
+from tests.support.racing import Race, mark, outcome
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
-from fencepost.server.fence.token import MAX_TOKEN, Rule
+from fencepost.server.fence.token import MAX_TOKEN
 
 ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
-BEGIN = "fencepost.idem_begin_each(text, text[], bytea[])"
-RECORD = "fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[])"
+STRICT, EPOCH, BUILTIN = on_scopes(), on_scopes("epoch"), on_scopes(source="builtin")
+
 _ENTER = (
     "SELECT e.verdict FROM fencepost.enter_each('account', $1, $2, 'items'::regclass, 'account/{account_id}') AS e"
     " ORDER BY e.number"
@@ -38,18 +35,21 @@ async def both(race: Race, first: int, second: int) -> list[str]:
         return [result_of(answer) for answer in await asyncio.gather(*writes)]
 
 
-async def an_unissued_token_stays_out_where_there_is_a_mark(race: Race) -> None:
+@opened(BUILTIN)
+async def test_an_unissued_token_stays_out_where_there_is_a_mark(race: Race) -> None:
     await marked(race, 20)
     assert await both(race, MAX_TOKEN, 40) == ["FP018", "ok"]
     assert (await mark(race), await mark(race, "account/7")) == (20, 40)
 
 
-async def an_unissued_token_stays_out_where_there_is_no_mark(race: Race) -> None:
+@opened(BUILTIN)
+async def test_an_unissued_token_stays_out_where_there_is_no_mark(race: Race) -> None:
     assert await both(race, MAX_TOKEN, 40) == ["FP018", "ok"]
     assert (await mark(race), await mark(race, "account/7")) == (None, 40)
 
 
-async def a_floor_counts_above_a_mark(race: Race) -> None:
+@opened(STRICT)
+async def test_a_floor_counts_above_a_mark(race: Race) -> None:
     await marked(race, 20)
     await race.observer.execute("UPDATE fencepost.floors SET floor = 45 WHERE name = 'account'")
     entering = await race.begin(race.b)
@@ -59,18 +59,21 @@ async def a_floor_counts_above_a_mark(race: Race) -> None:
     assert (await mark(race), await mark(race, "account/7")) == (20, 46)
 
 
-async def a_mark_refuses(race: Race) -> None:
+@opened(STRICT, EPOCH)
+async def test_a_mark_refuses(race: Race) -> None:
     await marked(race, 40)
     assert await enter(race.b, ("account/42", 39), ("account/7", 41)) == ["refused", "entered"]
     assert await enter(race.b, ("account/42", 40)) == ["refused" if race.strict else "entered"]
 
 
-async def a_mark_that_is_raised_meanwhile_refuses(race: Race) -> None:
+@opened(STRICT)
+async def test_a_mark_that_is_raised_meanwhile_refuses(race: Race) -> None:
     assert await _meanwhile(race, "UPDATE fencepost.marks SET last_fence_token = 45") == ["refused"]
     assert await mark(race) == 45
 
 
-async def a_floor_that_rises_meanwhile_undoes_what_was_entered(race: Race) -> None:
+@opened(STRICT)
+async def test_a_floor_that_rises_meanwhile_undoes_what_was_entered(race: Race) -> None:
     assert await _meanwhile(race, "UPDATE fencepost.floors SET floor = 50 WHERE name = 'account'") == "40001"
     assert await mark(race) == 30
 
@@ -96,7 +99,8 @@ async def _meanwhile(race: Race, statement: str) -> list[str] | str:
     return entered
 
 
-async def a_mark_that_is_locked_is_not_waited_for(race: Race) -> None:
+@opened(STRICT)
+async def test_a_mark_that_is_locked_is_not_waited_for(race: Race) -> None:
     await marked(race, 30)
     holder = await race.begin(race.a)
     await race.a.execute("SELECT FROM fencepost.marks WHERE resource = 'account/42' FOR UPDATE")
@@ -105,7 +109,8 @@ async def a_mark_that_is_locked_is_not_waited_for(race: Race) -> None:
     await holder.rollback()
 
 
-async def one_operation_enters_a_scope_and_the_mark_is_its_token(race: Race) -> None:
+@opened(STRICT, EPOCH)
+async def test_one_operation_enters_a_scope_and_the_mark_is_its_token(race: Race) -> None:
     for first in (None, 30):
         if first is not None:
             await race.observer.execute("TRUNCATE fencepost.marks")
@@ -120,12 +125,14 @@ async def one_operation_enters_a_scope_and_the_mark_is_its_token(race: Race) -> 
         assert await race.observer.fetchval("SELECT bool_and(row_absent) FROM fencepost.marks")
 
 
-async def a_scope_of_no_table_is_not_entered(race: Race) -> None:
+@opened(STRICT)
+async def test_a_scope_of_no_table_is_not_entered(race: Race) -> None:
     sql = _ENTER.replace("'account/{account_id}'", "'accounts/{account_id}'")
     assert await outcome(race.b.fetch(sql, ["account/42"], [40])) == "FP000"
 
 
-async def keys_are_distinguished(race: Race) -> None:
+@opened(STRICT)
+async def test_keys_are_distinguished(race: Race) -> None:
     """New, in flight, reused, and a replay: something in the log, so that its commit waits for the standby."""
     record = (
         "SELECT fencepost.idem_record_each("
@@ -146,69 +153,3 @@ async def keys_are_distinguished(race: Race) -> None:
     again = await race.begin(race.b)
     assert [row["state"] for row in await race.b.fetch(begin, ["held"], [b"x"])] == ["new"], "it was given back"
     await again.rollback()
-
-
-SCENARIOS: tuple[Scenario, ...] = (
-    a_floor_counts_above_a_mark, a_mark_refuses, a_mark_that_is_raised_meanwhile_refuses,
-    a_floor_that_rises_meanwhile_undoes_what_was_entered, a_mark_that_is_locked_is_not_waited_for,
-    one_operation_enters_a_scope_and_the_mark_is_its_token, a_scope_of_no_table_is_not_entered, keys_are_distinguished,
-)  # fmt: skip
-BUILTIN: tuple[Scenario, ...] = (
-    an_unissued_token_stays_out_where_there_is_a_mark, an_unissued_token_stays_out_where_there_is_no_mark,
-)  # fmt: skip
-
-
-MUTANTS = [
-    SqlMutant("unissued tokens enter where there is a mark", ENTER, "AND u.token BETWEEN oldest AND highest) x", ") x",
-        an_unissued_token_stays_out_where_there_is_a_mark),
-    SqlMutant("unissued tokens enter where there is none", ENTER, "AND p_token BETWEEN oldest AND highest\n", "\n",
-        an_unissued_token_stays_out_where_there_is_no_mark),
-    SqlMutant("the floor is asked once", ENTER, "WHERE lowest < u.token AND u.token", "WHERE u.token",
-        a_floor_counts_above_a_mark),
-    SqlMutant("the floor is not asked again", ENTER, "IF NOT fencepost.accepts(found_rule, lowest, first_entered)",
-        "IF false", a_floor_that_rises_meanwhile_undoes_what_was_entered),
-    SqlMutant("what enters first is not held against the floor", ENTER,
-        "entered[number] := true;\n    first_entered := least(first_entered, p_token);", "entered[number] := true;",
-        a_floor_that_rises_meanwhile_undoes_what_was_entered),
-    SqlMutant("any token passes a mark", ENTER, "AND h.last_fence_token < u.token\n", "\n", a_mark_refuses),
-    SqlMutant("a mark's own token passes", ENTER, "h.last_fence_token < u.token\n", "h.last_fence_token <= u.token\n",
-        a_mark_refuses),
-    SqlMutant("the rule is always strict",
-        ENTER, "p_token, found_rule, true", "p_token, 'strict', true", a_mark_refuses,
-        "epoch"),
-    SqlMutant("marks are waited for", ENTER, "FOR UPDATE SKIP LOCKED) h", "FOR UPDATE) h",
-        a_mark_that_is_locked_is_not_waited_for),
-    SqlMutant("marks are waited for one by one", ENTER, "k.resource = scope FOR UPDATE SKIP LOCKED",
-        "k.resource = scope FOR UPDATE", a_mark_that_is_locked_is_not_waited_for),
-    SqlMutant("a mark that is held is not there", ENTER, "verdict := 'busy';\n      ELSIF",
-        "verdict := 'entered';\n      ELSIF", a_mark_that_is_locked_is_not_waited_for),
-    SqlMutant("two enter one scope", ENTER, "ELSIF FOUND AND EXISTS", "ELSIF false AND EXISTS",
-        one_operation_enters_a_scope_and_the_mark_is_its_token, "epoch"),
-    SqlMutant("the mark looks like that of a row", ENTER, "row_absent = true", "row_absent = false",
-        one_operation_enters_a_scope_and_the_mark_is_its_token),
-    SqlMutant("the table's scope is not looked up again", ENTER, "AND p.scope = p_template", "",
-        a_scope_of_no_table_is_not_entered),
-    SqlMutant("the key's lock is not asked", BEGIN, "CASE WHEN u.ours THEN 'new' ELSE 'in flight' END", "'new'",
-        keys_are_distinguished),
-    SqlMutant("the key's lock outlives a refusal", BEGIN, "pg_try_advisory_xact_lock", "pg_try_advisory_lock",
-        keys_are_distinguished),
-    SqlMutant("any payload will do", BEGIN, "WHEN i.payload_hash <> u.hash THEN 'reused'", "", keys_are_distinguished),
-    SqlMutant("a replay leaves nothing in the log",
-        BEGIN, "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL",
-        "OR true", keys_are_distinguished),
-    SqlMutant("headers stay in one piece", RECORD, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]",
-        keys_are_distinguished),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rule", "scenario"),
-    [("strict", each) for each in (*SCENARIOS, *BUILTIN)]
-    + [("epoch", a_mark_refuses), ("epoch", one_operation_enters_a_scope_and_the_mark_is_its_token)],
-    ids=lambda each: getattr(each, "__name__", each),
-)
-async def test_a_scenario(connect: Connect, unmade: Unmade, scenario: Scenario, rule: Rule) -> None:
-    await scenario(await scoped_race(connect, unmade, rule, "builtin" if scenario in BUILTIN else "external"))
-
-
-test_a_mutant_is_seen = seen(MUTANTS, scoped_race, (AssertionError, TimeoutError))

@@ -1,4 +1,4 @@
-"""A table of cases (rule, mark, floor, token, bounds), and each way in which the product judges (R1, R2, R12, R19)."""
+"""The rule (R1, R2) and the bounds of tokens (R12, R19) stand in several places, which judge a table of cases alike."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any, Final, Literal, cast
 
 import asyncpg
+from tests.races.openings import Opening, opened
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, protected_table
+from tests.support.violations import assert_none
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
 from fencepost.server.gateway.rounds import judge
@@ -147,6 +149,7 @@ class World:
 
     race: Race
     bounds: Bounds
+    cases: tuple[Case, ...]
 
     async def prepare(self, case: Case) -> None:
         """Make marks and floors those of the case, past all triggers."""
@@ -167,8 +170,14 @@ class World:
                 )
 
 
-async def a_world(connect: Connect, unmade: Unmade, rule: Rule, bounds: Bounds) -> World:
-    return World(await open_race(connect, unmade, rule, then=bounds.of_both), bounds)
+def under(rule: Rule, name: str = "default") -> Opening:
+    """Two tables under this rule, with bounds of this name."""
+
+    async def made(connect: Connect, unmade: Unmade) -> World:
+        bounds = BOUNDS[name]
+        return World(await open_race(connect, unmade, rule, then=bounds.of_both), bounds, CASES[name])
+
+    return Opening(f"{name}-{rule}", made)
 
 
 Way = Callable[[World, Case], Awaitable[str]]
@@ -329,9 +338,14 @@ ON_KEYS: Final[tuple[Way, ...]] = (
 )  # fmt: skip
 
 
-async def differences(world: World, cases: tuple[Case, ...]) -> AsyncGenerator[str, None]:
+@opened(*(under(rule, name) for name in CASES for rule in ("strict", "epoch")))
+async def test_every_place_judges_alike(race: World) -> None:
+    assert_none([each async for each in differences(race)])
+
+
+async def differences(world: World) -> AsyncGenerator[str, None]:
     """Judge each case in each way, and give what is not as the table has it."""
-    for each in cases:
+    for each in world.cases:
         await world.prepare(each)
         expected = each.strict if world.race.strict else each.epoch
         ways = (*(() if each.mark is None else ON_ROWS), *(() if each.mark == 0 else ON_KEYS))

@@ -1,17 +1,20 @@
-"""What the queues of locks must survive, one function each, as in leases.py: order, waking, and who counts."""
+"""The queues of locks (R9): their order, who is woken, and which waiters count."""
 
 from uuid import uuid4
 
-from tests.scenarios.leases import LeaseScenario, granted
+from tests.races.openings import QUEUE_OF_LOCKS, opened
+from tests.races.test_leases import granted
 from tests.support.lease_racing import ELSEWHERE, MINUTE, LeaseRace, notified
 
 from fencepost.server.postgres import leases
+
+pytestmark = opened(QUEUE_OF_LOCKS)
 
 SILENT = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '31 min' WHERE gateway = $1"
 GIVEN_UP = "UPDATE fencepost.waiters SET give_up_at = clock_timestamp() - interval '1 ms' WHERE visit = $1"
 
 
-async def no_request_passes_those_that_wait(race: LeaseRace) -> None:
+async def test_no_request_passes_those_that_wait(race: LeaseRace) -> None:
     """The lock is free and its first waiter not there yet: a request that comes meanwhile gets in line behind it."""
     holder = granted(await race.acquire(race.a, "x", secret="holder", owner="holder"))
     first = await race.queue(race.b, "x", secret="first")
@@ -31,7 +34,7 @@ async def no_request_passes_those_that_wait(race: LeaseRace) -> None:
     assert await race.waiting("x") == []
 
 
-async def release_wakes_the_first_and_no_other(race: LeaseRace) -> None:
+async def test_release_wakes_the_first_and_no_other(race: LeaseRace) -> None:
     """No herd: of three waiters one is notified."""
     seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
@@ -44,7 +47,7 @@ async def release_wakes_the_first_and_no_other(race: LeaseRace) -> None:
     assert await notified(race.observer, seen) == [], "released twice, woken once"
 
 
-async def release_notifies_its_own_gateway_directly(race: LeaseRace) -> None:
+async def test_release_notifies_its_own_gateway_directly(race: LeaseRace) -> None:
     """The first waiter of each lock is notified once: by NOTIFY elsewhere, without it at the gateway that releases."""
     seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "a", "b", "c", secret="holder"))
@@ -61,7 +64,7 @@ async def release_notifies_its_own_gateway_directly(race: LeaseRace) -> None:
     assert await notified(race.observer, there) == [elsewhere]
 
 
-async def leaving_wakes_the_next(race: LeaseRace) -> None:
+async def test_leaving_wakes_the_next(race: LeaseRace) -> None:
     """The first waiter was woken and is gone: the one behind it is notified, whichever way the first one left."""
     seen = await race.listen(race.observer)
     for number, way in enumerate(("leaves", "last try", "a heartbeat says so", "gateway retires")):
@@ -90,7 +93,7 @@ async def leaving_wakes_the_next(race: LeaseRace) -> None:
         await race.observer.execute("DELETE FROM fencepost.waiters")
 
 
-async def who_gets_in_line_while_the_first_leaves_is_woken(race: LeaseRace) -> None:
+async def test_who_gets_in_line_while_the_first_leaves_is_woken(race: LeaseRace) -> None:
     """Its ticket is not committed yet: the one that leaves waits for it, or nobody would wake it."""
     seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
@@ -105,7 +108,7 @@ async def who_gets_in_line_while_the_first_leaves_is_woken(race: LeaseRace) -> N
     assert await notified(race.observer, seen) == [second]
 
 
-async def no_request_waits_for_the_dead(race: LeaseRace) -> None:
+async def test_no_request_waits_for_the_dead(race: LeaseRace) -> None:
     """Waiters that gave up, or whose gateway is silent, do not count: the lock goes to who is there."""
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
     gone = await race.queue(race.b, "x", secret="given up")
@@ -121,7 +124,7 @@ async def no_request_waits_for_the_dead(race: LeaseRace) -> None:
     granted(await race.acquire(race.c, "x", secret="passer-by"))
 
 
-async def beat_names_who_is_first(race: LeaseRace) -> None:
+async def test_beat_names_who_is_first(race: LeaseRace) -> None:
     """A gateway is notified, once a second, which of its waiters are to try, and when."""
     holder = granted(await race.acquire(race.a, "held", secret="holder"))
     held = [await race.queue(race.b, "held", secret=f"held{number}") for number in (1, 2)]
@@ -138,7 +141,7 @@ async def beat_names_who_is_first(race: LeaseRace) -> None:
     assert (await race.beat(*held, free, waits_for_two))[held[0]] == 0
 
 
-async def beat_notifies_those_without_a_place(race: LeaseRace) -> None:
+async def test_beat_notifies_those_without_a_place(race: LeaseRace) -> None:
     """A waiter whose place is gone (a crash, a repeated request) is notified to look, or it would sleep until its
     end.
     """
@@ -151,7 +154,7 @@ async def beat_notifies_those_without_a_place(race: LeaseRace) -> None:
     assert due[lost] == 0
 
 
-async def repeat_keeps_the_place(race: LeaseRace) -> None:
+async def test_repeat_keeps_the_place(race: LeaseRace) -> None:
     """A waiter that asks again with its secret keeps its ticket; woken is the request that is there."""
     seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", "y", secret="holder"))
@@ -167,7 +170,7 @@ async def repeat_keeps_the_place(race: LeaseRace) -> None:
     assert await notified(race.observer, seen) == [again]
 
 
-async def earlier_request_does_not_take_the_place_along(race: LeaseRace) -> None:
+async def test_earlier_request_does_not_take_the_place_along(race: LeaseRace) -> None:
     """The first request of two with one secret ends, by its last try or by leaving: the place is the second's."""
     granted(await race.acquire(race.a, "x", secret="holder"))
     for number, way in enumerate(("leaves", "last try")):
@@ -182,7 +185,7 @@ async def earlier_request_does_not_take_the_place_along(race: LeaseRace) -> None
         assert await race.tickets(secret) == ticket, way
 
 
-async def place_is_kept_for_a_while(race: LeaseRace) -> None:
+async def test_place_is_kept_for_a_while(race: LeaseRace) -> None:
     """Between two requests of a waiter its place holds others up; when it does not come back, it is gone."""
     seen = await race.listen(race.observer)
     holder = granted(await race.acquire(race.a, "x", secret="holder"))
@@ -212,7 +215,7 @@ async def place_is_kept_for_a_while(race: LeaseRace) -> None:
     await leases.leave(race.c, fourth)
 
 
-async def several_locks_are_not_starved(race: LeaseRace) -> None:
+async def test_several_locks_are_not_starved(race: LeaseRace) -> None:
     """Who waits for two locks is passed on neither, though each is free for a moment again and again."""
     seen = await race.listen(race.observer)
     a = granted(await race.acquire(race.a, "a", secret="holds a"))
@@ -234,12 +237,3 @@ async def several_locks_are_not_starved(race: LeaseRace) -> None:
     assert set(await notified(race.observer, seen)) == {only_a, only_b}
     granted(await race.acquire(race.b, "a", secret="only a", visit=only_a, wait_ms=MINUTE))
     granted(await race.acquire(race.b, "b", secret="only b", visit=only_b, wait_ms=MINUTE))
-
-
-QUEUE_SCENARIOS: tuple[LeaseScenario, ...] = (
-    no_request_passes_those_that_wait, release_wakes_the_first_and_no_other, release_notifies_its_own_gateway_directly,
-    leaving_wakes_the_next, who_gets_in_line_while_the_first_leaves_is_woken, no_request_waits_for_the_dead,
-    beat_names_who_is_first, beat_notifies_those_without_a_place,
-    repeat_keeps_the_place, earlier_request_does_not_take_the_place_along, place_is_kept_for_a_while,
-    several_locks_are_not_starved,
-)  # fmt: skip

@@ -1,24 +1,20 @@
-"""Pruning, step by step (R6). The table is of the built-in source, whose tokens no lease knows of. See races.py."""
+"""Pruning, step by step (R6). The table is of the built-in source, whose tokens no lease knows of."""
 
 import pytest
+from tests.races.openings import BUILTIN, on_table, opened
 from tests.support.interleave import Connection
-from tests.support.lease_racing import wanted
+from tests.support.lease_racing import granted
 from tests.support.racing import ISSUED, Race, outcome
 
-from fencepost.server.postgres import leases, upkeep
+from fencepost.server.postgres import upkeep
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.server.postgres.upkeep import Horizon, PruneStep
 
+EPOCH_BUILTIN = on_table("epoch", "builtin")
+
+
 AT_ONCE = 0.0
 """Seconds of retention: every mark is old enough."""
-MINUTE = 60_000
-
-
-async def granted(connection: Connection, name: str, tokens: int = 1) -> int:
-    """Acquire a lock whose secret is its name; returns the first token."""
-    got = await leases.try_locks(connection, wanted(name, secret=name, ttl_ms=MINUTE, tokens=tokens), None, None, 0)
-    assert got.verdict == "granted"
-    return int(got.tokens[0])
 
 
 async def released(connection: Connection, race: Race, name: str) -> None:
@@ -47,7 +43,8 @@ async def marked(race: Race, key: str) -> bool:
 # What pruning must not let in
 
 
-async def stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
+@opened(BUILTIN)
+async def test_stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
     """The mark goes while a stale INSERT waits for it: the floor, read afterwards, refuses."""
     await absent(race, "k", 50)
     until = await upkeep.horizon(race.a)
@@ -60,7 +57,8 @@ async def stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
     assert not await marked(race, "k")
 
 
-async def stale_writes_after_pruning_are_refused(race: Race) -> None:
+@opened(BUILTIN, EPOCH_BUILTIN)
+async def test_stale_writes_after_pruning_are_refused(race: Race) -> None:
     """INSERT, claim and the question of R5; a token above the floor passes, and equal to it by the rule."""
     await absent(race, "k", 50)
     until = await upkeep.horizon(race.a)
@@ -72,7 +70,8 @@ async def stale_writes_after_pruning_are_refused(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.b, "other", 51)), list)
 
 
-async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
+@opened(BUILTIN)
+async def test_an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
     """Pruning does not wait for a mark that another transaction is raising, and leaves it."""
     await absent(race, "k", 50)
     until = await upkeep.horizon(race.a)
@@ -90,7 +89,8 @@ async def an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
 # What pruning must leave to those who hold a lease
 
 
-async def a_live_lease_stays_above_the_floor(race: Race) -> None:
+@opened(BUILTIN)
+async def test_a_live_lease_stays_above_the_floor(race: Race) -> None:
     mine = await granted(race.a, "mine")
     await a_younger_mark(race, "k")
     until = await upkeep.horizon(race.a)
@@ -98,7 +98,8 @@ async def a_live_lease_stays_above_the_floor(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
-async def an_expired_lease_without_a_successor_stays_above_the_floor(race: Race) -> None:
+@opened(BUILTIN)
+async def test_an_expired_lease_without_a_successor_stays_above_the_floor(race: Race) -> None:
     mine = await granted(race.a, "mine")
     await race.observer.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
     await a_younger_mark(race, "k")
@@ -113,7 +114,8 @@ async def a_younger_mark(race: Race, key: str) -> None:
     await released(race.c, race, "theirs")
 
 
-async def a_grant_under_way_stays_above_the_floor(race: Race) -> None:
+@opened(BUILTIN)
+async def test_a_grant_under_way_stays_above_the_floor(race: Race) -> None:
     """It has drawn and not committed: its lease cannot be seen, and its token is below the horizon."""
     grant = await race.begin(race.a)
     mine = await granted(race.a, "mine")
@@ -128,7 +130,8 @@ async def a_grant_under_way_stays_above_the_floor(race: Race) -> None:
     assert (await prune(race.b, until)).pruned == 1, "no transaction is in the way any more"
 
 
-async def a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(race: Race) -> None:
+@opened(BUILTIN)
+async def test_a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(race: Race) -> None:
     """A transaction that is under way may have a number above the snapshot's xmax."""
     older = await race.begin(race.c)
     await race.c.execute("SELECT pg_current_xact_id()")
@@ -144,7 +147,8 @@ async def a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(r
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
-async def tokens_from_after_the_horizon_are_left_alone(race: Race) -> None:
+@opened(BUILTIN)
+async def test_tokens_from_after_the_horizon_are_left_alone(race: Race) -> None:
     until = await upkeep.horizon(race.a)
     grant = await race.begin(race.a)
     mine = await granted(race.a, "mine")
@@ -154,7 +158,8 @@ async def tokens_from_after_the_horizon_are_left_alone(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
-async def a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already(race: Race) -> None:
+@opened(BUILTIN)
+async def test_a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already(race: Race) -> None:
     early = await race.begin(race.b)
     await race.b.execute("SELECT pg_current_xact_id()")
     grant = await race.begin(race.a)
@@ -168,7 +173,8 @@ async def a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_alread
 # What is pruned at all
 
 
-async def only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
+@opened(BUILTIN)
+async def test_only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
     await absent(race, "gone", 50)
     await race.insert(race.a, "lives", 51)
     until = await upkeep.horizon(race.a)
@@ -179,7 +185,8 @@ async def only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
     assert await floor(race) == 50
 
 
-async def a_table_of_another_source_is_not_pruned(race: Race) -> None:
+@opened(BUILTIN)
+async def test_a_table_of_another_source_is_not_pruned(race: Race) -> None:
     await absent(race, "k", 50)
     await race.observer.execute("UPDATE fencepost.protected SET source = 'external'")
     until = await upkeep.horizon(race.a)
@@ -188,7 +195,8 @@ async def a_table_of_another_source_is_not_pruned(race: Race) -> None:
     assert await floor(race) == 0
 
 
-async def a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Race) -> None:
+@opened(BUILTIN)
+async def test_a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Race) -> None:
     await absent(race, "k", 50)
     until = await upkeep.horizon(race.a)
     change = await race.begin(race.b)
@@ -199,7 +207,8 @@ async def a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Race) ->
     assert await marked(race, "k")
 
 
-async def two_pruners_do_not_wait_for_each_other(race: Race) -> None:
+@opened(BUILTIN)
+async def test_two_pruners_do_not_wait_for_each_other(race: Race) -> None:
     for number in range(3):
         await absent(race, f"k{number}", 50 + number)
     until = await upkeep.horizon(race.a)
@@ -215,7 +224,8 @@ async def two_pruners_do_not_wait_for_each_other(race: Race) -> None:
 # With generations (R19)
 
 
-async def pruning_waits_for_a_generation_that_is_being_raised(race: Race) -> None:
+@opened(BUILTIN)
+async def test_pruning_waits_for_a_generation_that_is_being_raised(race: Race) -> None:
     await absent(race, "k", ISSUED)
     until = await upkeep.horizon(race.a)
     raising = await race.begin(race.b)
@@ -224,14 +234,3 @@ async def pruning_waits_for_a_generation_that_is_being_raised(race: Race) -> Non
     await raising.commit()
     assert (await pruner).pruned == 1
     assert await floor(race) == first - 1
-
-
-SCENARIOS = [
-    stale_insert_waits_for_the_mark_that_goes, stale_writes_after_pruning_are_refused,
-    an_insert_before_the_mark_goes_keeps_it, a_live_lease_stays_above_the_floor,
-    an_expired_lease_without_a_successor_stays_above_the_floor, a_grant_under_way_stays_above_the_floor,
-    a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor, tokens_from_after_the_horizon_are_left_alone,
-    a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already, only_old_marks_of_keys_without_a_row_go,
-    a_table_of_another_source_is_not_pruned, a_table_that_changes_its_source_meanwhile_is_not_pruned,
-    two_pruners_do_not_wait_for_each_other, pruning_waits_for_a_generation_that_is_being_raised,
-]  # fmt: skip

@@ -1,11 +1,148 @@
-"""As scopes.py: what direct SQL may try with tables of a scope (R8, R14)."""
+"""Writes to tables of a scope, in bad orders, by the gateway and by direct SQL (R8, R14)."""
 
 import asyncpg
-from tests.scenarios.scopes import entered, mark
+from tests.races.openings import Opening, on_scopes, opened
 from tests.support.interleave import Connection
-from tests.support.racing import Race, outcome
+from tests.support.racing import CASCADES, ITEMS, PARTS, Race, entered, mark, open_race, outcome
 
-from fencepost.server.ops.protect import protect
+from fencepost.server.ops.protect import protect, unprotect
+
+STRICT, EPOCH, BUILTIN = on_scopes(), on_scopes("epoch"), on_scopes(source="builtin")
+ITEMS_ALONE = Opening("items", lambda connect, unmade: open_race(connect, unmade, ddl=ITEMS, name="items"))
+"""The table `items`, whose rows have marks of their own."""
+
+
+@opened(STRICT, EPOCH)
+async def test_first_touch_is_ordered(race: Race) -> None:
+    """Two enter a scope that has no mark yet: the second waits, and is judged by the first one's token."""
+    for number, (token, refused_by) in enumerate(((34, 35), (35, 35 if race.strict else None), (36, None))):
+        scope = f"account/{100 + number}"
+        holder = await race.begin(race.a)
+        assert await entered(race, race.a, 35, scope) == {scope: None}
+        waiter = await race.waits(race.b, entered(race, race.b, token, scope))
+        await holder.commit()
+        assert await waiter == {scope: refused_by}
+
+
+@opened(STRICT)
+async def test_later_statements_see_the_older_holders_work(race: Race) -> None:
+    """R8: the write follows the mark in a later statement, so nothing that an older holder commits is missed."""
+    holder = await race.begin(race.a)
+    await entered(race, race.a, 35, "account/42")
+    await race.a.execute("INSERT INTO items VALUES (50, 42, 1)")
+    newer = await race.begin(race.b)
+    waiter = await race.waits(race.b, entered(race, race.b, 36, "account/42"))
+    await holder.commit()
+    assert await waiter == {"account/42": None}
+    assert await race.b.fetchval("SELECT count(*) FROM items WHERE account_id = 42") == 3
+    await newer.commit()
+
+
+@opened(STRICT)
+async def test_crossing_writers_do_not_deadlock(race: Race) -> None:
+    """Scopes are taken in one order, however they are named."""
+    await race.a.execute("SET lock_timeout = '300ms'")
+    holder = await race.begin(race.c)
+    await entered(race, race.c, 40, "account/42")
+    waiter = await race.waits(race.b, entered(race, race.b, 41, "account/7", "account/42"))
+    # A transaction that waits for the first of its scopes has none of the later ones.
+    assert await entered(race, race.a, 40, "account/7") == {"account/7": None}
+    await holder.commit()
+    assert await waiter == {"account/42": None, "account/7": None}
+
+
+@opened(STRICT, EPOCH)
+async def test_direct_sql_is_judged(race: Race) -> None:
+    a = race.a
+    assert await race.direct(a, "UPDATE items SET n = 1 WHERE id = 1") == "FP428"
+    assert await race.direct(a, "UPDATE items SET n = 1 WHERE id = 1", 50) == "ok"
+    assert await race.direct(a, "UPDATE items SET n = 2 WHERE id = 2", 49) == "FP409"
+    assert await race.direct(a, "INSERT INTO notes VALUES (42, 1)", 49) == "FP409"
+    assert await race.direct(a, "DELETE FROM items WHERE id = 2", 49) == "FP409"
+    assert await race.direct(a, "UPDATE items SET n = 2 WHERE id = 2", 50) == ("FP409" if race.strict else "ok")
+    # One transaction is one operation, over all tables of the scope; a token for one table is not for the other.
+    assert (
+        await race.direct(a, "UPDATE items SET n = 3 WHERE account_id = 42; INSERT INTO notes VALUES (42, 1)", 51)
+        == "ok"
+    )
+    assert await race.direct(a, "DELETE FROM notes", "items=52") == "FP428"
+    assert await race.direct(a, "UPDATE items SET account_id = 7 WHERE id = 1", 53) == "FP400"
+    assert await race.direct(a, "INSERT INTO items VALUES (9, NULL)", 53) == "FP400"
+    assert await race.direct(a, "TRUNCATE items", 53) == "FP428"
+    assert await mark(race) == 51
+
+
+@opened(STRICT, EPOCH)
+async def test_pruned_scope_leaves_a_floor(race: Race) -> None:
+    await entered(race, race.a, 40, "account/42")
+    assert await race.observer.fetchval("SELECT fencepost.prune('account', 45)") == 1
+    assert await entered(race, race.a, 44, "account/42") == {"account/42": 45}
+    assert await entered(race, race.a, 45, "account/43") == {"account/43": 45 if race.strict else None}
+
+
+@opened(STRICT)
+async def test_old_snapshot_fails(race: Race) -> None:
+    """REPEATABLE READ: what was committed, or pruned, after the snapshot is a serialization failure."""
+    for change in ("SELECT fencepost.enter('account', '{account/42}', 60)", "SELECT fencepost.prune('account', 61)"):
+        snapshot = race.a.transaction(isolation="repeatable_read")
+        await snapshot.start()
+        await race.a.execute("SELECT FROM items")
+        await race.b.execute(change)
+        assert await entered(race, race.a, 70, "account/42") == "40001", change
+        await snapshot.rollback()
+
+
+@opened(STRICT)
+async def test_an_old_snapshot_reads_no_old_rule(race: Race) -> None:
+    snapshot = race.a.transaction(isolation="repeatable_read")
+    await snapshot.start()
+    await race.a.execute("SELECT FROM items")
+    await race.b.execute("UPDATE fencepost.protected SET requires_key = true WHERE scope IS NOT NULL")
+    assert await entered(race, race.a, 70, "account/42") == "40001"
+    await snapshot.rollback()
+
+
+@opened(STRICT)
+async def test_a_scope_of_no_table_is_not_entered(race: Race) -> None:
+    assert await outcome(race.a.fetch("SELECT fencepost.enter('accounts', '{accounts/1}', 50)")) == "FP000"
+
+
+@opened(BUILTIN)
+async def test_tokens_that_were_never_issued_are_refused(race: Race) -> None:
+    assert await entered(race, race.a, 2**60, "account/42") == "FP018"
+
+
+@opened(ITEMS_ALONE)
+async def test_no_stale_token_gets_in_by_entering_and_leaving_a_scope(race: Race) -> None:
+    a, owner = race.a, race.observer
+    assert await race.direct(a, "INSERT INTO items VALUES (1, 42)", 30) == "ok"
+    assert await race.direct(a, "INSERT INTO items VALUES (2, 7); DELETE FROM items WHERE id = 2", 20) == "ok"
+    await protect(owner, "items", scope="account/{account_id}")
+    assert await race.direct(a, "UPDATE items SET n = 1 WHERE id = 1", 30) == "FP409"
+    assert await race.direct(a, "INSERT INTO items VALUES (2, 7)", 20) == "FP409"
+    assert await race.direct(a, "UPDATE items SET n = 1 WHERE id = 1", 40) == "ok"
+    for leave in (unprotect(owner, "items"), protect(owner, "items", scope="")):
+        await leave
+        await protect(owner, "items", scope="")
+        assert await race.direct(a, "UPDATE items SET n = 2 WHERE id = 1", 40) == "FP409"
+        assert await race.direct(a, "INSERT INTO items VALUES (5, 42)", 40) == "FP409"
+        await protect(owner, "items", scope="account/{account_id}")
+        assert await race.direct(a, "UPDATE items SET n = 2 WHERE id = 1", 40) == "FP409"
+    assert await race.direct(a, "UPDATE items SET n = 2 WHERE id = 1", 41) == "ok"
+
+
+@opened(STRICT)
+async def test_only_the_gateway_may_enter(race: Race) -> None:
+    await race.observer.execute("CREATE ROLE scope_stranger")
+    try:
+        await race.a.execute("SET ROLE scope_stranger")
+        assert await outcome(race.a.fetch("SELECT fencepost.enter('account', '{account/1}', 9)")) == "42501"
+        await race.a.execute("RESET ROLE")
+    finally:
+        await race.observer.execute("DROP ROLE scope_stranger")
+
+
+# Direct SQL
 
 MOVER = """
 CREATE FUNCTION public.move() RETURNS trigger LANGUAGE plpgsql AS
@@ -13,7 +150,8 @@ CREATE FUNCTION public.move() RETURNS trigger LANGUAGE plpgsql AS
 CREATE TRIGGER zzzz_move BEFORE INSERT OR UPDATE ON public.items FOR EACH ROW EXECUTE FUNCTION public.move()"""
 
 
-async def a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) -> None:
+@opened(STRICT)
+async def test_a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) -> None:
     """BEFORE triggers fire by name, and a user's may come after ours."""
     await race.observer.execute(MOVER)
     await entered(race, race.a, 80, "account/7")
@@ -23,14 +161,16 @@ async def a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) -> None
     assert await race.direct(race.a, "UPDATE items SET n = 99 WHERE id = 1", 82) == "FP400"
 
 
-async def a_column_of_the_scope_keeps_its_type(race: Race) -> None:
+@opened(STRICT)
+async def test_a_column_of_the_scope_keeps_its_type(race: Race) -> None:
     """As numeric(9, 1) the account 42 would be 42.0, and its mark forgotten."""
     for change in ("TYPE numeric(9, 1)", "TYPE text"):
         assert await outcome(race.observer.execute(f"ALTER TABLE items ALTER account_id {change}")) == "0A000", change
     assert await outcome(race.observer.execute("ALTER TABLE items DROP COLUMN account_id")) == "2BP01"
 
 
-async def a_renamed_column_stays_the_scopes(race: Race) -> None:
+@opened(STRICT)
+async def test_a_renamed_column_stays_the_scopes(race: Race) -> None:
     """Another column takes the name that the template has: the rows' scopes, and their marks, stay theirs."""
     await race.observer.execute("ALTER TABLE items ADD other int NOT NULL DEFAULT 7")
     await entered(race, race.a, 50, "account/42")
@@ -46,7 +186,8 @@ async def a_renamed_column_stays_the_scopes(race: Race) -> None:
         await fresh.close()
 
 
-async def every_kind_of_statement_is_judged(race: Race) -> None:
+@opened(STRICT)
+async def test_every_kind_of_statement_is_judged(race: Race) -> None:
     a = race.a
     await entered(race, a, 50, "account/42")
     await entered(race, a, 60, "account/7")
@@ -84,7 +225,8 @@ async def copy(connection: Connection, token: int, account: int) -> str:
     return "ok"
 
 
-async def an_older_writer_that_waited_for_the_row_is_refused(race: Race) -> None:
+@opened(STRICT)
+async def test_an_older_writer_that_waited_for_the_row_is_refused(race: Race) -> None:
     """The newer holder has written the row: the older UPDATE waits for it, and is judged afterwards."""
     holder = await race.begin(race.a)
     assert await entered(race, race.a, 40, "account/42") == {"account/42": None}
@@ -98,20 +240,8 @@ async def an_older_writer_that_waited_for_the_row_is_refused(race: Race) -> None
     assert await race.observer.fetchval("SELECT n FROM items WHERE id = 1") == 40
 
 
-CASCADES = """
-CREATE TABLE public.lines (id int PRIMARY KEY, account_id int NOT NULL,
-  item int REFERENCES public.items ON DELETE CASCADE);
-CREATE TABLE public.tags (id int PRIMARY KEY, item int REFERENCES public.items ON DELETE CASCADE);
-CREATE TABLE public.accounts (id int PRIMARY KEY);
-CREATE TABLE public.owned (id int PRIMARY KEY, account_id int NOT NULL DEFAULT 7
-  REFERENCES public.accounts ON UPDATE CASCADE ON DELETE SET DEFAULT);
-INSERT INTO public.lines VALUES (1, 42, 1), (2, 7, 2);
-INSERT INTO public.tags VALUES (3, 3);
-INSERT INTO public.accounts VALUES (7), (42);
-INSERT INTO public.owned VALUES (1, 42)"""
-
-
-async def cascades_are_judged_by_the_scopes_of_what_they_reach(race: Race) -> None:
+@opened(STRICT)
+async def test_cascades_are_judged_by_the_scopes_of_what_they_reach(race: Race) -> None:
     a, source = race.a, race.fence.source
     await race.observer.execute(CASCADES)
     for table in ("lines", "owned"):
@@ -131,14 +261,11 @@ async def cascades_are_judged_by_the_scopes_of_what_they_reach(race: Race) -> No
     assert await race.observer.fetchval("SELECT count(*) FROM lines") == 0
 
 
-PARTS = """
-CREATE TABLE public.parts (region text, id int, account_id int NOT NULL, PRIMARY KEY (region, id))
-  PARTITION BY LIST (region);
-CREATE TABLE public.parts_eu PARTITION OF public.parts FOR VALUES IN ('eu')"""
 LATER_PART = "CREATE TABLE public.parts_us PARTITION OF public.parts FOR VALUES IN ('us')"
 
 
-async def partitions_are_judged_whichever_way_they_are_reached(race: Race) -> None:
+@opened(STRICT)
+async def test_partitions_are_judged_whichever_way_they_are_reached(race: Race) -> None:
     a = race.a
     await race.observer.execute(PARTS)
     await protect(race.observer, "parts", scope="account/{account_id}", rule=race.rule, source=race.fence.source)
@@ -156,7 +283,8 @@ async def partitions_are_judged_whichever_way_they_are_reached(race: Race) -> No
     assert await mark(race) == 52
 
 
-async def broken_glass_is_recorded_and_a_claim_waits_for_it(race: Race) -> None:
+@opened(STRICT)
+async def test_broken_glass_is_recorded_and_a_claim_waits_for_it(race: Race) -> None:
     """A claimant reads once its claim is through: what broke the glass before must be there by then."""
     await entered(race, race.a, 40, "account/42")
     for scope, sql in (
@@ -188,7 +316,8 @@ async def broken_glass_is_recorded_and_a_claim_waits_for_it(race: Race) -> None:
     ]
 
 
-async def a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor(race: Race) -> None:
+@opened(STRICT)
+async def test_a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor(race: Race) -> None:
     await entered(race, race.a, 40, "account/42")
     pruning = await race.begin(race.b)
     await race.b.execute("SELECT fencepost.prune('account', 45)")
@@ -197,7 +326,8 @@ async def a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor(race: Ra
     assert await stale == {"account/42": 45}
 
 
-async def a_table_that_left_the_scope_is_not_entered_for(race: Race) -> None:
+@opened(STRICT)
+async def test_a_table_that_left_the_scope_is_not_entered_for(race: Race) -> None:
     """The gateway believes that items has the scope, waits for the transaction that changes that, and is refused
     (FP000).
     """
@@ -212,12 +342,3 @@ async def a_table_that_left_the_scope_is_not_entered_for(race: Race) -> None:
     await changing.commit()
     assert await waiter == "FP000"
     assert await mark(race) == 50
-
-
-ALL = (
-    a_later_trigger_moves_no_row_into_a_scope_unjudged, a_column_of_the_scope_keeps_its_type,
-    every_kind_of_statement_is_judged, an_older_writer_that_waited_for_the_row_is_refused,
-    cascades_are_judged_by_the_scopes_of_what_they_reach, partitions_are_judged_whichever_way_they_are_reached,
-    broken_glass_is_recorded_and_a_claim_waits_for_it, a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor,
-    a_table_that_left_the_scope_is_not_entered_for,
-)  # fmt: skip

@@ -1,9 +1,12 @@
-"""As races.py: a token above what the table takes raises no mark, whatever brings it (R12): above the ceiling of an
-external table, or never issued by the built-in source.
+"""A token above what the table takes raises no mark, whatever brings it (R12), and what lowers a mark.
+
+It is above the ceiling of an external table, or the built-in source, which has issued ISSUED tokens, never issued it.
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
+from tests.races.openings import BUILTIN, STRICT, opened
 from tests.support.interleave import Connection
 from tests.support.racing import ISSUED, NEW, Race, outcome, protected_table, written
 from tests.support.use_cases import delete, keyed, listed, matching, open_gateway, patch, post, put, result_of
@@ -16,6 +19,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import Appeared, claim_absent
+from fencepost.server.postgres.upkeep import Reset, ResetError, reset
 
 HIGHEST = 2**62 - 1
 """What a table of an external source takes if nothing else is set."""
@@ -46,7 +50,8 @@ async def _claim(race: Race, connection: Connection, key: str, token: int) -> in
     return await claim_absent(connection, race.table, (key,), Token(token), f"orders/{key}")
 
 
-async def update_above_the_ceiling_is_refused(race: Race) -> None:
+@opened(STRICT, BUILTIN)
+async def test_update_above_the_ceiling_is_refused(race: Race) -> None:
     """The gateway's own UPDATE, plain and multi-row, and a claim of a row."""
     await race.insert(race.a, "k", 30, status="new")
     for token in too_high(race):
@@ -57,7 +62,8 @@ async def update_above_the_ceiling_is_refused(race: Race) -> None:
     assert written(await race.update(race.a, "k", highest(race))), "the ceiling itself is a token"
 
 
-async def direct_update_above_the_ceiling_is_refused(race: Race) -> None:
+@opened(STRICT, BUILTIN)
+async def test_direct_update_above_the_ceiling_is_refused(race: Race) -> None:
     """Whichever way the token is given (R14)."""
     await race.insert(race.a, "k", 30)
     update = "UPDATE public.orders SET status = 'x'"
@@ -72,7 +78,8 @@ async def direct_update_above_the_ceiling_is_refused(race: Race) -> None:
     assert await race.direct(race.a, update, highest(race)) == "ok"
 
 
-async def insert_above_the_ceiling_is_refused(race: Race) -> None:
+@opened(STRICT, BUILTIN)
+async def test_insert_above_the_ceiling_is_refused(race: Race) -> None:
     """POST, the INSERT of a PUT, direct SQL and COPY."""
     for token in too_high(race):
         assert await outcome(race.insert(race.a, "k", token)) == "FP018"
@@ -88,7 +95,8 @@ async def insert_above_the_ceiling_is_refused(race: Race) -> None:
     assert written(await race.insert(race.a, "k", highest(race)))
 
 
-async def delete_above_the_ceiling_is_refused(race: Race) -> None:
+@opened(STRICT, BUILTIN)
+async def test_delete_above_the_ceiling_is_refused(race: Race) -> None:
     """Keyed, multi-row, and direct SQL."""
     await race.insert(race.a, "k", 30, status="new")
     for token in too_high(race):
@@ -99,7 +107,8 @@ async def delete_above_the_ceiling_is_refused(race: Race) -> None:
     assert written(await race.delete(race.a, "k", highest(race)))
 
 
-async def claim_of_an_absent_key_above_the_ceiling_is_refused(race: Race) -> None:
+@opened(STRICT, BUILTIN)
+async def test_claim_of_an_absent_key_above_the_ceiling_is_refused(race: Race) -> None:
     """No trigger sees it."""
     for token in too_high(race):
         assert await outcome(race.claim_absent(race.a, "k", token)) == "FP018"
@@ -107,7 +116,7 @@ async def claim_of_an_absent_key_above_the_ceiling_is_refused(race: Race) -> Non
     assert await outcome(race.claim_absent(race.a, "k", highest(race))) is None
 
 
-async def claim_while_the_ceiling_sinks_is_refused(race: Race) -> None:
+async def test_claim_while_the_ceiling_sinks_is_refused(race: Race) -> None:
     """A claim that waits for a mark while its table gets a lower ceiling: the catalog that it goes by is outdated."""
     holder = await race.begin(race.a)
     await race.a.execute("SELECT fencepost.raise_mark('orders/k', 40, 'strict', true)")
@@ -139,7 +148,7 @@ async def _by_filter(gateway: Gateway, token: int) -> dict[str, str]:
     }
 
 
-async def every_verb_of_the_gateway_reports_it(race: Race) -> None:
+async def test_every_verb_of_the_gateway_reports_it(race: Race) -> None:
     """FP018 on a row that is there, was deleted, or never was; and it comes before missing and duplicate."""
     await race.insert(race.a, "there", 30, status="new")
     await race.insert(race.a, "gone", 30)
@@ -163,7 +172,7 @@ async def every_verb_of_the_gateway_reports_it(race: Race) -> None:
 # --max-jump
 
 
-async def a_leap_is_refused(race: Race) -> None:
+async def test_a_leap_is_refused(race: Race) -> None:
     """Too far above the mark of a row, of a deleted key, and above none, by any verb."""
     await bounded(race, max_jump=JUMP)
     await race.insert(race.a, "there", 30, status="new")
@@ -188,7 +197,7 @@ async def a_leap_is_refused(race: Race) -> None:
     assert written(await race.delete(race.a, "there", 30 + 2 * JUMP))
 
 
-async def a_leap_is_measured_from_the_mark_that_is_there_then(race: Race) -> None:
+async def test_a_leap_is_measured_from_the_mark_that_is_there_then(race: Race) -> None:
     """An INSERT and a claim wait for the transaction that raises the mark, and are compared with what it left."""
     await bounded(race, max_jump=JUMP)
     post: Work = lambda key: race.insert(race.b, key, 150)  # noqa: E731
@@ -209,7 +218,7 @@ async def a_leap_is_measured_from_the_mark_that_is_there_then(race: Race) -> Non
         assert await race.recorded(key) is None, key
 
 
-async def a_leap_is_measured_from_the_floor_too(race: Race) -> None:
+async def test_a_leap_is_measured_from_the_floor_too(race: Race) -> None:
     """What was pruned had a mark up to the floor; and live rows may be behind it."""
     await race.insert(race.a, "there", 30)
     await bounded(race, max_jump=JUMP)
@@ -219,3 +228,143 @@ async def a_leap_is_measured_from_the_floor_too(race: Race) -> None:
     assert await outcome(race.update(race.a, "there", 1000 + JUMP + 1)) == "FP018"
     assert written(await outcome(race.insert(race.a, "new", 1000 + JUMP)))
     assert written(await outcome(race.update(race.a, "there", 1000 + JUMP)))
+
+
+# Tokens of the built-in source
+
+UNISSUED = ISSUED + 1
+
+
+@opened(BUILTIN)
+async def test_claim_under_an_old_catalog_is_refused(race: Race) -> None:
+    """R12: a claim that waits while its table changes its source is judged by the source of then."""
+    await protect(race.observer, "orders", source="external")
+    holder = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.raise_mark('orders/k', 40, 'strict', true)")
+    # It has not touched the table yet, so nothing keeps the table from changing.
+    known = replace(race.table, fence=replace(race.fence, source="external"))
+    claiming = claim_absent(race.b, known, ("k",), Token(MAX_TOKEN), "orders/k")
+    waiter = await race.waits(race.b, outcome(claiming))
+    await protect(race.observer, "orders", source="builtin")
+    await holder.rollback()
+    assert await waiter == "FP018"
+    assert await race.recorded("k") is None
+
+
+@opened(BUILTIN)
+async def test_unissued_is_reported_before_missing(race: Race) -> None:
+    """R5, R12: 404 and 23505 are for tokens that were issued."""
+    await race.insert(race.a, "there", 30)
+    await race.insert(race.a, "gone", 30)
+    await race.delete(race.a, "gone", 40)
+    async with open_gateway(race.dsn) as gateway:
+        for key in ("never", "gone"):
+            assert result_of(await patch(gateway, keyed(key, UNISSUED, status="x"))) == "FP018", key
+            assert result_of(await delete(gateway, keyed(key, UNISSUED))) == "FP018", key
+            assert result_of(await put(gateway, keyed(key, UNISSUED, status="x"))) == "FP018", key
+            assert result_of(await claim(gateway, Claim(Resource("orders", (key,)), Token(UNISSUED)))) == "FP018", key
+        assert result_of(await patch(gateway, keyed("never", ISSUED, status="x"))) == "FP006"
+        assert result_of(await patch(gateway, keyed("gone", 39, status="x"))) == "FP001"
+        answer = await post(gateway, listed(UNISSUED, {"order_id": "there"}))
+        assert result_of(answer) == "FP018"
+        assert isinstance(answer, Problem)
+        assert (answer.resource, answer.presented_token) == ("orders/there", UNISSUED)
+        assert answer.extra == {}
+        assert str(ISSUED) not in answer.detail, "it is its holder's"
+        assert result_of(await post(gateway, listed(ISSUED, {"order_id": "there"}))) == "23505"
+
+
+@opened(BUILTIN)
+async def test_nextval_waits_for_the_tokens_to_move(race: Race) -> None:
+    """R9, R12: no session draws a token between the look at the marks and the move past them."""
+    moving = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.issue_beyond(5000)")
+    draw = await race.waits(race.b, race.b.fetchval("SELECT nextval('fencepost.tokens')"))
+    await moving.commit()
+    assert await draw == 5001
+    moving = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.issue_beyond(9000)")
+    draw = await race.waits(race.b, race.b.fetchval("SELECT nextval('fencepost.tokens')"))
+    await moving.rollback()
+    assert await draw == 5002, "a move that was taken back has not happened"
+
+
+@opened(BUILTIN)
+async def test_tokens_never_move_back(race: Race) -> None:
+    """R9: a move that waited for draws which went further has nothing left to do."""
+    drawing = await race.begin(race.a)
+    await race.a.fetchval("SELECT nextval('fencepost.tokens')")
+    move = await race.waits(race.b, race.b.execute(f"SELECT fencepost.issue_beyond({ISSUED + 5})"))
+    await race.a.execute("SELECT nextval('fencepost.tokens') FROM generate_series(1, 20)")
+    await drawing.commit()
+    await move
+    assert await issued(race.observer) == ISSUED + 21
+    assert await race.c.fetchval("SELECT nextval('fencepost.tokens')") == ISSUED + 22
+    await race.c.execute("SELECT fencepost.issue_beyond(3)")
+    assert await issued(race.observer) == ISSUED + 22
+
+
+@opened(BUILTIN)
+async def test_two_moves_at_once_do_not_deadlock(race: Race) -> None:
+    """R9: neither holds what the other needs: the first look takes no lock that lasts."""
+    first = await race.begin(race.a)
+    await race.a.execute("SELECT fencepost.issue_beyond(3)")  # looks, and has nothing to do
+    second = await race.begin(race.b)
+    await race.b.execute("SET LOCAL lock_timeout = '500ms'")
+    assert await outcome(race.b.execute("SELECT fencepost.issue_beyond(5000)")) == "SELECT 1"
+    await second.commit()
+    await race.a.execute("SELECT fencepost.issue_beyond(6000)")
+    await first.commit()
+    assert await issued(race.observer) == 6000
+
+
+async def issued(connection: Connection) -> int:
+    """How far the built-in source is."""
+    number: int = await connection.fetchval("SELECT fencepost.issued()")
+    return number
+
+
+# What lowers a mark
+
+
+async def test_a_mark_is_not_lowered_by_hand(race: Race) -> None:
+    """A mark falls only where this transaction's own record allows it."""
+    await race.insert(race.a, "k", 2**61)
+    await race.insert(race.a, "other", 40)
+    await reset(race.observer, "orders/k", 60, "INC-7")
+    await race.update(race.a, "k", 2**61)
+    async with race.observer.transaction():
+        await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
+        await race.observer.execute("UPDATE public.orders SET last_fence_token = 60 WHERE order_id = 'k'")
+    assert await race.live_mark("k") == 2**61
+
+
+async def test_a_reset_waits_for_a_claim_under_way(race: Race) -> None:
+    """A claim under way of a key without a row ends first, and is seen."""
+    await race.claim_absent(race.a, "k", 50)
+    holder = await race.begin(race.a)
+    assert await race.claim_absent(race.a, "k", 2**61) is None
+    resetting = await race.waits(race.b, reset(race.b, "orders/k", 60, "INC-7"))
+    await holder.commit()
+    assert await resetting == Reset("orders/k", 2**61, 60)
+
+
+async def test_a_reset_by_hand_stays_above_other_marks(race: Race) -> None:
+    """Also for a role that may break the glass and calls the function itself."""
+    await race.claim_absent(race.a, "k", 2**61)
+    await race.claim_absent(race.a, "other", 70)
+    async with race.observer.transaction():
+        await race.observer.execute("SELECT set_config('fencepost.break_glass', 'INC-7', true)")
+        await outcome(race.observer.execute("SELECT fencepost.reset_mark('orders', 'orders/k', $1, 60)", 2**61))
+    assert await race.recorded("k") == (2**61, True)
+
+
+async def test_a_reset_stays_above_other_marks(race: Race) -> None:
+    await race.claim_absent(race.a, "k", 2**61)
+    await race.claim_absent(race.a, "other", 70)
+    refused = False
+    try:
+        await reset(race.observer, "orders/k", 60, "INC-7")
+    except ResetError:
+        refused = True
+    assert refused, "it was lowered below another mark"

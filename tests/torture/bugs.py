@@ -1,0 +1,631 @@
+"""All planted bugs: what is broken, and which model of the checker has to find it in which run (`planted.py`)."""
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+from tests.torture.planted import (
+    CLIENT_SETS,
+    CLIENTS,
+    CLIENTS_ANSWERS,
+    CRASHES,
+    FAILOVERS,
+    GENERATIONS,
+    KEYS,
+    KEYS_AT_ONCE,
+    LOCKS,
+    LOST_ANSWERS,
+    ROWS,
+    SCOPES,
+    Line,
+    Planted,
+    TableLine,
+    replaced,
+    swap,
+)
+
+from fencepost.client import Client, Lease
+from fencepost.client.clock import SystemClock
+from fencepost.client.errors import ApiError, LeaseLost, StaleToken
+from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
+from fencepost.server.gateway import alone, claims, keyed, read
+from fencepost.server.gateway.claims import ClaimOfRow
+from fencepost.server.gateway.keyed import Batched, _Batches
+from fencepost.server.postgres import connection as session
+from fencepost.server.postgres import group_commit, many, marks
+from fencepost.server.postgres import keyed as statements
+from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.database_identity import Origin
+from fencepost.server.postgres.keyed import FencedRow, WriteStatement
+from fencepost.server.postgres.marks import KeyState
+from fencepost.server.postgres.row_sql import RowWrite, compiled
+from fencepost.server.postgres.tables import ProtectedTable
+from fencepost.testing.torture import stages
+
+# Bugs of the SQL that judges tokens and keeps marks (migrations/schema, ops/protecting).
+
+JUDGE_DELETE: Final = "fencepost.judge_delete(text, text, bigint, text, xid)"
+JUDGE_INSERT: Final = "fencepost.judge_insert(text, text, bigint, text)"
+JUDGE_UPDATE: Final = "fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid)"
+RAISE_MARK: Final = "fencepost.raise_mark(text, bigint, text, boolean)"
+ENTER: Final = "fencepost.enter(text, text[], bigint, oid, text)"
+ENTER_EACH: Final = "fencepost.enter_each(text, text[], bigint[], oid, text)"
+
+NO_TRIGGER: Final = Line(
+    JUDGE_UPDATE,
+    "IF verdict <> 'accepted'",
+    "IF token IS NOT NULL THEN RETURN token; ELSIF verdict <> 'accepted'",
+)
+"""An UPDATE's trigger is a second line of defence behind the gateway's statement. With this it lets all tokens pass."""
+_ACCEPTS: Final = (
+    "CREATE OR REPLACE FUNCTION fencepost.accepts(rule text, mark bigint, token bigint) RETURNS boolean LANGUAGE sql"
+    " IMMUTABLE PARALLEL SAFE RETURN {}"
+)
+
+OF_MARKS: Final = [
+    Planted("`<=` for `<` in fencepost.accepts", "register", ROWS, statements=(_ACCEPTS.format("mark <= token"),)),
+    Planted(
+        "DELETE leaves no mark",
+        "register",
+        ROWS,
+        lines=(
+            Line(JUDGE_DELETE, "INSERT INTO fencepost.marks AS k", "RETURN given; INSERT INTO fencepost.marks AS k"),
+        ),
+    ),
+    Planted(
+        "DELETE leaves the mark that the row had, and not its own token",
+        "register",
+        ROWS,
+        lines=(Line(JUDGE_DELETE, "VALUES (p_resource, token,", "VALUES (p_resource, greatest(old_mark, 1),"),),
+    ),
+    Planted(
+        "INSERT does not ask for the mark that outlived the row",
+        "register",
+        ROWS,
+        lines=(Line(JUDGE_INSERT, "IF mark IS NULL THEN", "IF true THEN"),),
+    ),
+    Planted(
+        "marks of deleted rows are forgotten, and no floor is raised",
+        "register",
+        ROWS,
+        lines=(
+            Line(RAISE_MARK, "INSERT INTO fencepost.marks AS k",
+                 "DELETE FROM fencepost.marks k WHERE k.row_absent AND k.ctid IN (SELECT m.ctid FROM fencepost.marks m"
+                 " WHERE m.row_absent AND m.changed_at < clock_timestamp() - interval '20 ms' FOR UPDATE SKIP LOCKED);"
+                 " INSERT INTO fencepost.marks AS k"),
+        ),
+    ),
+    Planted(
+        "a scope is entered, and its mark is not raised",
+        "register",
+        ROWS,
+        lines=(
+            Line(ENTER_EACH, "SET last_fence_token = x.token,", "SET last_fence_token = k.last_fence_token,"),
+        ),
+    ),
+]  # fmt: skip
+
+
+# Bugs of the gateway's statements, and of what it makes of their answers (postgres/statements, gateway).
+
+_ANY: Final = "<> 0 AND 0 <"
+"""Stands where the mark is compared with the token, and is always true."""
+
+
+@contextlib.contextmanager
+def _comparing(operator: str) -> Any:
+    """Let statements that are made meanwhile compare the mark so."""
+    comparison = swap(marks, "comparison", lambda _rule: operator)
+    try:
+        yield
+    finally:
+        swap(marks, "comparison", comparison)
+
+
+def _unconditional(verb: str, operator: str = _ANY) -> None:
+    def broken(*arguments: Any, **options: Any) -> WriteStatement:
+        with _comparing(operator):
+            return made(*arguments, **options)
+
+    made: Callable[..., WriteStatement] = swap(statements, verb, broken)
+
+
+def _update_does_not_compare() -> None:
+    _unconditional("update")
+
+
+def _delete_does_not_compare() -> None:
+    _unconditional("delete")
+
+
+def _an_equal_token_passes() -> None:
+    _unconditional("update", "<=")
+
+
+def _check_then_write() -> None:
+    tables: dict[int, ProtectedTable] = {}
+
+    def unconditional(table: ProtectedTable, *arguments: Any, **options: Any) -> WriteStatement:
+        with _comparing(_ANY):
+            made: WriteStatement = update(table, *arguments, **options)
+        tables[id(made.statement)] = table
+        return made
+
+    async def checked(
+        statement: WriteStatement, connection: Connection, batch: Sequence[RowWrite]
+    ) -> list[FencedRow | None]:
+        table = tables.get(id(statement.statement))
+        if table is None or table.fence.scope is not None:
+            return await run(statement, connection, batch)
+        standing = await marks.ask(connection, table, [write.key for write in batch])
+        passing = [
+            number
+            for number, (write, state) in enumerate(zip(batch, standing, strict=True))
+            if state.live is not None and state.live < write.token
+        ]
+        answers: list[FencedRow | None] = [None] * len(batch)
+        written = await run(statement, connection, [batch[number] for number in passing]) if passing else []
+        for number, answer in zip(passing, written, strict=True):
+            answers[number] = answer
+        return answers
+
+    update = swap(statements, "update", unconditional)
+    run: Callable[..., Awaitable[list[FencedRow | None]]] = swap(WriteStatement, "run", checked)
+
+
+def _zero_rows_is_stale() -> None:
+    async def broken(_connection: Connection, table: ProtectedTable, keys: Sequence[Any]) -> list[KeyState]:
+        return [KeyState(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
+
+    swap(marks, "ask", broken)
+
+
+def _question_is_remembered() -> None:
+    """Each key's first answer is used for a second: as if the snapshot were that of an older transaction."""
+    known: dict[Any, tuple[float, KeyState]] = {}
+
+    async def broken(connection: Connection, table: ProtectedTable, keys: Sequence[Any]) -> list[KeyState]:
+        fresh = await ask(connection, table, keys)
+        now = time.monotonic()
+        for key, state in zip(keys, fresh, strict=True):
+            if known.get((table.oid, key), (0.0, state))[0] < now - 1:
+                known[table.oid, key] = now, state
+        return [known[table.oid, key][1] for key in keys]
+
+    ask = swap(marks, "ask", broken)
+
+
+def _the_array_is_judged_by_its_first_row() -> None:
+    line, first = "SELECT FROM hit WHERE", "SELECT FROM (TABLE hit LIMIT 1) AS hit WHERE"
+
+    def compiled_broken(text: str, *arguments: Any) -> Any:
+        return compiled(replaced(text, line, first, "the statement of arrays"), *arguments)
+
+    def broken(*arguments: Any) -> Any:
+        swap(many, "compiled", compiled_broken)
+        try:
+            return by_array(*arguments)
+        finally:
+            swap(many, "compiled", compiled)
+
+    by_array = swap(many, "by_array", broken)
+
+
+def _claim_is_rolled_back() -> None:
+    async def broken(operation: ClaimOfRow, connection: Connection) -> Any:
+        transaction = connection.transaction()
+        await transaction.start()
+        try:
+            return await attempt(operation, connection)
+        finally:
+            await transaction.rollback()
+
+    attempt = swap(ClaimOfRow, "write", broken)
+
+
+def _claim_of_a_key_without_a_row_raises_nothing() -> None:
+    async def broken(*_: object) -> None:
+        return None
+
+    swap(claims, "claim_absent", broken)
+
+
+def _reads_are_remembered() -> None:
+    known: dict[Any, tuple[float, Any]] = {}
+
+    async def broken(gateway: Any, request: Any, table: Any) -> Any:
+        kept = known.get((request.table, request.key))
+        if kept is None or kept[0] < time.monotonic() - 0.05:
+            kept = known[request.table, request.key] = time.monotonic(), await read_one(gateway, request, table)
+        return dataclasses.replace(kept[1])
+
+    read_one = swap(read, "read_one", broken)
+
+
+OF_STATEMENTS: Final = [
+    Planted("UPDATE does not compare the token", "register", ROWS, (NO_TRIGGER,), gateway=_update_does_not_compare),
+    Planted(
+        "an UPDATE passes with a token that equals the mark",
+        "register",
+        ROWS,
+        (
+            Line(JUDGE_UPDATE, "fencepost.verdict(rule,", "fencepost.verdict('epoch',"),
+            Line(JUDGE_UPDATE, "nullif(nullif(new_mark, old_mark), 0)", "nullif(new_mark, 0)"),
+        ),
+        gateway=_an_equal_token_passes,
+    ),
+    Planted("check, then write", "register", ROWS, (NO_TRIGGER,), gateway=_check_then_write),
+    Planted(
+        "DELETE does not compare the token",
+        "register",
+        ROWS,
+        (
+            Line(
+                JUDGE_DELETE,
+                "IF verdict <> 'accepted'",
+                "IF given IS NOT NULL THEN token := given; ELSIF verdict <> 'accepted'",
+            ),
+        ),
+        table_lines=(
+            TableLine("delete", "AND r.last_fence_token OPERATOR(pg_catalog.<", "AND 0 OPERATOR(pg_catalog.<"),
+        ),
+        gateway=_delete_does_not_compare,
+    ),
+    Planted("a write that reaches no row is answered as stale", "register", ROWS, gateway=_zero_rows_is_stale),
+    Planted(
+        "why a write reached no row is asked of an old snapshot", "register", SCOPES, gateway=_question_is_remembered
+    ),
+    Planted(
+        "an array is judged by its first row alone",
+        "register",
+        ROWS,
+        (NO_TRIGGER,),
+        gateway=_the_array_is_judged_by_its_first_row,
+    ),
+    Planted("a claim is not committed", "register", ROWS, gateway=_claim_is_rolled_back),
+    Planted(
+        "a claim of a key without a row raises no mark",
+        "register",
+        ROWS,
+        gateway=_claim_of_a_key_without_a_row_raises_nothing,
+    ),
+    Planted("reads are served from what was read before", "register", ROWS, gateway=_reads_are_remembered),
+]
+
+
+# Bugs of group commit, and of when a write is answered (postgres/batches, gateway/writes).
+
+
+def _answer_before_commit() -> None:
+    async def broken(queue: Any, connection: Connection, _behind: Any, batch: Sequence[Any]) -> None:
+        async with connection.transaction():
+            answers = await queue.run(connection, [waiting.write for waiting in batch])
+            for waiting, answer in zip(batch, answers, strict=True):
+                if not waiting.answer.done():
+                    waiting.answer.set_result(answer)
+            await asyncio.sleep(0.01)  # as long as a flush to a disk takes
+
+    swap(group_commit, "_run_batch", broken)
+
+
+def _answers_are_shifted() -> None:
+    async def broken(queue: Any, connection: Connection, behind: Any, batch: Sequence[Any]) -> None:
+        answers = await queue.run(connection, [waiting.write for waiting in batch])
+        behind.require_replicated()
+        for waiting, answer in zip(batch, [*answers[1:], *answers[:1]], strict=True):
+            if not waiting.answer.done():
+                waiting.answer.set_result(answer)
+
+    swap(group_commit, "_run_batch", broken)
+
+
+def _neighbours_share_a_scope() -> None:
+    """And a neighbour that has entered it in this transaction lets others pass as its own."""
+
+    def broken(write: Batched) -> Any:
+        if write.once is not None:
+            yield ("key", write.once.key)
+
+    swap(keyed, "_clashes", broken)
+
+
+OF_ANSWERS: Final = [
+    Planted("answer before commit", "register", ROWS, gateway=_answer_before_commit),
+    Planted("a batch's answers are shifted by one", "register", ROWS, gateway=_answers_are_shifted),
+    Planted(
+        "neighbours in a batch share a scope",
+        "register",
+        SCOPES,
+        (
+            Line(
+                ENTER_EACH,
+                "AND fencepost.is_own_write(k.xmin)) THEN\n        verdict := 'busy';",
+                "AND fencepost.is_own_write(k.xmin)) THEN\n        verdict := 'entered';",
+            ),
+        ),
+        gateway=_neighbours_share_a_scope,
+    ),
+]
+
+
+# Bugs of Idempotency-Keys, and of writes whose outcome is unknown (R15, R16).
+
+BEGIN: Final = "fencepost.idem_begin(text, text, bytea)"
+BEGIN_EACH: Final = "fencepost.idem_begin_each(text, text[], bytea[])"
+RECORD: Final = "fencepost.idem_record(text, text, bytea, integer, text[], bytea)"
+RECORD_EACH: Final = "fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[])"
+_TWO_RECORDS: Final = "ALTER TABLE fencepost.idempotency DROP CONSTRAINT idempotency_pkey"
+"""The primary key of the records is the last line of defence: the second write of a key would be undone by it."""
+
+
+def _records_are_written_after_the_commit() -> None:
+    async def nothing(*_: object) -> None:
+        return None
+
+    async def broken(batches: _Batches, connection: Connection, batch: Sequence[Any]) -> Any:
+        answers = await run(batches, connection, batch)
+        await record(connection, batch, range(len(batch)), answers)
+        return answers
+
+    record = swap(keyed, "_record", nothing)
+    run = swap(_Batches, "run_in_transaction", broken)
+
+
+def _unknown_outcomes_are_repeated() -> None:
+    """Neither is the old backend ended, nor are key and mark looked at."""
+
+    async def broken(*_: object, **__: object) -> None:
+        return None
+
+    swap(alone, "_settle", broken)
+
+
+OF_KEYS: Final = [
+    Planted(
+        "an Idempotency-Key is recorded after the commit",
+        "set",
+        KEYS_AT_ONCE,
+        statements=(_TWO_RECORDS,),
+        gateway=_records_are_written_after_the_commit,
+    ),
+    Planted(
+        "an Idempotency-Key's lock is not tried",
+        "set",
+        KEYS_AT_ONCE,
+        (
+            Line(BEGIN, "IF NOT pg_try_advisory_xact_lock", "IF false AND NOT pg_try_advisory_xact_lock"),
+            Line(BEGIN_EACH, "SELECT pg_try_advisory_xact_lock(", "SELECT true OR pg_try_advisory_xact_lock("),
+        ),
+        statements=(_TWO_RECORDS,),
+    ),
+    Planted(
+        "any request is answered with what its Idempotency-Key was answered",
+        "once",
+        KEYS,
+        (
+            Line(BEGIN, "IF r.payload_hash <> p_hash", "IF false"),
+            Line(BEGIN_EACH, "WHEN i.payload_hash <> u.hash THEN", "WHEN false THEN"),
+        ),
+    ),
+    Planted(
+        "writes with an Idempotency-Key are not recorded",
+        "set",
+        KEYS,
+        (
+            Line(RECORD, "VALUES (p_caller, p_key, p_hash, p_status, p_headers, p_answer)",
+                 "SELECT p_caller, p_key, p_hash, p_status, p_headers, p_answer WHERE false"),
+            Line(RECORD_EACH, "AS u(caller, key, hash, status, headers, answer)",
+                 "AS u(caller, key, hash, status, headers, answer) WHERE false"),
+        ),
+    ),
+    Planted(
+        "a write whose outcome is unknown is repeated without a look",
+        "register",
+        LOST_ANSWERS,
+        gateway=_unknown_outcomes_are_repeated,
+    ),
+]  # fmt: skip
+
+
+# Bugs of leases and their tokens (migrations/schema/acquire.sql).
+
+ACQUIRE: Final = "fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[])"
+RELEASE: Final = "fencepost.release(bigint, bytea, uuid)"
+EXTEND: Final = "fencepost.extend(bigint, bytea, integer, integer)"
+
+_ONE: Final = "drawn := ARRAY[nextval('fencepost.tokens')];"
+_MANY: Final = "drawn := ARRAY(SELECT nextval('fencepost.tokens') FROM generate_series(1, p_count + claiming::int));"
+
+OF_LOCKS: Final = [
+    Planted(
+        "tokens are drawn before the lock is taken",
+        "mutex",
+        LOCKS,
+        (
+            Line(ACQUIRE, _ONE, "NULL;"),
+            Line(ACQUIRE, _MANY, "NULL;"),
+            Line(ACQUIRE, "  FOREACH n IN ARRAY wanted LOOP", f"  {_MANY}\n  FOREACH n IN ARRAY wanted LOOP"),
+        ),
+    ),
+    Planted(
+        "sessions keep tokens in reserve",
+        "mutex",
+        LOCKS,
+        statements=("ALTER SEQUENCE fencepost.tokens CACHE 20",),
+    ),
+    Planted(
+        "a grant does not lock the lock's row",
+        "mutex",
+        LOCKS,
+        (
+            Line(ACQUIRE, "WHERE k.name = n FOR UPDATE;", "WHERE k.name = n;"),
+            Line(ACQUIRE, "ORDER BY x.lease_id FOR UPDATE;", "ORDER BY x.lease_id;"),
+        ),
+    ),
+    Planted(
+        "a lease that has ended mints",
+        "mutex",
+        LOCKS,
+        (
+            Line(EXTEND, "AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()", ""),
+            Line(ACQUIRE, "SET ended_at = clock_timestamp(), secret_hash = NULL\n      WHERE x.lease_id = ANY (before)",
+                 "SET ended_at = clock_timestamp()\n      WHERE x.lease_id = ANY (before)"),
+        ),
+    ),
+    Planted(
+        "a grant does not wait for the end of the lease before it",
+        "mutex",
+        CLIENTS,
+        (Line(ACQUIRE, "AND x.ended_at IS NULL AND x.expires_at > clock_timestamp()\n      ORDER BY k.name",
+              "AND false\n      ORDER BY k.name"),),
+    ),
+    Planted(
+        "any secret releases a lease",
+        "mutex",
+        CLIENTS,
+        (Line(RELEASE, "AND x.secret_hash = p_hash AND", "AND"),),
+    ),
+    Planted(
+        "the end of a lease is judged by a clock that is half a second ahead",
+        "mutex",
+        CLIENTS,
+        (Line(ACQUIRE, "x.expires_at > clock_timestamp()\n      ORDER BY k.name",
+              "x.expires_at > clock_timestamp() + interval '0.5 s'\n      ORDER BY k.name"),),
+    ),
+]  # fmt: skip
+
+
+# Bugs of the Python client.
+
+_STEP: Final = 5.0
+"""Seconds by which the wall clock is set back, every second."""
+
+
+def _trust_by_the_wall_clock() -> None:
+    """And that is set back, again and again."""
+    began = time.monotonic()
+
+    def broken(_clock: SystemClock) -> float:
+        now = time.monotonic()
+        return time.time() - _STEP * int(now - began)  # noqa: TID251 - the line to break
+
+    swap(SystemClock, "now", broken)
+
+
+def _a_renewal_that_fails_counts() -> None:
+    async def broken(lease: Lease) -> bool:
+        started = lease._exchange.clock.now()  # noqa: SLF001
+        with contextlib.suppress(ApiError):
+            await lease._exchange.once(lease._upkeep("renew"))  # noqa: SLF001
+        return lease.trust.record_renewal(started)
+
+    swap(Lease, "renew", broken)
+
+
+def _each_attempt_has_a_key_of_its_own() -> None:
+    async def broken(exchange: Exchange, call: Call, most: float = math.inf) -> Answer:
+        if KEY_HEADER in call.headers:
+            call = call.under(new_key())
+        answer: Answer = await once(exchange, call, most)
+        return answer
+
+    once = swap(Exchange, "once", broken)
+
+
+def _a_stale_write_is_repeated_under_a_new_lease() -> None:
+    async def broken(client: Client, table: str, key: Any, row: Mapping[str, Any], *, lease: Lease) -> Any:
+        try:
+            return await put(client, table, key, row, lease=lease)
+        except (StaleToken, LeaseLost):
+            async with client.lock(f"{table}/{key}", ttl=1, wait=1) as fresh:
+                return await put(client, table, key, row, lease=fresh)
+
+    put = swap(Client, "put", broken)
+
+
+OF_CLIENTS: Final = [
+    Planted("a lease is trusted by the wall clock", "mutex", CLIENTS, worker=_trust_by_the_wall_clock),
+    Planted("a renewal that fails counts as one", "mutex", CLIENTS, worker=_a_renewal_that_fails_counts),
+    Planted(
+        "each attempt of a write has an Idempotency-Key of its own",
+        "set",
+        CLIENTS_ANSWERS,
+        worker=_each_attempt_has_a_key_of_its_own,
+    ),
+    Planted(
+        "a write that was refused as stale is repeated under a new lease",
+        "set",
+        CLIENT_SETS,
+        worker=_a_stale_write_is_repeated_under_a_new_lease,
+    ),
+]
+
+
+# Bugs that need a crash or a failover to show (R4, R19).
+
+
+def _commits_do_not_wait_for_the_disk() -> None:
+    for settings in (session.DURABLE, session.PINNED):
+        assert isinstance(settings, dict)
+        settings["synchronous_commit"] = "off"
+
+
+def _any_database_will_do() -> None:
+    swap(Origin, "problem", lambda *_: None)
+
+
+@contextmanager
+def _no_generation_is_raised() -> Iterator[None]:
+    async def nothing(_connection: Any) -> None:
+        pass
+
+    with mock.patch.object(stages, "_raise", nothing):
+        yield
+
+
+@contextmanager
+def _floors_are_raised_too_far() -> Iterator[None]:
+    """Let a new generation's first tokens be below the floor of the table whose refusals as stale show no mark."""
+    raise_generation = stages._raise  # noqa: SLF001 - the operator's part of a failover
+
+    async def too_far(connection: Any) -> None:
+        await raise_generation(connection)
+        await connection.execute("UPDATE fencepost.floors SET floor = floor + 10000 WHERE name LIKE '%epoch'")
+
+    with mock.patch.object(stages, "_raise", too_far):
+        yield
+
+
+OF_SERVERS: Final = [
+    Planted("commits do not wait for the disk", "register", CRASHES, gateway=_commits_do_not_wait_for_the_disk),
+    Planted(
+        "no generation is raised after a failover that has lost grants",
+        "mutex",
+        FAILOVERS,
+        gateway=_any_database_will_do,
+        harness=_no_generation_is_raised,
+    ),
+    Planted(
+        "after a failover the first tokens of the new generation are refused, too",
+        "register",
+        GENERATIONS,
+        harness=_floors_are_raised_too_far,
+    ),
+]
+
+
+PLANTED: list[Planted] = [
+    *OF_MARKS,
+    *OF_STATEMENTS,
+    *OF_ANSWERS,
+    *OF_KEYS,
+    *OF_LOCKS,
+    *OF_CLIENTS,
+    *OF_SERVERS,
+]
