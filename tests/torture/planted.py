@@ -17,6 +17,7 @@ import psycopg
 
 from fencepost.server.ops.functions import Functions
 from fencepost.testing.checker import Model
+from fencepost.testing.servers.postgres import Connection
 from fencepost.testing.servers.processes import eventually
 from fencepost.testing.torture import Config, stages
 from fencepost.testing.torture.stages import OwnPrimary
@@ -165,10 +166,10 @@ def _lagging_standby() -> Iterator[None]:
     async def asynchronous(_connection: Any) -> None:
         pass
 
-    async def drawn(connection: stages.Connection) -> int:
+    async def drawn(connection: Connection) -> int:
         return int(await connection.fetchval("SELECT last_value FROM fencepost.tokens"))
 
-    async def until_many_more_are_drawn(connection: stages.Connection) -> None:
+    async def until_many_more_are_drawn(connection: Connection) -> None:
         before = await drawn(connection)
 
         async def enough() -> bool:
@@ -176,7 +177,7 @@ def _lagging_standby() -> Iterator[None]:
 
         await eventually(enough, what="more grants")
 
-    async def cut_off(standby: stages.Connection) -> None:
+    async def cut_off(standby: Connection) -> None:
         await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
         await standby.execute("SELECT pg_reload_conf()")
 
@@ -191,7 +192,7 @@ def _lagging_standby() -> Iterator[None]:
         asyncio.run(stages._on(of.url, until_many_more_are_drawn))  # noqa: SLF001
         return fail_over(of)
 
-    with mock.patch.object(stages, "_synchronous", asynchronous), mock.patch.object(OwnPrimary, "fail_over", lagging):
+    with mock.patch.object(stages, "make_synchronous", asynchronous), mock.patch.object(OwnPrimary, "fail_over", lagging):
         yield
 
 
