@@ -25,7 +25,7 @@ from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
-FOR_EVER: dict[str, Any] = {"lock_timeout": 600, "statement_timeout": 600, "shutdown_timeout": 7200}
+UNHURRIED_WRITES: dict[str, Any] = {"lock_timeout": 600, "statement_timeout": 600, "shutdown_timeout": 2 * PATIENCE}
 """A write waits for its row, and the end of a consumer for its writes, as long as a test has them wait."""
 SOON = replace(
     UNHURRIED, consuming=ConsumingTimes(take_for=0.1, alive_every=0.05, note_every=0.05, committed_every=0.05)
@@ -42,7 +42,7 @@ async def owner(connect: Connect) -> Connection:
 
 @pytest.fixture
 async def queue(database: str, owner: Connection) -> AsyncIterator[Queue]:
-    async with opened(database, owner, **FOR_EVER) as queue:
+    async with opened(database, owner, **UNHURRIED_WRITES) as queue:
         yield queue
 
 
@@ -416,8 +416,9 @@ async def test_a_raise_while_a_message_is_written_makes_no_dead_letter_and_ends_
     queue: Queue, k1: Held
 ) -> None:
     """The row has a higher token when it is unlocked: what is refused then belongs to the generation before."""
+    queue.settings = queue.settings.model_copy(update={"shutdown_timeout": 7200})  # not at its end
     await writes(queue, "k1")
-    async with consumed(queue, SOON):
+    async with asyncio.timeout(3 * PATIENCE), consumed(queue, SOON):
         await k1.is_waited_for()
         await k1.execute(
             "SET LOCAL session_replication_role = replica; UPDATE orders SET last_fence_token = 99"
