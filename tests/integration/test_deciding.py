@@ -55,10 +55,13 @@ async def failed(queue: Queue) -> bool:
     return await queue.states() == {"failed": 1}
 
 
+@pytest.mark.parametrize("marked", [False, True])
 async def test_what_fails_is_kept_first_then_its_resource_stops_and_then_it_is_a_dead_letter(
-    queue: Queue, database: str
+    queue: Queue, database: str, marked: bool
 ) -> None:
-    """So whoever deals with the letter finds what it stopped. What keeps the letter from being put is over later."""
+    """So whoever deals with the letter finds what it stopped. What keeps the letter from being put is over later; it is
+    put also where the fence refuses the message then. `marked`: its row has its token by then.
+    """
     message, began = write("orders/k1", body=BAD), await queues.now(queue.owner)
     (position,) = await queue.append(message)
     name = str(WriteId(DEFAULT, position, nonce_of(message)))
@@ -67,6 +70,9 @@ async def test_what_fails_is_kept_first_then_its_resource_stops_and_then_it_is_a
             await eventually(lambda: failed(queue), what="it to be kept")
             await eventually(lambda: stopped(queue), what="the stop")
         assert (await stopped(queue), await queue.letters()) == ([("orders/k1", name)], {})
+    if marked:
+        await queue.owner.execute("SET session_replication_role = replica")
+        await queue.owner.execute("UPDATE orders SET last_fence_token = 1 WHERE order_id = 'k1'")
     await consume(queue)
     letter = (await queue.letters())["orders/k1"]
     assert (letter.id, letter.position, letter.message) == (name, position, message)

@@ -12,7 +12,6 @@ from tests.support.gateways import serving
 from tests.support.postgres import ReadyMade
 
 from fencepost.server.ops.protect import protect
-from fencepost.server.settings import Settings
 
 _numbers = itertools.count(1)
 
@@ -99,9 +98,8 @@ class Shop:
 def running_shop(databases: ReadyMade, builtin: tuple[str, ...] = (), /, **settings: object) -> Iterator[Shop]:
     """Make the database, protect its tables, serve it. `builtin`: tables that take the tokens of leases only."""
     dsn, _ = asyncio.run(databases.make_with(("shop", builtin), partial(_prepare, builtin)))
-    chosen = {"database_url": dsn, "port": 0, "max_body_bytes": 10_000, "max_rows": 50, "serve_unprotected": True}
-    chosen |= settings
-    with serving(Settings.model_validate(chosen)) as url:
+    chosen = {"max_body_bytes": 10_000, "max_rows": 50, "serve_unprotected": True, **settings}
+    with serving(dsn, **chosen) as url:
         yield Shop(url, dsn)
     databases.drop(dsn)
 

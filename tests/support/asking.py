@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
 from joserfc import jws
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from tests.support.gateways import gateway_of, in_process
 from tests.support.interleave import Connection
 from tests.support.use_cases import open_gateway
 
@@ -28,14 +29,8 @@ from fencepost.server.postgres.database import Database
 from fencepost.server.queues.log import Log, Message, Position
 from fencepost.server.queues.postgres import PostgresLog
 from fencepost.server.quota import ASKING
-from fencepost.server.settings import Settings
 from fencepost.server.times import TIMES, Times
-from fencepost.server.wiring import create_app
 from fencepost.testing.servers.processes import PATIENCE, eventually
-
-if TYPE_CHECKING:
-    from fencepost.server.http.app import Application
-
 
 # What is done as the request of a caller, for tests of callers' shares.
 
@@ -280,13 +275,8 @@ class Queued:
 @asynccontextmanager
 async def queueing(database: str, times: Times = TIMES, /, **settings: object) -> AsyncIterator[Queued]:
     """Serve a database until the block ends; its queue begins empty."""
-    given = {"database_url": database, "log_level": "error", "consume_here": False, **settings}
-    app = cast("Application", create_app(Settings.model_validate(given), times))
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as client,
-    ):
-        queued = Queued(Api("http://localhost", client), app.gateway())
+    async with in_process(database, times, **{"consume_here": False, **settings}) as client:
+        queued = Queued(Api("http://localhost", client), gateway_of(client))
         await queued.empty()
         yield queued
 
