@@ -73,15 +73,8 @@ def etcd_nodes(
     directory.mkdir(parents=True, exist_ok=True)
     if tls is not None:
         certificate, key = map(str, tls)
-        options += (
-            "--cert-file",
-            certificate,
-            "--key-file",
-            key,
-            "--client-cert-auth",
-            "--trusted-ca-file",
-            certificate,
-        )
+        options += ("--cert-file", certificate, "--key-file", key)
+        options += ("--client-cert-auth", "--trusted-ca-file", certificate)
     cluster = ",".join(f"n{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
     nodes = []
     for n, (client, peer) in enumerate(ports):
