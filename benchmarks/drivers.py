@@ -16,9 +16,10 @@ from benchmarks.database import BenchmarkDatabase
 from benchmarks.load import HOST, Plan, Result
 from benchmarks.machine import busy
 from benchmarks.peers import clients, peer, store
-from benchmarks.processes import free_port, running
+from benchmarks.processes import gateway, running
 from benchmarks.requests import EXPECTED, SECRET, request
 from benchmarks.walk import FRESH, OVER_ROWS, STALE_TOKEN, TOKENS_PER_CELL, Walk, each_once
+from fencepost.testing.servers.processes import free_port
 
 _DELETED_PER_SECOND: Final = 60_000
 """More rows than a cell could delete."""
@@ -100,12 +101,11 @@ def _server(bench: Bench, cell: Cell) -> Iterator[int]:
         variables = {"BENCHMARK_DATABASE_URL": bench.database.url}
     else:
         program = "benchmarks.unguarded" if cell.driver == "fencepost, no guard" else "fencepost"
-        command = [sys.executable, "-m", program, "serve", "--port", "0", "--workers", str(cell.workers)]
-        ready = rf"serves http://{HOST}:(?P<port>\d+)"
         url = bench.untriggered_url if cell.driver == "fencepost, no triggers" else bench.database.url
-        variables = {"FENCEPOST_DATABASE_URL": url, "TMPDIR": str(bench.directory)}
-        if cell.authenticated:
-            variables |= {"FENCEPOST_JWT_SECRET": SECRET, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""}
+        with_jwt = {"FENCEPOST_JWT_SECRET": SECRET, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""} if cell.authenticated else {}
+        with gateway(url, bench.directory, cell.workers, program, **with_jwt) as port:
+            yield port
+        return
     with running(command, bench.directory / "server.log", ready, **variables) as found:
         yield int(found["port"])
 

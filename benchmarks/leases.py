@@ -24,8 +24,10 @@ from benchmarks.__main__ import make_bench
 from benchmarks.drivers import Bench
 from benchmarks.lease_clients import AdvisoryClient, Client, HttpClient, RedisClient
 from benchmarks.machine import busy, describe
-from benchmarks.processes import BenchmarkError, free_port, running
+from benchmarks.processes import BenchmarkError, gateway, running
 from benchmarks.report import RESULTS, summary
+from fencepost.testing.servers.lock_services import redis
+from fencepost.testing.servers.processes import free_port
 
 CLIENTS: Final = 32
 LATEST: Final = RESULTS / "leases.json"
@@ -152,11 +154,8 @@ async def _run(clients: Sequence[Client], seconds: float, *, contended: bool) ->
 
 
 def _fencepost(bench: Bench, servers: ExitStack) -> Open:
-    command = [sys.executable, "-m", "fencepost", "serve", "--port", "0", "--workers", "1"]
-    ready = r"serves http://127.0.0.1:(?P<port>\d+)"
-    variables = {"FENCEPOST_DATABASE_URL": bench.database.url, "TMPDIR": str(bench.directory)}
-    found = servers.enter_context(running(command, bench.directory / "server.log", ready, **variables))
-    return lambda waits: HttpClient.open(int(found["port"]), waits=waits)
+    port = servers.enter_context(gateway(bench.database.url, bench.directory))
+    return lambda waits: HttpClient.open(port, waits=waits)
 
 
 def _handler(bench: Bench, servers: ExitStack) -> Open:
@@ -174,11 +173,7 @@ def _direct(bench: Bench, _servers: ExitStack) -> Open:
 
 def _redis(bench: Bench, servers: ExitStack) -> Open:
     port = free_port()
-    directory = bench.directory / f"redis-{port}"
-    directory.mkdir()
-    command = [*("redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)),
-               *("--appendonly", "yes", "--appendfsync", "always", "--save", "")]  # fmt: skip
-    servers.enter_context(running(command, bench.directory / "redis.log", "Ready to accept connections"))
+    servers.enter_context(redis(bench.directory / f"redis-{port}", port=port).server)
 
     async def open_client(_waits: bool) -> Client:
         return RedisClient(port)

@@ -4,8 +4,8 @@ import functools
 import os
 import re
 import signal
-import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,13 +56,6 @@ def run(
     return done.stdout
 
 
-def free_port() -> int:
-    """Find a port on loopback that is free; a server that cannot take port 0 listens on it at once."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return port
-
-
 @contextmanager
 def running(command: Sequence[str], log: Path, ready: str, **variables: str) -> Iterator[re.Match[str]]:
     """Run a server while the block runs, which begins once `ready` matches its output; gives the match.
@@ -82,6 +75,17 @@ def running(command: Sequence[str], log: Path, ready: str, **variables: str) -> 
         yield _await_ready(process, log, ready)
     finally:
         _end(process)
+
+
+@contextmanager
+def gateway(
+    database: str, directory: Path, workers: int = 1, program: str = "fencepost", **variables: str
+) -> Iterator[int]:
+    """Run `fencepost serve` while the block runs; gives its port."""
+    command = [sys.executable, "-m", program, "serve", "--port", "0", "--workers", str(workers)]
+    variables |= {"FENCEPOST_DATABASE_URL": database, "TMPDIR": str(directory)}
+    with running(command, directory / "server.log", r"serves http://127.0.0.1:(?P<port>\d+)", **variables) as found:
+        yield int(found["port"])
 
 
 def _await_ready(process: subprocess.Popen[bytes], log: Path, ready: str) -> re.Match[str]:

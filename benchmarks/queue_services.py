@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from benchmarks.processes import BenchmarkError, running
+from benchmarks.processes import BenchmarkError, gateway, running
 from benchmarks.walk import FIRST_KEY, OVER_ROWS, ROWS
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues
@@ -59,13 +59,9 @@ class Services:
         command = [*(sys.executable, "-m", "fencepost", "consume", queue), "--member", "bench", *_workers(workers)]
         return running(command, self.directory / "consume.log", r"bench\S* consumes? ", **self._variables())
 
-    @contextmanager
-    def serving(self) -> Iterator[int]:
+    def serving(self) -> AbstractContextManager[int]:
         """Run a gateway with one worker, which consumes the queue of the database itself; gives its port."""
-        command = [sys.executable, "-m", "fencepost", "serve", "--port", "0", *_workers(1)]
-        ready = r"serves http://127.0.0.1:(?P<port>\d+)"
-        with running(command, self.directory / "server.log", ready, **self._variables()) as found:
-            yield int(found["port"])
+        return gateway(self.dsn, self.directory, FENCEPOST_QUEUES=self._variables()["FENCEPOST_QUEUES"])
 
     def _variables(self) -> dict[str, str]:
         return {

@@ -1,9 +1,7 @@
 """Databases with a table of any size, and the same load on each: what scaling.py and bloat.py share."""
 
 import asyncio
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -13,9 +11,9 @@ import asyncpg
 from benchmarks import load, pgbench
 from benchmarks.cells import PROTECTED, Cell, Operation
 from benchmarks.drivers import Bench, Measurement
-from benchmarks.load import HOST, Plan, Result
+from benchmarks.load import Plan, Result
 from benchmarks.machine import busy
-from benchmarks.processes import running
+from benchmarks.processes import gateway
 from benchmarks.requests import EXPECTED, request
 from benchmarks.walk import MARK_AT_FIRST, TOKENS_PER_CELL, Walk
 from fencepost.server.ops.migrate import upgrade
@@ -102,22 +100,13 @@ def fresh(number: int) -> Walk:
     return Walk(first_key=1_000_000_000 + number * 20_000_000, rows=20_000_000, stride=1)
 
 
-@contextmanager
-def gateway(bench: Bench, url: str, workers: int = 2, **variables: str) -> Iterator[int]:
-    """Run the gateway, and give its port."""
-    command = [sys.executable, "-m", "fencepost", "serve", "--port", "0", "--workers", str(workers)]
-    variables |= {"FENCEPOST_DATABASE_URL": url, "TMPDIR": str(bench.directory)}
-    with running(command, bench.directory / "server.log", rf"serves http://{HOST}:(?P<port>\d+)", **variables) as found:
-        yield int(found["port"])
-
-
 def over_http(bench: Bench, sized: Sized, operation: Operation, walk: Walk, number: int) -> Measurement:
     """Write to a table over HTTP: 64 connections, 2 workers. `number` counts the cells of a run."""
     cell = Cell("", "fencepost", operation, PROTECTED, CONNECTIONS, 2)
     asyncio.run(execute(sized.url, "CHECKPOINT"))
     busy_before = busy()
     expected = EXPECTED.get(operation, _OK)
-    with gateway(bench, sized.url) as port:
+    with gateway(sized.url, bench.directory, workers=2) as port:
         result = load.generate(
             Plan(
                 port=port,

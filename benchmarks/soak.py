@@ -29,9 +29,8 @@ from benchmarks.__main__ import make_bench
 from benchmarks.drivers import Bench
 from benchmarks.load import Result
 from benchmarks.machine import describe, source_digest
-from benchmarks.processes import BenchmarkError
+from benchmarks.processes import BenchmarkError, gateway
 from benchmarks.report import RESULTS
-from benchmarks.sized import gateway
 from benchmarks.soak_loads import LOADS, make_tables, put_on
 from benchmarks.soak_samples import Sample, gateway_workers, look
 
@@ -94,7 +93,7 @@ def _soaked(bench: Bench, seconds: float, every: float, workers: int) -> Outcome
     """Put the load on, and look. The first sample is from before it, the one apart from after it."""
     asyncio.run(make_tables(bench.database.url))
     short = {"FENCEPOST_IDEMPOTENCY_RETENTION": "60", "FENCEPOST_LEASE_HISTORY": "60"}
-    with gateway(bench, bench.database.url, workers, **short) as port:
+    with gateway(bench.database.url, bench.directory, workers, **short) as port:
         return asyncio.run(_watched(bench.database.url, port, seconds, every))
 
 

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Final, Protocol
 
 import pytest
 
-from benchmarks.processes import run, running
+from benchmarks.processes import gateway, run
 from benchmarks.source_clients import BUILTIN
 from fencepost.testing.servers.kubernetes import installed
 
@@ -97,12 +96,9 @@ def start(stack: ExitStack, directory: Path, dsn: str, only: str) -> Services:
             left_out[kind.name] = str(missing)
             continue
         urls[kind.name] = bench.url
-    command = [sys.executable, "-m", "fencepost", "serve", "--port", "0", "--workers", "1"]
     configured = " ".join(f"{name}={url}" for name, url in urls.items() if name != BUILTIN)
-    variables = {"FENCEPOST_DATABASE_URL": dsn, "FENCEPOST_SOURCES": configured, "TMPDIR": str(directory)}
-    ready = r"serves http://127.0.0.1:(?P<port>\d+)"
-    found = stack.enter_context(running(command, directory / "server.log", ready, **variables))
-    return Services(urls, int(found["port"]), dsn, left_out)
+    port = stack.enter_context(gateway(dsn, directory, FENCEPOST_SOURCES=configured))
+    return Services(urls, port, dsn, left_out)
 
 
 def version(kind: Kind) -> str:

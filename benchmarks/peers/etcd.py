@@ -18,8 +18,9 @@ from benchmarks.compiled import BUILD
 from benchmarks.database import Marks
 from benchmarks.load import HOST, Result
 from benchmarks.peers import Write
-from benchmarks.processes import BenchmarkError, free_port, run, running
+from benchmarks.processes import BenchmarkError, run, running
 from benchmarks.walk import MARK_AT_FIRST, OVER_ROWS
+from fencepost.testing.servers.processes import free_port
 
 _PUTS: Final = 128
 """That a transaction may have."""

@@ -18,8 +18,10 @@ from benchmarks.cells import Cell
 from benchmarks.database import Marks
 from benchmarks.load import HOST, Result
 from benchmarks.peers import Write
-from benchmarks.processes import BenchmarkError, free_port, run, running
+from benchmarks.processes import BenchmarkError, run
 from benchmarks.walk import MARK_AT_FIRST, OVER_ROWS
+from fencepost.testing.servers.lock_services import redis as redis_service
+from fencepost.testing.servers.processes import free_port
 
 FENCED_SET: Final = """
 local mark = redis.call('HGET', KEYS[1], 'token')
@@ -45,13 +47,8 @@ def serving(directory: Path) -> Iterator[int]:
     """Run Redis on the rows of every cell before."""
     data = directory / "redis"
     new = not data.exists()
-    data.mkdir(exist_ok=True)
     port = free_port()
-    command = [
-        *("redis-server", "--port", str(port), "--bind", HOST, "--dir", str(data)),
-        *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
-    ]
-    with running(command, directory / "redis.log", "Ready to accept connections"):
+    with redis_service(data, port=port).server:
         if new:
             _fill(port)
         yield port

@@ -21,8 +21,9 @@ from benchmarks.cells import Cell
 from benchmarks.database import Marks
 from benchmarks.load import HOST, Result
 from benchmarks.peers import Write, peer
-from benchmarks.processes import BenchmarkError, free_port, running
+from benchmarks.processes import BenchmarkError, running
 from benchmarks.walk import FIRST_KEY, MARK_AT_FIRST
+from fencepost.testing.servers.processes import free_port
 
 _JAR: Final = Path("/usr/share/java/zookeeper.jar")
 _TOKEN_DIGITS: Final = 19

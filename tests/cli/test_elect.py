@@ -7,7 +7,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from tests.cli.running import Running, StartLock, release, variables_in, waiters, whole_lines, written
-from tests.client.gateways import gateway_process
+from tests.support.gateways import gateway_process
 
 from fencepost.cli.main import main
 from fencepost.testing.servers.processes import alive, eventually
@@ -107,13 +107,14 @@ async def test_again_outlasts_a_gateway_that_is_away(lock: StartLock, demo_datab
         command = f"{EACH_TERM}; {FOR_EVER}"
         running = lock("e", "--again", "--ttl", "2", "sh", "-c", command, url=gateway.url, verb="elect")
         await written(tmp_path / "terms")
-        await gateway.kill()
+        gateway.crash()
 
         async def campaigns_again() -> bool:
             return "campaigning again" in running.printed
 
         await eventually(campaigns_again)
-        await gateway.start()
+        gateway.start()
+        await gateway.serves()
         old, new = (line.split() for line in await written(tmp_path / "terms", lines=2))
         assert int(new[0]) > int(old[0])
 

@@ -6,12 +6,21 @@ from contextlib import AsyncExitStack, ExitStack
 
 import anyio
 import pytest
-from tests.client.idle import lock_is_free
 from tests.support.manual_clock import ManualClock
 
 from fencepost import Client, LeaseLost
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+
+async def lock_is_free(client: Client, name: str) -> None:
+    """Return when no client holds the lock or waits for it."""
+
+    async def idle() -> bool:
+        return await client.locks(name) == []
+
+    await eventually(idle, what=f"{name} being free")
+
 
 pytestmark = pytest.mark.long("calls that are cancelled at any moment")
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack, aclosing
 from pathlib import Path
 
 import pytest
-from tests.client.gateways import gateway_process
+from tests.support.gateways import gateway_process
 
 from fencepost import Client, Leader, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
 from fencepost.client import BadRequest, elections
@@ -70,8 +70,9 @@ async def test_observers_connect_again_and_get_nothing_twice(demo_database: str,
         async with c.elect("scheduler", ttl=60, owner="a"):
             assert await seen(leaders) == "a"
             waiting = asyncio.create_task(seen(leaders))
-            await gateway.kill()
-            await gateway.start()
+            gateway.crash()
+            gateway.start()
+            await gateway.serves()
         assert await waiting is None
         async with c.elect("scheduler", owner="b"):
             assert await seen(leaders) == "b"

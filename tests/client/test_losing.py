@@ -9,8 +9,7 @@ import asyncpg
 import httpx
 import pytest
 from tests.client.counting import Counting
-from tests.client.gateways import gateway_process
-from tests.support.gateways import DemoGateway
+from tests.support.gateways import DemoGateway, gateway_process
 from tests.support.manual_clock import ManualClock
 
 from fencepost import Client, LeaseLost, OutcomeUnknown, Retry, Unavailable
@@ -33,7 +32,7 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
     ):
         first = (await c.locks(ORDER))[0].expires_at
         assert first is not None
-        await gateway.kill()
+        gateway.crash()
         reading = asyncio.create_task(c.get("orders", "order-123"))
 
         async def a_renewal_failed() -> bool:
@@ -41,7 +40,8 @@ async def test_a_gateway_that_is_killed_and_comes_back_inside_the_ttl_is_survive
 
         await eventually(a_renewal_failed)
         assert lease.trusted
-        await gateway.start()
+        gateway.start()
+        await gateway.serves()
         assert (await reading)["order_id"] == "order-123"
 
         async def renewed() -> bool:

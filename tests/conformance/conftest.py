@@ -1,10 +1,7 @@
 """Each test of this folder runs once for every token source, on that one's real server."""
 
-import asyncio
 import importlib
 import itertools
-import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +15,6 @@ from tests.kube.apiserver import cluster
 
 from fencepost.server.locks.source import Grant, Holder, Source
 from fencepost.testing.servers.kubernetes import Cluster
-from fencepost.testing.servers.processes import PATIENCE
 
 BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes")
 """Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
@@ -99,48 +95,3 @@ async def ask(bench: Bench, another: Callable[[], Awaitable[Source]]) -> Asking:
 @pytest.fixture
 def lock() -> str:
     return f"orders/order-{next(_numbers)}"
-
-
-class HolderProcess:
-    """A process that holds a lock (holder.py)."""
-
-    def __init__(self, process: asyncio.subprocess.Process, tokens: tuple[int, ...]) -> None:
-        self.process, self.tokens = process, tokens
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    async def ask(self, what: str) -> Any:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{what}\n".encode())
-        return await self.read()
-
-    async def read(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), PATIENCE))
-
-
-@pytest.fixture
-async def holder(ask: Asking) -> AsyncIterator[Callable[[str], Awaitable[HolderProcess]]]:
-    """Give a function that starts a process which holds a lock."""
-    started: list[asyncio.subprocess.Process] = []
-
-    async def hold(lock: str) -> HolderProcess:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.conformance.holder"),
-            *(ask.bench.url, ask.bench.dsn, lock, str(ask.ttl_ms)),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        started.append(process)
-        found = HolderProcess(process, ())
-        found.tokens = tuple((await found.read())["tokens"])
-        return found
-
-    yield hold
-    for process in started:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()

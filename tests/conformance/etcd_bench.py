@@ -1,9 +1,7 @@
 """etcd, one node or a cluster, with a minimum TTL of one second. Operators' commands go by etcdctl."""
 
 import asyncio
-import functools
 import json
-import shutil
 import subprocess
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -12,22 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+from tests.support.servers import or_skipped
 
-from fencepost.testing.servers.processes import eventually, free_port, listens
-from fencepost.testing.servers.server import Server
+from fencepost.testing.servers.lock_services import etcd_nodes, is_healthy, program_of
+from fencepost.testing.servers.processes import eventually, free_port
 
-# The least TTL is one and a half election timeouts, in whole seconds.
-TIMINGS = ("--heartbeat-interval", "50", "--election-timeout", "250")
 PREFIX = "fencepost/"
-
-
-def _healthy(port: int) -> bool:
-    try:
-        answer = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False, timeout=1)
-    except httpx.TransportError:
-        return False
-    return answer.is_success and answer.json()["health"] == "true"
 
 
 class EtcdBench:
@@ -39,26 +27,11 @@ class EtcdBench:
     def __init__(
         self, directory: Path, ports: Sequence[tuple[int, int]], extra: Sequence[str], tls: tuple[Path, Path] | None
     ) -> None:
-        if tls is not None:
-            cert, key = map(str, tls)
-            extra = [*extra, *("--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert)]
-        ready, web = (_healthy, "http") if tls is None else (listens, "https")
-        cluster = ",".join(f"n{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
         self.endpoints = [f"127.0.0.1:{client}" for client, _ in ports]
         self.url = f"{'etcd' if tls is None else 'etcds'}://{','.join(self.endpoints)}"
-        self.nodes = []
-        self._cluster = ("--initial-cluster", cluster)
+        self.nodes = etcd_nodes(directory, ports, *extra, tls=tls)
         self._peers = [f"http://127.0.0.1:{peer}" for _, peer in ports]
-        for n, (client, peer) in enumerate(ports):
-            mine, others = f"{web}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
-            command = [
-                *("etcd", "--name", f"n{n}", "--data-dir", str(directory / f"n{n}"), *TIMINGS),
-                *("--listen-client-urls", mine, "--advertise-client-urls", mine),
-                *("--listen-peer-urls", others, "--initial-advertise-peer-urls", others, "--initial-cluster", cluster),
-                *extra,
-            ]
-            node = Server(command, directory / f"n{n}.log", functools.partial(ready, client))
-            self.nodes.append(node)
+        self._cluster = ("--initial-cluster", ",".join(f"n{n}={peer}" for n, peer in enumerate(self._peers)))
 
     def identity(self, n: int) -> Sequence[str]:
         """Return which node it is, for `etcdctl snapshot restore`."""
@@ -133,7 +106,7 @@ class EtcdBench:
 
         async def known() -> list[int] | None:
             for n, endpoint in enumerate(self.endpoints):
-                if not _healthy(int(endpoint.rpartition(":")[2])):
+                if not is_healthy(int(endpoint.rpartition(":")[2])):
                     continue
                 async with httpx.AsyncClient(trust_env=False, timeout=1) as client:
                     status = (await client.post(f"http://{endpoint}/v3/maintenance/status", json={})).json()
@@ -151,10 +124,9 @@ def running(
     """Run that many nodes. `extra`: more options of each. `tls`: a certificate and its key,
     for both sides.
     """
-    for program, package in {"etcd": "etcd-server", "etcdctl": "etcd-client"}.items():
-        if shutil.which(program, path="/usr/local/bin:/usr/bin:/bin") is None:
-            pytest.skip(f"no {program}: apt-get install {package}")
-    bench = EtcdBench(directory, [(free_port(), free_port()) for _ in range(nodes)], extra, tls)
+    with or_skipped():
+        program_of("etcdctl", "etcd-client")
+        bench = EtcdBench(directory, [(free_port(), free_port()) for _ in range(nodes)], extra, tls)
     try:
         bench.start()
         yield bench

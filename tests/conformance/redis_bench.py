@@ -1,48 +1,29 @@
 """Real Redis servers, for locks in one (redis) and in a majority of several (redlock)."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-import redis
 import redis.asyncio
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from tests.support.servers import or_skipped
 
+from fencepost.testing.servers.lock_services import redis as redis_service
 from fencepost.testing.servers.processes import free_port
 from fencepost.testing.servers.server import Server
-
-DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
 
 @contextmanager
 def redis_server(directory: Path, port: int, *settings: str) -> Iterator[Server]:
     """Run a Redis server; skips where it is not installed. With no settings it is one that a doctor finds healthy."""
-    program = shutil.which("redis-server") or pytest.skip("no Redis: apt-get install redis-server")
-    directory.mkdir(exist_ok=True)
-    server = Server(
-        [*(program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)), *(settings or DURABLE)],
-        directory / "log",
-        lambda: _answers(port),
-    )
+    with or_skipped():
+        server = redis_service(directory, *settings, port=port).server
     server.start()
     try:
         server.wait()
         yield server
     finally:
         server.crash()  # it would refuse to be stopped while it writes the first file of a journal
-
-
-def _answers(port: int) -> bool:
-    """Whether it serves: it accepts connections while it still reads its journal."""
-    with redis.Redis(port=port, socket_timeout=1, retry=Retry(NoBackoff(), 0)) as client:
-        try:
-            return bool(client.ping())
-        except redis.RedisError:
-            return False
 
 
 async def command(port: int, *words: str | int) -> Any:

@@ -11,7 +11,6 @@ from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection, start
 
 from fencepost.server.ops.protect import protect
-from fencepost.server.settings import Settings
 from fencepost.testing.servers.processes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +42,7 @@ async def jobs(connect: Connect) -> Connection:
 @pytest.fixture
 def gateway(jobs: Connection, database: str) -> Iterator[httpx.Client]:  # noqa: ARG001 - its tables have to be there
     """Run a gateway on the page's database; a write waits 0.3 s for a row."""
-    settings = Settings.model_validate({"database_url": database, "port": 0, "lock_timeout": 0.3})
-    with serving(settings) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    with serving(database, lock_timeout=0.3) as url, httpx.Client(base_url=url, trust_env=False) as client:
         yield client
 
 

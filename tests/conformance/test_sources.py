@@ -4,23 +4,71 @@ Skipped is only what a source's Capabilities do not promise.
 """
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
-from tests.conformance.conftest import Asking, HolderProcess
+from tests.conformance.conftest import ROOT, Asking
 
 from fencepost.server.locks.source import MOST_NATIVE, Grant, Holder, Source, SourceError, SourceUnavailableError
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 Another = Callable[[], Awaitable[Source]]
-Hold = Callable[[str], Awaitable[HolderProcess]]
+Hold = Callable[[str], Awaitable["HolderProcess"]]
 
 NAMES = (
     *("orders/order-123", "orders//order-123", "orders%2Forder-123", "/orders", "orders/", ".", "..", "a/../b", "a b"),
     *("*", "{a}", "ünï", "x" * 512, "A", "a"),
 )
+
+
+class HolderProcess:
+    """A process that holds a lock (holder.py)."""
+
+    def __init__(self, process: asyncio.subprocess.Process, tokens: tuple[int, ...]) -> None:
+        self.process, self.tokens = process, tokens
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def ask(self, what: str) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{what}\n".encode())
+        return await self.read()
+
+    async def read(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), PATIENCE))
+
+
+@pytest.fixture
+async def holder(ask: Asking) -> AsyncIterator[Callable[[str], Awaitable["HolderProcess"]]]:
+    """Give a function that starts a process which holds a lock."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def hold(lock: str) -> HolderProcess:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.conformance.holder"),
+            *(ask.bench.url, ask.bench.dsn, lock, str(ask.ttl_ms)),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        started.append(process)
+        found = HolderProcess(process, ())
+        found.tokens = tuple((await found.read())["tokens"])
+        return found
+
+    yield hold
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def numbered(ask: Asking) -> None:

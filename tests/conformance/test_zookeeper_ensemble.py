@@ -6,11 +6,13 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.conformance.zookeeper_bench import admin, client, needs_zookeeper, server
+from tests.conformance.zookeeper_bench import admin, client
+from tests.support.servers import or_skipped
 
 from fencepost.server.locks.source import Grant, SourceUnavailableError
 from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.server.locks.zookeeper_session import parse
+from fencepost.testing.servers.lock_services import zookeeper
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 from fencepost.testing.servers.server import Server
 
@@ -44,14 +46,14 @@ async def granted(source: ZooKeeperSource, lock: str, tokens: int = 1) -> Grant:
 
 @pytest.fixture
 def ensemble(tmp_path: Path) -> Iterator[dict[int, Server]]:
-    needs_zookeeper()
     ports = {number: (free_port(), free_port(), free_port()) for number in (1, 2, 3)}
     peers = [f"server.{number}=127.0.0.1:{peer}:{vote}" for number, (_, peer, vote) in ports.items()]
     more = "\n".join(("initLimit=50", "syncLimit=20", *peers))
     with ExitStack() as stack:
         servers = {}
         for number, (port, _, _) in ports.items():
-            servers[port] = server(tmp_path / str(number), port, more)
+            with or_skipped():
+                servers[port] = zookeeper(tmp_path / str(number), more, port=port).server
             (tmp_path / str(number) / "data" / "myid").write_text(str(number))
             servers[port].start()
             stack.callback(servers[port].stop)
@@ -111,9 +113,9 @@ async def test_a_leader_that_has_lost_its_followers_neither_grants_nor_refuses(e
 
 
 async def test_an_empty_lock_is_removed_and_its_numbers_go_on(tmp_path: Path) -> None:
-    needs_zookeeper()
     port = free_port()
-    one = server(tmp_path, port, jvm=("-Dznode.container.checkIntervalMs=200",))
+    with or_skipped():
+        one = zookeeper(tmp_path, jvm=("-Dznode.container.checkIntervalMs=200",), port=port).server
     one.start()
     try:
         one.wait()

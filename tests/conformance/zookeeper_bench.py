@@ -7,27 +7,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
+from tests.support.servers import or_skipped
 
 from fencepost.server.locks.zookeeper import parent_of
+from fencepost.testing.servers.lock_services import zookeeper
 from fencepost.testing.servers.processes import free_port
-from fencepost.testing.servers.server import Server
-
-JAR = Path("/usr/share/java/zookeeper.jar")
-SESSION_S = 2
-_CONFIGURATION = """
-dataDir={data}
-clientPort={port}
-clientPortAddress=127.0.0.1
-tickTime=200
-maxSessionTimeout=60000
-admin.enableServer=false
-4lw.commands.whitelist=*
-{more}
-"""
 
 
 def admin(port: int, command: str) -> str:
@@ -36,17 +23,6 @@ def admin(port: int, command: str) -> str:
         asked.sendall(command.encode())
         return b"".join(iter(lambda: asked.recv(65536), b"")).decode()
     return ""
-
-
-def server(directory: Path, port: int, more: str = "", jvm: tuple[str, ...] = ()) -> Server:
-    """Set up a server, not started yet. `more`: lines of its configuration."""
-    data = directory / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    configuration = directory / "zoo.cfg"
-    configuration.write_text(_CONFIGURATION.format(data=data, port=port, more=more))
-    main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-    command = ["java", "-Xmx128m", *jvm, "-cp", str(JAR), main, str(configuration)]
-    return Server(command, directory / "zookeeper.log", lambda: "Mode: " in admin(port, "srvr"))
 
 
 @contextmanager
@@ -70,8 +46,8 @@ class ZooKeeperBench:
     def __init__(self, directory: Path) -> None:
         self.data = directory / "data"
         self.port = free_port()
-        self.url = f"zookeeper://127.0.0.1:{self.port}?session_timeout_s={SESSION_S}"
-        self.server = server(directory, self.port)
+        service = zookeeper(directory, port=self.port)
+        self.url, self.server = service.url, service.server
 
     async def crash(self) -> None:
         await asyncio.to_thread(self.server.crash)
@@ -108,17 +84,11 @@ class ZooKeeperBench:
         return max(0, len(await self.children(lock)) - 1)
 
 
-def needs_zookeeper() -> None:
-    """Skip where it is not installed."""
-    if not JAR.exists():
-        pytest.skip(f"no {JAR}: apt-get install libzookeeper-java")
-
-
 @contextmanager
 def running(directory: Path) -> Iterator[ZooKeeperBench]:
     """Run a server of our own."""
-    needs_zookeeper()
-    bench = ZooKeeperBench(directory)
+    with or_skipped():
+        bench = ZooKeeperBench(directory)
     bench.server.start()
     try:
         bench.server.wait()

@@ -17,7 +17,6 @@ from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 
 from fencepost.server.ops import demo
 from fencepost.server.ops.embedded import PostgresServer
-from fencepost.server.settings import Settings
 
 RUN_ELSEWHERE = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}
 """Recipes that the tests of the ORMs and of replication run."""
@@ -65,7 +64,7 @@ async def test_the_crontabs_line_writes_under_its_lock_and_a_stale_one_is_refuse
         script.write_text(code)
         script.chmod(0o755)
         commands = [command.replace(path, str(script)) for command in commands]
-    with serving(Settings.model_validate({"database_url": shop, "port": 0})) as url:
+    with serving(shop) as url:
         for command in commands:
             done = await asyncio.to_thread(run, command, postgres, shop, FENCEPOST_URL=url)
             assert (done.returncode, done.stdout) == (0, ""), command

@@ -1,21 +1,18 @@
 """Live gateways on the test's database, and a shop that all tests of a file share."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import httpx
 import pytest
-from pydantic import SecretStr
 from tests.http.raw import RawConnection
 from tests.support.asking import Api
-from tests.support.gateways import DemoGateway, demo_gateway, serving
+from tests.support.gateways import DemoGateway, demo_gateway, in_thread
 from tests.support.manual_clock import UNHURRIED
 from tests.support.postgres import ReadyMade, Unmade
 from tests.support.shops import Shop, running_shop
 
 from fencepost.server.ops import demo
-from fencepost.server.settings import Settings
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -28,11 +25,7 @@ async def start_gateway() -> AsyncIterator[StartGateway]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(database: str, times: Times = UNHURRIED, **changes: object) -> str:
-            settings = Settings.model_validate({"database_url": SecretStr(database), "port": 0, **changes})
-            running = serving(settings, times)
-            base_url = await asyncio.to_thread(running.__enter__)
-            stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
-            return base_url
+            return await stack.enter_async_context(in_thread(database, times, **changes))
 
         yield start
 
@@ -75,8 +68,8 @@ async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="module")
 def shop(databases: ReadyMade) -> Iterator[Shop]:
-    """Give a gateway on the tables of support/shops.py, one for all tests of a file."""
-    with running_shop(databases) as shop:
+    """Give a gateway on the tables of scenarios/shop.py, one for all tests of a file. What is queued stays queued."""
+    with running_shop(databases, consume_here=False) as shop:
         yield shop
 
 

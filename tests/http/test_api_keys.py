@@ -16,7 +16,6 @@ from tests.support.use_cases import Sent, patch_line
 
 from fencepost.server.postgres import api_keys
 from fencepost.server.postgres.api_keys import NewKey
-from fencepost.server.settings import Settings
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ORDERS = "/v1/data/orders?select=order_id&limit=1"
@@ -28,10 +27,8 @@ SOON = 10.0
 def served(databases: ReadyMade) -> Iterator[list[DemoGateway]]:
     """Run two gateways on one database, as two workers are."""
     keys = {"api_keys": True}
-    with demo_gateway(databases, **keys) as one:
-        both = Settings.model_validate({"database_url": one.dsn, "port": 0, **keys})
-        with serving_here(both) as url:
-            yield [one, DemoGateway(url, one.dsn)]
+    with demo_gateway(databases, **keys) as one, serving_here(one.dsn, **keys) as url:
+        yield [one, DemoGateway(url, one.dsn)]
 
 
 @pytest.fixture

@@ -1,13 +1,10 @@
 """Request ids, health, metrics, and what happens while the database is away."""
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import asyncpg
 import httpx
 from tests.support.asking import Api, code
-from tests.support.shops import Shop
+from tests.support.postgres import database_away
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.schema import newest
@@ -42,22 +39,6 @@ async def test_metrics_count_verdicts_and_requests(api: Api, shop: Shop) -> None
     )
     assert "nobody-invented-this" not in text, "callers cannot make series"
     assert re.search(r'fencepost_tables\{protected="yes"\} 9.0', text)
-
-
-@asynccontextmanager
-async def database_away(server: PostgresServer, dsn: str) -> AsyncIterator[None]:
-    """Let no client into the database, and end who is in."""
-    name = dsn.rpartition("/")[2]
-    connection = await asyncpg.connect(server.url)
-    try:
-        await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        await connection.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", name
-        )
-        yield
-    finally:
-        await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-        await connection.close()
 
 
 async def test_a_database_that_goes_away_is_503_and_comes_back(api: Api, shop: Shop, postgres: PostgresServer) -> None:

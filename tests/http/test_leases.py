@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.http.test_data_routes_service import database_away
+from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
 from tests.support.lease_gateways import (
@@ -20,8 +20,7 @@ from tests.support.lease_gateways import (
     new_secret,
     of,
 )
-from tests.support.postgres import ReadyMade
-from tests.support.shops import Shop
+from tests.support.postgres import ReadyMade, database_away
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import eventually

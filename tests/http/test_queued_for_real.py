@@ -2,19 +2,27 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.gateways import serving_process as serve
-from tests.support.shops import Shop
+from tests.support.postgres import ReadyMade
 from tests.support.use_cases import Events
 
 OF_EACH_REQUEST = frozenset({"date", "server", "x-request-id", "x-content-type-options", "content-length"})
+
+
+@pytest.fixture(scope="module")
+def shop(databases: ReadyMade) -> Iterator[Shop]:
+    """Give a shop whose gateway applies what is queued."""
+    with running_shop(databases) as shop:
+        yield shop
 
 
 async def submit(api: Api, method: str, path: str, body: object = None, **asked: Any) -> str:

@@ -1,20 +1,18 @@
-"""/v1/writes/{id}: what became of a queued write, asked for, waited for and streamed. The log is a mock; results are
-recorded as a consumer records them.
-"""
+"""The page of a queued write: what became of it, asked for, waited for, streamed. The tests record the results."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import asyncpg
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.http.test_data_routes_service import database_away
+from tests.scenarios.shop import Shop
 from tests.support.asking import Queued, code, queueing
-from tests.support.shops import Shop
+from tests.support.postgres import database_away, renamed
 from tests.support.use_cases import Events
 
 from fencepost.server.fence.problem_types import STALE_TOKEN
@@ -26,7 +24,7 @@ from fencepost.server.http.problems import problem_response
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.queues import record
-from fencepost.server.queues.log import LogUnavailableError
+from fencepost.server.queues.log import Position, Received
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 PAID = b'{"order_id":"a","status":"paid"}'
@@ -54,11 +52,8 @@ async def decide(shop: Shop, write_id: str, answer: Recorded) -> None:
     await connection.close()
 
 
-async def forget_all(shop: Shop) -> None:
-    """Forget what other tests recorded."""
-    connection = await asyncpg.connect(shop.dsn)
-    await connection.execute("DELETE FROM fencepost.idempotency WHERE caller = 'queue'")
-    await connection.close()
+async def says_nothing(_position: Position) -> None:
+    """Say of no position what is there, as Kafka does."""
 
 
 def of_problem(state: str, problem: Problem) -> Recorded:
@@ -99,11 +94,10 @@ async def test_what_was_not_applied_says_why(queued: Queued, shop: Shop) -> None
 
 async def test_an_id_that_never_was_is_404(queued: Queued) -> None:
     write_id = await submitted(queued)
-    queued.log.reads_positions = True
     queue, partition, offset, nonce = write_id.split(".")
     for other, because in (
         (f"{queue}.{partition}.{int(offset) + 1}.{nonce}", "no write has had this place"),
-        (f"{queue}.99.0.{nonce}", "4 partitions"),
+        (f"{queue}.99.0.{nonce}", "8 partitions"),
         (f"kafka:orders.{partition}.{offset}.{nonce}", "no queue kafka:orders"),
         (f"{queue}.{partition}.{offset}.0123456789abcdef", "has another last part"),
     ):
@@ -111,7 +105,7 @@ async def test_an_id_that_never_was_is_404(queued: Queued) -> None:
         assert code(answer) == (404, "FP029"), other
         assert because in answer.json()["detail"]
     assert (await queued.api.ask("GET", f"writes/{write_id}")).json()["state"] == "queued"
-    queued.log.decided_below = [1] * 4
+    await queued.empty()
     answer = await queued.api.ask("GET", f"writes/{write_id}")
     assert (code(answer), "forgotten" in answer.json()["detail"]) == ((404, "FP029"), True)
 
@@ -119,20 +113,21 @@ async def test_an_id_that_never_was_is_404(queued: Queued) -> None:
 async def test_a_write_that_is_decided_between_the_questions_is_not_forgotten(
     queued: Queued, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_id = await submitted(queued)
+    write_id, waiting = await submitted(queued), queued.log.waiting
 
-    async def decided() -> list[int]:
+    async def decided(position: Position) -> Sequence[Received] | None:
         await decide(shop, write_id, APPLIED)
-        return [1] * 4
+        await queued.empty()
+        return await waiting(position)
 
-    monkeypatch.setattr(queued.log, "decided", decided)
+    monkeypatch.setattr(queued.log, "waiting", decided)
     assert (await queued.api.http.get(f"/v1/writes/{write_id}")).json()["state"] == "applied"
 
 
 async def test_an_id_without_its_last_part_names_what_was_decided_last_at_its_position(
-    queued: Queued, shop: Shop
+    queued: Queued, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await forget_all(shop)  # the log of each test begins with the same positions
+    monkeypatch.setattr(queued.log, "waiting", says_nothing)
     write_id = await submitted(queued)
     position = write_id.rpartition(".")[0]
     assert (await queued.api.ask("GET", f"writes/{position}")).json()["state"] == "queued"
@@ -229,10 +224,10 @@ async def test_a_request_that_waits_is_503_when_the_database_goes_away(
 async def test_without_a_result_the_log_has_to_be_there_to_know(queued: Queued, shop: Shop) -> None:
     write_id, decided = await submitted(queued), await submitted(queued, "b")
     await decide(shop, decided, APPLIED)
-    queued.log.fails = LogUnavailableError("no broker answers")
-    answer = await queued.api.ask("GET", f"writes/{write_id}")
-    assert (code(answer), "no broker answers" in answer.json()["detail"]) == ((503, "FP026"), True)
-    assert (await queued.api.ask("GET", f"writes/{decided}")).json()["state"] == "applied"
+    async with renamed(shop.dsn, "TABLE fencepost.queued"):
+        answer = await queued.api.ask("GET", f"writes/{write_id}")
+        assert (code(answer), "PostgreSQL refused: " in answer.json()["detail"]) == ((503, "FP026"), True)
+        assert (await queued.api.ask("GET", f"writes/{decided}")).json()["state"] == "applied"
 
 
 async def test_a_stream_shows_the_state_and_ends_when_the_write_is_decided(queued: Queued, shop: Shop) -> None:

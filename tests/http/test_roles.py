@@ -10,15 +10,14 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 from tests.support.asking import LOGIN, NOTHING, READER, WEB, acting, code
+from tests.support.gateways import in_process
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
 from tests.support.racing import ORDERS, open_race
 
 from fencepost.server.fence.caller import CALLER, Caller
-from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 from fencepost.server.times import TIMES, Times
-from fencepost.server.wiring import create_app
 
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}; GRANT SELECT ON orders TO {READER};
@@ -43,11 +42,10 @@ class FromHeader:
 
 @asynccontextmanager
 async def serving_roles(dsn: str, times: Times = TIMES, /, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(Settings.model_validate({"database_url": dsn, "log_level": "error", **settings}), times)
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(FromHeader(app)), base_url="http://localhost") as client,
-    ):
+    async with in_process(dsn, times, **settings) as client:
+        transport = client._transport  # noqa: SLF001
+        assert isinstance(transport, httpx.ASGITransport)
+        transport.app = FromHeader(transport.app)
         yield client
 
 

@@ -1,14 +1,13 @@
-"""`Prefer: respond-async`: what is queued, what is answered, and what is refused before that. The log is a mock."""
+"""`Prefer: respond-async`: what is queued, what is answered, and what is refused before that."""
 
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.http.test_data_routes_service import database_away
-from tests.support.asking import Queued, code, queueing
-from tests.support.shops import Shop
+from tests.scenarios.shop import Shop
+from tests.support.asking import Queued, another_log, code, queueing
+from tests.support.postgres import database_away, failing
 
 from fencepost.server.ops.embedded import PostgresServer
-from fencepost.server.queues.log import LogError, LogUnavailableError, LogUnknownError
 from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message
 
 ASYNC = "respond-async"
@@ -20,16 +19,10 @@ async def queued(shop: Shop) -> AsyncIterator[Queued]:
         yield queued
 
 
-def message(queued: Queued) -> WriteMessage:
+async def message(queued: Queued) -> WriteMessage:
     """Read the one message that was queued."""
-    (only,) = queued.log.messages
+    (only,) = await queued.messages()
     return read_message(only)
-
-
-def forget(queued: Queued) -> None:
-    """Empty the queue."""
-    for partition in queued.log.partitions:
-        partition.clear()
 
 
 async def test_a_write_of_one_row_is_queued_and_answered_with_the_place_of_its_result(queued: Queued) -> None:
@@ -41,17 +34,18 @@ async def test_a_write_of_one_row_is_queued_and_answered_with_the_place_of_its_r
         ("POST", "data/orders", {"order_id": "n", "note": "ü"}, "orders/n", b'{"order_id": "n", "note": "\\u00fc"}'),
         ("POST", "data/numbered", [{"id": "007"}], "numbered/7", b'{"id": "007"}'),
     ):
-        forget(queued)
+        await queued.empty()
         answer = await queued.api.ask(method, path, body, token=11, prefer=ASYNC)
         assert (answer.status_code, answer.headers["preference-applied"]) == (202, ASYNC), (method, path)
         assert answer.headers["cache-control"] == "no-store", (method, path)
         write = answer.json()
         assert (write["state"], write["answer"], write["reason"], write["dead_letter"]) == ("queued", None, None, False)
         assert answer.headers["location"] == f"/v1/writes/{write['id']}", (method, path)
-        write_id, sent = parse_write_id(write["id"]), message(queued)
+        write_id, sent = parse_write_id(write["id"]), await message(queued)
         assert (write_id.queue, write_id.nonce) == ("postgres:default", sent.nonce), (method, path)
         assert (write_id.position.partition, write_id.position.offset) == (write["partition"], write["offset"])
-        assert queued.log.partitions[write["partition"]][write["offset"]].key == resource.encode(), (method, path)
+        (there,) = await queued.log.waiting(write_id.position) or ()
+        assert there.message.key == resource.encode(), (method, path)
         assert (sent.method, sent.resource, sent.body, sent.token) == (method, resource, value, 11), (method, path)
         assert sent.query == path.partition("?")[2].encode(), (method, path)
 
@@ -69,7 +63,7 @@ async def test_the_message_has_what_the_request_asked_for_and_not_what_it_asked_
             "Idempotency-Key": '"k 1"',
         },
     )
-    sent = message(queued)
+    sent = await message(queued)
     assert sent.prefer == b"return=minimal, max-affected=1"
     assert (sent.query, sent.accept) == (b"columns=status", b"application/vnd.pgrst.object+json")
     assert (sent.content_type, sent.idempotency_key) == (b"application/json; charset=utf-8", b'"k 1"')
@@ -96,22 +90,22 @@ async def test_what_cannot_be_done_is_answered_at_once_and_not_queued(queued: Qu
         answer = await queued.api.ask(method, path, body, token=token, prefer=ASYNC)
         assert code(answer) == expected, answer.text
         assert named in answer.json()["detail"], (method, path)
-        assert queued.log.messages == [], (method, path)
+        assert await queued.messages() == [], (method, path)
 
 
-async def test_each_failure_of_a_log_is_a_problem_of_its_own(queued: Queued) -> None:
-    for error, expected, hint in (
-        (LogUnavailableError("no broker answers"), (503, "FP026"), None),
-        (LogUnknownError("no answer within 5 s"), (503, "FP027"), "same Idempotency-Key"),
-        (LogError("the message is larger than 1000000 bytes"), (502, "FP028"), None),
+async def test_each_failure_of_a_log_is_a_problem_of_its_own(queued: Queued, shop: Shop) -> None:
+    for fails, said, expected, hint in (
+        ("RAISE 'no room' USING ERRCODE = '53100'", "PostgreSQL cannot take this now: no room", (503, "FP026"), None),
+        ("PERFORM pg_terminate_backend(pg_backend_pid())", "connection", (503, "FP027"), "same Idempotency-Key"),
+        ("RAISE 'too large' USING ERRCODE = '54000'", "does not take this message: too large", (502, "FP028"), None),
     ):
-        queued.log.fails = error
-        answer = await queued.api.ask(
-            "DELETE", "data/orders/a", token=1, prefer=ASYNC, headers={"Idempotency-Key": "k"}
-        )
+        async with failing(shop.dsn, "INSERT ON fencepost.queued", fails):
+            answer = await queued.api.ask(
+                "DELETE", "data/orders/a", token=1, prefer=ASYNC, headers={"Idempotency-Key": "k"}
+            )
         problem = answer.json()
         assert code(answer) == expected
-        assert (str(error) in problem["detail"], problem["queue"]) == (True, "postgres:default")
+        assert (said in problem["detail"], problem["queue"]) == (True, "postgres:default"), problem
         assert problem["retryable"] == (expected[0] == 503) == ("retry-after" in answer.headers)
         assert hint is None or hint in problem["hint"]
 
@@ -123,9 +117,9 @@ async def test_a_queue_that_the_gateway_has_not_is_named(queued: Queued) -> None
 
 
 async def test_writes_are_queued_while_the_database_is_down(
-    queued: Queued, shop: Shop, postgres: PostgresServer
+    queued: Queued, shop: Shop, postgres: PostgresServer, database: str
 ) -> None:
-    async with database_away(postgres, shop.dsn):
+    async with another_log(queued, database) as log, database_away(postgres, shop.dsn):
         for method, path, body in (
             ("PATCH", "data/orders/a", {"status": "paid"}),
             ("POST", "data/numbered", {"id": 7}),
@@ -134,4 +128,4 @@ async def test_writes_are_queued_while_the_database_is_down(
             assert (await queued.api.ask(method, path, body, token=1, prefer=ASYNC)).status_code == 202, path
         answer = await queued.api.ask("DELETE", "data/numbered/007", token=1, prefer=ASYNC)
         assert code(answer) == (503, "FP010"), "only PostgreSQL knows this key's name"
-    assert len(queued.log.messages) == 3
+        assert sum((await log.state()).ends) == 3

@@ -1,4 +1,4 @@
-"""A table that was protected with a queue takes all its writes there, and nothing else. The log is a mock."""
+"""A table that was protected with a queue takes all its writes there, and nothing else."""
 
 from collections.abc import AsyncIterator
 
@@ -42,7 +42,7 @@ async def test_every_write_of_one_row_is_queued_without_a_token(queued: Queued, 
         answer = await queued.api.ask(method, path, body, prefer=asked)
         assert (answer.status_code, answer.headers.get("preference-applied")) == (202, asked), (method, path, body)
         assert answer.json()["queue"] == DEFAULT_QUEUE, (method, path, body)
-        message = read_message(queued.last)
+        message = read_message((await queued.messages())[-1])
         assert (message.method, message.resource, message.token) == (method, "parcels/p-1", None), (method, path, body)
 
 
@@ -59,7 +59,7 @@ async def test_what_cannot_be_queued_is_refused_by_name(queued: Queued) -> None:
         problem = answer.json()
         assert (named in problem["detail"], DEFAULT_QUEUE in problem["detail"]) == (True, True), (method, path)
         assert "X-Fence-Token" in problem["hint"], (method, path)
-        assert queued.log.messages == [], (method, path)
+        assert await queued.messages() == [], (method, path)
 
 
 async def test_a_lease_cannot_claim_a_row_of_it(queued: Queued) -> None:
@@ -119,4 +119,4 @@ async def test_a_posted_row_is_queued_under_the_name_that_it_has_when_it_is_stor
         else:
             assert answer.status_code == 202, answer.text
             expected.append(name)
-    assert sorted(read_message(each).resource for each in queued.log.messages) == sorted(expected)
+    assert sorted(read_message(each).resource for each in await queued.messages()) == sorted(expected)

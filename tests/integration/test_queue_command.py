@@ -13,15 +13,16 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.consuming import Queue, consumed, make_tables, opened, settings_of, write
 from tests.support.interleave import Connect
+from tests.support.postgres import renamed
 
 from fencepost.cli.main import main
 from fencepost.server.gateway.write import Write
-from fencepost.server.health import describe_queues, measure_queues
+from fencepost.server.health import describe_queues, look_at_queues, measure_queues
 from fencepost.server.observe.metrics import Metrics
 from fencepost.server.parts import consumer_of, consuming, read_queues
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.queues import MessageRow, PartitionProgress
-from fencepost.server.queues.log import partition_of
+from fencepost.server.queues.log import DeadLetter, Position, partition_of
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
 from fencepost.server.wiring import consumer_gateway
@@ -88,9 +89,9 @@ async def test_who_looks_writes_nothing_and_hears_which_logs_were_not_asked(
     assert await owner.fetch("SELECT source FROM fencepost.queues") == before
 
 
-async def measured(queue: Queue) -> dict[tuple[str, str | None, str | None], float]:
+async def measured(queue: Queue, metrics: Metrics | None = None) -> dict[tuple[str, str | None, str | None], float]:
     """Give what /metrics has: by metric, queue and partition."""
-    metrics, shown = Metrics(), {}
+    metrics, shown = metrics or Metrics(), {}
     await measure_queues(queue.gateway, {}, metrics)
     for family in text_string_to_metric_families(metrics.exposition().decode()):
         for each in family.samples:
@@ -164,6 +165,43 @@ async def test_where_no_consumer_runs_the_log_says_how_old_the_oldest_message_is
     assert ("fencepost_queue_oldest_seconds", KAFKA, "0") not in shown, "not configured, not noted: not known"
     of_postgres = run_command(database, "queue").splitlines()[2].split()
     assert 3600 <= float(of_postgres[3]) < 7200
+
+
+async def test_what_is_not_known_has_no_sample(connect: Connect, database: str) -> None:
+    """The age of a message whose time is to come; and everything, where the log does not answer any more."""
+    owner = await connect()
+    await queues.append(owner, [MessageRow(3, b"orders/1", (), None)])
+    await owner.execute("UPDATE fencepost.queued SET appended_at = appended_at + interval '1 h'")
+    async with opened(database, owner) as queue:
+        metrics = Metrics()
+        shown = await measured(queue, metrics)
+        assert shown["fencepost_queue_lag", DEFAULT, "3"] == 1
+        assert ("fencepost_queue_oldest_seconds", DEFAULT, "3") not in shown
+        assert shown["fencepost_queue_oldest_seconds", DEFAULT, "0"] == 0
+        async with renamed(database, "FUNCTION fencepost.queue_decided"):
+            shown = await measured(queue, metrics)
+    assert not [name for name, *_ in shown if name in {"fencepost_queue_lag", "fencepost_queue_oldest_seconds"}]
+
+
+async def test_what_servers_say_is_a_line_in_which_nothing_is_for_a_terminal(connect: Connect, database: str) -> None:
+    owner = await connect()
+    await queues.register(owner, DEFAULT)
+    await queues.note_pause(owner, DEFAULT, "eu-1", "c\rd")
+    await owner.execute("""
+        CREATE OR REPLACE FUNCTION fencepost.queue_state(OUT incarnation text, OUT ends bigint[]) LANGUAGE plpgsql AS
+          $$ BEGIN RAISE '%', E'a\nb\x1b[2J' USING ERRCODE = 'P0001'; END $$""")
+    async with opened(database, owner) as queue:
+        (status,) = await look_at_queues(queue.gateway)
+    assert status.faults() == [r"paused: eu-1: c\x0dd", r"its log: PostgreSQL refused: a\x0ab\x1b[2J"]
+
+
+async def test_letters_that_are_of_no_partition_have_their_number_only(connect: Connect, database: str) -> None:
+    async with opened(database, await connect()) as queue:
+        await queue.log.dead.put(DeadLetter("x", "", Position(-1, 0), write("orders/k1"), 0.0))
+        shown = await measured(queue)
+    assert {name: value for (name, _, partition), value in shown.items() if partition == "-1"} == {
+        "fencepost_queue_dead": 1.0
+    }
 
 
 async def test_what_an_earlier_generation_knew_is_forgotten_and_its_counts_stay(owner: asyncpg.Connection) -> None:

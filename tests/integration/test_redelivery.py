@@ -119,6 +119,26 @@ async def test_what_comes_again_after_its_record_was_forgotten_is_no_dead_letter
     assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
 
 
+async def test_a_position_that_was_overtaken_without_a_record_is_a_dead_letter(
+    database: str, owner: Connection
+) -> None:
+    """Nothing says what became of it: the log gives it once more, and was not asked what it has committed."""
+    await make_tables(owner, effects=True)
+    times = Times(consuming=ConsumingTimes(committed_every=3600))
+    async with opened(database, owner) as queue:
+        await queue.append(*(write("orders/k1", body={"n": n}) for n in (1, 2)))
+        (first, _) = await queued(queue)
+        async with consumed(queue, times):
+            await queue.empty()
+        await owner.execute("DELETE FROM fencepost.idempotency WHERE caller = 'queue'")
+        await given_again(queue, first)
+        async with consumed(queue, times):
+            await queue.empty()
+        said = "FP001: A newer write of the resource was applied, and there is no record of this one. "
+        assert (await queue.letters())["orders/k1"].reason.startswith(said)
+    assert not await wrong_effects(owner, {"orders/k1": [1, 2]})
+
+
 async def test_an_append_that_was_under_way_when_the_log_was_asked_is_not_taken_for_decided(
     connect: Connect, database: str, owner: Connection
 ) -> None:

@@ -4,18 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from tests.support.servers import or_skipped
 
 from fencepost.testing.servers.kubernetes import Cluster
-from fencepost.testing.servers.lock_services import MissingServerError
 
 
 @contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
     """Run a cluster; skips where no kube-apiserver is installed."""
-    try:
+    with or_skipped():
         made = Cluster(directory)
-    except MissingServerError as error:
-        pytest.skip(str(error))
     with made:
         yield made

@@ -10,16 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from pydantic import SecretStr
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
-from tests.support.gateways import serving
+from tests.support.gateways import in_thread
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import CuttingProxy, cutting_proxy
 from tests.support.racing import owner
 from tests.support.violations import assert_none
 
 from fencepost.server.ops.protect import protect
-from fencepost.server.settings import Settings
 from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("storms")
@@ -56,9 +54,7 @@ async def begin(watched: Connection, database: str, seed: int) -> AsyncIterator[
                 cutting_proxy(database, lambda: chance.randrange(1_000, 16_000), seed)
             )
             inner.cutting = False
-            running = serving(Settings(database_url=SecretStr(dsn), port=0, log_level="error"))
-            url = await asyncio.to_thread(running.__enter__)
-            stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
+            url = await stack.enter_async_context(in_thread(dsn, log_level="error"))
             outer, url = await stack.enter_async_context(
                 cutting_proxy(url, lambda: chance.randrange(200, 8_000), seed + 1)
             )

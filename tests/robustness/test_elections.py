@@ -13,9 +13,11 @@ import pytest
 from tests.conformance import etcd_bench, zookeeper_bench
 from tests.support.elections import WITHIN, Candidate, Contest, contest
 from tests.support.lease_gateways import running
+from tests.support.servers import or_skipped
 from tests.support.violations import promised
 
 from fencepost.testing import Link, partitioned
+from fencepost.testing.servers.lock_services import zookeeper
 from fencepost.testing.servers.processes import eventually, free_port
 from fencepost.testing.servers.server import Server
 
@@ -118,13 +120,14 @@ async def test_etcds_own_leader_is_killed(database: str, tmp_path: Path) -> None
 @asynccontextmanager
 async def ensemble(directory: Path) -> AsyncIterator[dict[int, Server]]:
     """Run three ZooKeeper servers; gives them by client port."""
-    zookeeper_bench.needs_zookeeper()
     ports = [(free_port(), free_port(), free_port()) for _ in range(3)]
     members = [f"server.{n}=127.0.0.1:{peer}:{vote}" for n, (_, peer, vote) in enumerate(ports, 1)]
     servers = {}
     for n, (port, _, _) in enumerate(ports, 1):
         home = directory / f"server-{n}"
-        servers[port] = zookeeper_bench.server(home, port, "\n".join(["initLimit=50", "syncLimit=25", *members]))
+        with or_skipped():
+            more = "\n".join(["initLimit=50", "syncLimit=25", *members])
+            servers[port] = zookeeper(home, more, port=port).server
         (home / "data" / "myid").write_text(str(n))
     try:
         for server in servers.values():

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.client.gateways import gateway_process
 from tests.robustness.cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
+from tests.support.gateways import gateway_process
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none
 
@@ -93,8 +93,9 @@ async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_
             for by in (signal.SIGQUIT, signal.SIGKILL):
                 crashing.crash(by)  # with requests under way, whose answers wait meanwhile
                 await more()
-                await gateway.kill()
-                await gateway.start()
+                gateway.crash()
+                gateway.start()
+                await gateway.serves()
                 await more()
             over.set()
             await writing

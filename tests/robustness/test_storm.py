@@ -5,15 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from pydantic import SecretStr
 from tests.robustness.storm import ORACLE, SCHEMA, TABLE, TABLES, Storm, judge
-from tests.support.gateways import serving
+from tests.support.gateways import in_thread
 from tests.support.interleave import Connect, Connection
 from tests.support.racing import owner
 from tests.support.violations import assert_none
 
 from fencepost.server.ops.protect import protect
-from fencepost.server.settings import Settings
 from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("storms")
@@ -41,12 +39,7 @@ async def start_gateways(watched: Connection, database: str) -> AsyncIterator[St
     async with AsyncExitStack() as stack:
 
         async def start(count: int) -> list[str]:
-            urls = []
-            for _ in range(count):
-                running = serving(Settings(database_url=SecretStr(database), port=0, log_level="error"))
-                urls.append(await asyncio.to_thread(running.__enter__))
-                stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
-            return urls
+            return [await stack.enter_async_context(in_thread(database, log_level="error")) for _ in range(count)]
 
         yield start
 

@@ -12,11 +12,12 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.conformance import etcd_bench, zookeeper_bench
-from tests.conformance.redis_bench import DURABLE, redis_server
+from tests.conformance.redis_bench import redis_server
 from tests.sources.conftest import Api, orders
 from tests.support.gateways import in_process
 
 from fencepost.cli.main import main
+from fencepost.testing.servers.lock_services import DURABLE
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 
 pytestmark = pytest.mark.long("lock services that are restored")

@@ -11,29 +11,26 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx
 from joserfc import jws
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
-from tests.support.consuming import MockLog
+from tests.support.gateways import gateway_of, in_process
 from tests.support.interleave import Connection
 from tests.support.use_cases import open_gateway
 
 from fencepost.cli.migrate import GRANTS
 from fencepost.server.fence.caller import Caller
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway
-from fencepost.server.queues.log import Log, Message
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.queues.log import Log, Message, Position
+from fencepost.server.queues.postgres import PostgresLog
 from fencepost.server.quota import ASKING
-from fencepost.server.settings import Settings
 from fencepost.server.times import TIMES, Times
-from fencepost.server.wiring import create_app
 from fencepost.testing.servers.processes import PATIENCE, eventually
-
-if TYPE_CHECKING:
-    from fencepost.server.http.app import Application
-
 
 # What is done as the request of a caller, for tests of callers' shares.
 
@@ -248,35 +245,52 @@ def code(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["code"]
 
 
-# A gateway in the test's own event loop, whose default queue is a log in memory: a mock.
+# A gateway in the test's own event loop, whose queues nobody consumes.
 
 
 @dataclass
 class Queued:
-    """What asks the gateway, its parts, and the log."""
+    """What asks the gateway, its parts, and the log of its default queue."""
 
     api: Api
     gateway: Gateway
-    log: MockLog
 
     @property
-    def last(self) -> Message:
-        """The message that was appended last, of a test that appends to one resource."""
-        return self.log.messages[-1]
+    def log(self) -> Log:
+        return self.gateway.queues[DEFAULT_QUEUE]
+
+    async def messages(self) -> list[Message]:
+        """Read what is in the log, in the order in which it was appended."""
+        async with self.gateway.database.connection() as connection:
+            rows = await connection.fetch("SELECT partition, position FROM fencepost.queued ORDER BY appended_at")
+        found = [await self.log.waiting(Position(row["partition"], row["position"])) for row in rows]
+        return [each.message for at_place in found for each in at_place or ()]
+
+    async def empty(self) -> None:
+        """Take all out of the log, as a consumer does that has decided it."""
+        async with self.gateway.database.for_writing() as connection:
+            await connection.execute("DELETE FROM fencepost.queued")
 
 
 @asynccontextmanager
 async def queueing(database: str, times: Times = TIMES, /, **settings: object) -> AsyncIterator[Queued]:
-    """Serve a database until the block ends."""
-    given = {"database_url": database, "log_level": "error", "consume_here": False, **settings}
-    app = cast("Application", create_app(Settings.model_validate(given), times))
-    async with (
-        app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as client,
-    ):
-        log, gateway = MockLog(), app.gateway()
-        cast("dict[str, Log]", gateway.queues)[DEFAULT_QUEUE] = log
-        yield Queued(Api("http://localhost", client), gateway, log)
+    """Serve a database until the block ends; its queue begins empty."""
+    async with in_process(database, times, **{"consume_here": False, **settings}) as client:
+        queued = Queued(Api("http://localhost", client), gateway_of(client))
+        await queued.empty()
+        yield queued
+
+
+@asynccontextmanager
+async def another_log(queued: Queued, database: str) -> AsyncIterator[PostgresLog]:
+    """Have the gateway's default queue in another database, which stays when its own goes away."""
+    opened = await Database.open(database, Limits(1))
+    log = PostgresLog(opened, database)
+    cast("dict[str, Log]", queued.gateway.queues)[DEFAULT_QUEUE] = log
+    try:
+        yield log
+    finally:
+        await opened.close()
 
 
 # A gateway whose login may do nothing with users' tables, and roles of callers that may do something each.

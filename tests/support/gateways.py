@@ -31,6 +31,7 @@ from tests.support.manual_clock import UNHURRIED
 from tests.support.postgres import ReadyMade
 from tests.support.servers import all_gone, command
 
+from fencepost.server.gateway.gateway import Gateway as UseCases
 from fencepost.server.ops import demo, schema
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres.api_keys import NewKey
@@ -38,6 +39,7 @@ from fencepost.server.serving.guarded import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import Times
 from fencepost.server.wiring import create_app
+from fencepost.testing.servers.gateway import GatewayServer
 from fencepost.testing.servers.postgres import clone, in_database
 from fencepost.testing.servers.processes import PATIENCE, descendants, eventually, mentioning, server_directory
 
@@ -45,10 +47,10 @@ from fencepost.testing.servers.processes import PATIENCE, descendants, eventuall
 
 
 @contextlib.contextmanager
-def serving(settings: Settings, times: Times = UNHURRIED) -> Iterator[str]:
+def serving(database: str, times: Times = UNHURRIED, /, **settings: object) -> Iterator[str]:
     """Run a gateway until the block ends; yields its base URL. A start that fails raises."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        app = create_app(settings, times)
+        app = create_app(Settings.model_validate({"database_url": database, "port": 0, **settings}), times)
         config = uvicorn.Config(
             app, http=GuardedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
         )
@@ -76,18 +78,37 @@ def _wait_until_it_answers(base_url: str, thread: threading.Thread) -> None:
     pytest.fail(f"the gateway did not answer within {PATIENCE} seconds")
 
 
+@asynccontextmanager
+async def in_thread(database: str, times: Times = UNHURRIED, /, **settings: object) -> AsyncIterator[str]:
+    """Do the same, and leave the event loop alone meanwhile."""
+    running = serving(database, times, **settings)
+    url = await asyncio.to_thread(running.__enter__)
+    try:
+        yield url
+    finally:
+        await asyncio.to_thread(running.__exit__, None, None, None)
+
+
 # A gateway in the test's own event loop: no sockets, for tests that ask thousands of times.
 
 
 @asynccontextmanager
-async def in_process(database: str, times: Times = UNHURRIED, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
+async def in_process(
+    database: str, times: Times = UNHURRIED, /, **settings: object
+) -> AsyncIterator[httpx.AsyncClient]:
     """Serve a database until the block ends."""
     app = create_app(Settings.model_validate({"database_url": database, "log_level": "error", **settings}), times)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=PATIENCE) as client,
     ):
         yield client
+
+
+def gateway_of(client: httpx.AsyncClient) -> UseCases:
+    """Give the parts of the gateway that a client of `in_process` asks."""
+    gateway: UseCases = client._transport.app.gateway()  # type: ignore[attr-defined]  # noqa: SLF001
+    return gateway
 
 
 # A gateway on the demo's database that all tests of a file share; each of them finds the demo as it was made.
@@ -122,7 +143,7 @@ class DemoGateway:
 def demo_gateway(databases: ReadyMade, times: Times = UNHURRIED, /, **settings: object) -> Iterator[DemoGateway]:
     """Run one on a database of its own until the block ends."""
     dsn, _ = asyncio.run(databases.make_with("demo", demo.load))
-    with serving(Settings.model_validate({"database_url": dsn, "port": 0, **settings}), times) as url:
+    with serving(dsn, times, **settings) as url:
         yield DemoGateway(url, dsn)
     databases.drop(dsn)
 
@@ -281,7 +302,19 @@ def _revise(scripts: Path, statements: Sequence[str]) -> None:
     path.write_text(before + guard + steps + undo, "utf-8")
 
 
-# Running `fencepost serve` as a process, and making sure that nothing of it is left.
+@asynccontextmanager
+async def gateway_process(database: str, directory: Path) -> AsyncIterator[GatewayServer]:
+    """Run `fencepost serve` as a process on a port that stays the same when it is killed and started again."""
+    gateway = GatewayServer(database, directory / "gateway.log", "--demo")
+    try:
+        gateway.start()
+        await gateway.serves()
+        yield gateway
+    finally:
+        gateway.crash()
+
+
+# Running `fencepost serve` as a process whose output is read, and making sure that nothing of it is left.
 
 STARTS_WITHIN = 2 * PATIENCE  # seconds
 

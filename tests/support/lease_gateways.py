@@ -28,7 +28,6 @@ from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.leases import Acquired, LockRequest
 from fencepost.server.postgres.listen import Listener
-from fencepost.server.settings import Settings
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -162,7 +161,7 @@ class History:
 @asynccontextmanager
 async def running(dsn: str, **settings: object) -> AsyncIterator[httpx.AsyncClient]:
     """Run a gateway until the block ends; gives a client of it."""
-    gateway = serving(Settings.model_validate({"database_url": dsn, "port": 0, **settings}))
+    gateway = serving(dsn, **settings)
     url = await asyncio.to_thread(gateway.__enter__)
     try:
         async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:

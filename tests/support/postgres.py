@@ -397,3 +397,47 @@ async def _print(url: str) -> None:
 
 if __name__ == "__main__":
     asyncio.run(_print(sys.argv[1]))
+
+
+@asynccontextmanager
+async def database_away(server: PostgresServer, dsn: str) -> AsyncIterator[None]:
+    """Let no client into the database, and end who is in."""
+    name = dsn.rpartition("/")[2]
+    connection = await asyncpg.connect(server.url)
+    try:
+        await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await connection.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", name
+        )
+        yield
+    finally:
+        await connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await connection.close()
+
+
+@asynccontextmanager
+async def failing(dsn: str, event: str, plpgsql: str) -> AsyncIterator[None]:
+    """Have statements of an event, such as `DELETE ON fencepost.queued`, do this first, in a trigger."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(
+            f"CREATE FUNCTION public.failing() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN {plpgsql}; RETURN NULL; END $$;"
+            f"CREATE TRIGGER failing BEFORE {event} FOR EACH STATEMENT EXECUTE FUNCTION public.failing()"
+        )
+        yield
+    finally:
+        await connection.execute("DROP FUNCTION IF EXISTS public.failing() CASCADE")
+        await connection.close()
+
+
+@asynccontextmanager
+async def renamed(dsn: str, what: str) -> AsyncIterator[None]:
+    """Have what the schema has, such as `TABLE fencepost.queued`, under another name: statements that use it fail."""
+    connection, (kind, name) = await asyncpg.connect(dsn), what.split()
+    await connection.execute(f"ALTER {kind} {name} RENAME TO away")
+    try:
+        yield
+    finally:
+        await connection.execute(f"ALTER {kind} fencepost.away RENAME TO {name.partition('.')[2]}")
+        await connection.close()

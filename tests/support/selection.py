@@ -9,8 +9,8 @@ triggers, statements and migrations) and run on both. Each other test runs on on
 - `make test-all`, which is `pytest --all`: on the one that the name of its file chooses, so that each of the two runs
   about half of them.
 
-Both run the tests marked `realtime` after all others and one at a time (tools/run_tests.py says --realtime=without, and
-then --realtime=only): what they show is shown only by the clock, and nothing else is to run beside them.
+Both run the tests marked `realtime` after all others and one at a time (tools/run_tests.py says --part=others, and
+then --part=realtime): what they show is shown only by the clock, and nothing else is to run beside them.
 
 Folders in ONE_SERVER never run on the second PostgreSQL: what they test knows it only through the gateway.
 A test that is asked for by name (`file.py::test`, `-k`, `-m`) runs on both; the long tests of a named file run, too.
@@ -42,7 +42,10 @@ LATER = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run also what `make test` leaves to `make test-all`")
     parser.addoption(
-        "--realtime", choices=("with", "without", "only"), default="with", help="run tests marked realtime"
+        "--part",
+        choices=("all", "others", "realtime", "failed"),
+        default="all",
+        help="a run of tools/run_tests.py: of tests not marked realtime, of these, of those that failed",
     )
 
 
@@ -64,7 +67,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take away what is not for this run."""
-    by_name, servers, realtime = _by_name(config), installed_servers(), config.option.realtime
+    by_name, servers, part = _by_name(config), installed_servers(), config.option.part
     everything, named = by_name or config.option.all, by_name or _named_files(config)
     left: Counter[tuple[str, str]] = Counter()
     chosen: list[pytest.Item] = []
@@ -78,9 +81,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elif long is not None and not (config.option.all and command == TEST_ALL):
             left[command, str(long.args[0])] += 1
             others.append(item)
-        elif realtime != "with" and (realtime == "only") != bool(item.get_closest_marker("realtime")):
+        elif part in {"others", "realtime"} and (part == "realtime") != bool(item.get_closest_marker("realtime")):
             others.append(item)
-            later += [str(item.path)] * (realtime == "without")
+            later += [str(item.path)] * (part == "others")
         else:
             chosen.append(item)
     if others:

@@ -5,8 +5,8 @@ import json
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fencepost.cli.main import main
+from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.processes import PATIENCE, alive, eventually
+
+# Servers that may not be installed.
+
+
+@contextmanager
+def or_skipped() -> Iterator[None]:
+    """Skip the test where a server is not installed."""
+    try:
+        yield
+    except MissingServerError as missing:
+        pytest.skip(str(missing))
+
 
 # Finding out, through /proc, which processes of a test are alive.
 

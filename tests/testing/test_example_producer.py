@@ -12,13 +12,13 @@ import pytest
 from tests.support.asking import queueing
 from tests.support.consuming import settings_of
 from tests.support.interleave import Connect
+from tests.support.servers import or_skipped
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.queues.log import Message, partition_of
 from fencepost.server.queues.message import nonce_of, parse_write_id
 from fencepost.testing.servers.kafka import Kafka, jars
-from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.processes import PATIENCE
 
 PRODUCERS = Path(__file__).parents[2] / "examples" / "producer"
@@ -38,10 +38,8 @@ def in_java() -> list[str]:
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a broker; gives its address."""
     pytest.importorskip("confluent_kafka", reason="no confluent-kafka: pip install '.[kafka]'")
-    try:
+    with or_skipped():
         kafka = Kafka(tmp_path_factory.mktemp("kafka"))
-    except MissingServerError as missing:
-        pytest.skip(str(missing))
     with kafka:
         yield kafka.bootstrap
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ASKED_FOR = re.compile(r"apt-get install ([a-z0-9 .+-]+)")
+OF_A_PROGRAM = re.compile(r'program_of\("[a-z-]+", "([a-z0-9.+-]+)"\)')
 IN_A_TABLE = re.compile(r'"[a-z-]+"[:,] "([a-z0-9.+-]+)"')
-ALWAYS_THERE = {"util-linux"}
+ALWAYS_THERE = {"util-linux", "default-jre-headless"}
+"""The latter by default-jdk-headless."""
 
 
 def installed() -> set[str]:
@@ -17,8 +19,9 @@ def installed() -> set[str]:
 
 def asked_for() -> set[str]:
     found = set[str]()
-    for file in (ROOT / "tests").rglob("*.py"):
+    for file in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "app/fencepost/testing/servers").rglob("*.py")]:
         text = file.read_text("utf-8")
+        found |= set(OF_A_PROGRAM.findall(text))
         found |= {package for names in ASKED_FOR.findall(text) for package in names.split()}
         for line in re.findall(r"for program, package in .*", text):
             found |= set(IN_A_TABLE.findall(line))

@@ -7,15 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from tests.support.servers import or_skipped
 
 from fencepost.server.queues.kafka import from_url
 from fencepost.server.queues.log import Log
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.processes import PATIENCE, wait_until
 
 SESSION_S = 10
@@ -128,10 +127,8 @@ def brokers(
     directory: Path, nodes: int, more: Mapping[str, str] | None = None, listener: str = "PLAINTEXT"
 ) -> Iterator[Kafka]:
     """Run so many brokers, with these properties more; skips where Kafka is not there."""
-    try:
+    with or_skipped():
         cluster = Kafka(directory, nodes, more, listener)
-    except MissingServerError as error:
-        pytest.skip(str(error))
     with cluster:
         yield cluster
 

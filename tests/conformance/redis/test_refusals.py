@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.redis.taking import LOCK, LONG_MS, Opened, free, take
-from tests.conformance.redis_bench import DURABLE, RedisBench, command, redis_server
+from tests.conformance.redis_bench import RedisBench, command, redis_server
 from tests.support.servers import self_signed
 
 from fencepost.server.locks.source import Grant, Source, SourceError, SourceUnavailableError
+from fencepost.testing.servers.lock_services import DURABLE
 from fencepost.testing.servers.processes import eventually, free_port
 
 

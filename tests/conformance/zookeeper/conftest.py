@@ -2,11 +2,10 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 from tests.conformance.zookeeper.queueing import Open
-from tests.conformance.zookeeper_bench import ZooKeeperBench, client, running
+from tests.conformance.zookeeper_bench import ZooKeeperBench, running
 
 from fencepost.server.locks.zookeeper import ZooKeeperSource
 from fencepost.server.locks.zookeeper_session import parse
@@ -36,13 +35,6 @@ async def open_source(zookeeper: ZooKeeperBench) -> AsyncIterator[Open]:
 async def source(open_source: Open) -> ZooKeeperSource:
     opened: ZooKeeperSource = await open_source()
     return opened
-
-
-@pytest.fixture
-async def kazoo(zookeeper: ZooKeeperBench) -> AsyncIterator[Any]:
-    """Another program."""
-    with client(zookeeper.port, timeout=30) as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -2,17 +2,25 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from tests.conformance.zookeeper.queueing import acquire, granted, path_of, queued, watches
-from tests.conformance.zookeeper_bench import ZooKeeperBench
+from tests.conformance.zookeeper_bench import ZooKeeperBench, client
 
 from fencepost.server.locks.source import Holder
 from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests of ZooKeeper")
+
+
+@pytest.fixture
+async def kazoo(zookeeper: ZooKeeperBench) -> AsyncIterator[Any]:
+    """Another program."""
+    with client(zookeeper.port, timeout=30) as connected:
+        yield connected
 
 
 @pytest.mark.parametrize("recipe", ["Lock", "WriteLock", "ReadLock"])

@@ -17,7 +17,6 @@ from tests.support.postgres import ReadyMade
 from tests.support.violations import promised
 
 from fencepost.server.ops.protect import protect
-from fencepost.server.settings import Settings
 
 _numbers = itertools.count(1)
 REFUSED: Final = (403, "FP041")
@@ -202,8 +201,7 @@ async def refused_elsewhere(shop: SealedShop, api: Api, way: Way) -> None:
 def sealed_shop(databases: ReadyMade, keys: Path, **settings: object) -> Iterator[SealedShop]:
     """Make the database, protect its tables, serve it with the keys of this file."""
     dsn, _ = asyncio.run(databases.make_with("sealed shop", _prepare))
-    chosen = {"database_url": dsn, "port": 0, "seal_keys_file": str(keys), **settings}
-    with serving(Settings.model_validate(chosen)) as url:
+    with serving(dsn, seal_keys_file=str(keys), **settings) as url:
         yield SealedShop(url, dsn, keys)
     databases.drop(dsn)
 

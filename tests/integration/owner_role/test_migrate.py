@@ -1,15 +1,23 @@
 """`migrate --owner ROLE`: the schema fencepost has an owner of its own; what it has already changes hands."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.support.gateways import ORDERS, OwnedDatabase, next_version
+from tests.support.gateways import ORDERS, OwnedDatabase, building, next_version
 
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect
 from fencepost.server.ops.schema import newest
 from fencepost.server.postgres.upkeep import raise_generation
+
+
+@pytest.fixture
+async def owned(postgres: PostgresServer) -> AsyncIterator[OwnedDatabase]:
+    async with building(postgres) as owned:
+        yield owned
 
 
 @pytest.mark.versions

@@ -1,13 +1,15 @@
 """The owner of tables cannot touch marks, nor what the schema's owner has."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
 import pytest
-from tests.support.gateways import OwnedDatabase, in_process
+from tests.support.gateways import ORDERS, OwnedDatabase, building, in_process
 from tests.support.interleave import Connection
 
 from fencepost.server.ops.checks import ProtectError
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect, unprotect
 
 MAY_NOT = [
@@ -48,6 +50,28 @@ MAY_NOT = [
     "ALTER SCHEMA fencepost RENAME TO other",
     "SET session_replication_role = replica",
 ]  # fmt: skip
+
+
+@pytest.fixture
+async def migrated(postgres: PostgresServer, template: str) -> AsyncIterator[OwnedDatabase]:
+    async with building(postgres, template) as owned:
+        yield owned
+
+
+@pytest.fixture
+async def fenced(migrated: OwnedDatabase) -> tuple[OwnedDatabase, Connection]:
+    """Give a migrated database with an owner, where the table orders of `app` was protected by a superuser; and `app`'s
+    connection.
+    """
+    owned = migrated
+    made = await owned.command("migrate", "--owner", owned.owner)
+    assert made.exit_code == 0, made.output
+    app = await owned.login(owned.app)
+    await app.execute(ORDERS)
+    await protect(owned.root, "orders")
+    await app.execute("INSERT INTO public.orders (id, last_fence_token) VALUES (1, 10), (2, 10)")
+    await app.execute("BEGIN; SET LOCAL fencepost.token = '20'; DELETE FROM public.orders WHERE id = 2; COMMIT")
+    return owned, app
 
 
 async def test_a_tables_owner_touches_nothing_of_ours(fenced: tuple[OwnedDatabase, Connection]) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from tests.integration.test_lease_claims import ask, asking
-from tests.support.consuming import MockLog
-from tests.support.use_cases import delete, keyed, listed, matching, once, patch, post, put
+from tests.scenarios.idempotency import once
+from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
@@ -24,6 +24,7 @@ from fencepost.server.gateway.write import Verb, Write
 from fencepost.server.postgres.query import Condition, Field, Query, Selected
 from fencepost.server.postgres.tables import KnownPrivileges
 from fencepost.server.queues.message import WriteMessage
+from fencepost.server.queues.postgres import PostgresLog
 
 SEALS = Seals(parse_keys(f"k1:{base64.b64encode(b'k' * 32).decode()}"))
 MARK = "last_fence_token"
@@ -92,8 +93,9 @@ async def claimed_by_lease(gateway: Gateway, table: str, key: int) -> Outcome:
 
 
 async def queued(gateway: Gateway, verb: Verb, write: Write, **values: object) -> Outcome:
-    """Submit a write to a log in memory. Nothing is known of the role before."""
-    submitting = replace(gateway, seals=SEALS, queues={DEFAULT_QUEUE: MockLog()}, privileges=KnownPrivileges())
+    """Submit a write. Nothing is known of the role before."""
+    log = PostgresLog(gateway.database, "")  # nobody listens
+    submitting = replace(gateway, seals=SEALS, queues={DEFAULT_QUEUE: log}, privileges=KnownPrivileges())
     given = replace(write.body, values=values)
     preferred = replace(write, verb=verb, body=given, preferences=replace(write.preferences, queued=True))
     return await use_cases.write(submitting, preferred, as_message=lambda: WriteMessage("", "PATCH", b"{}"))

@@ -32,10 +32,3 @@ def kind(request: pytest.FixtureRequest) -> str:
     """Name each kind of log; with FENCEPOST_STORM_THREE=1 in the environment Kafka with three brokers, too."""
     found: str = request.param
     return found
-
-
-@pytest.fixture(params=["postgres", "redis", THREE])
-def storm_kind(request: pytest.FixtureRequest) -> str:
-    """Name each kind of log: logs that are away with their one server, and one that outlives one of three."""
-    found: str = request.param
-    return found

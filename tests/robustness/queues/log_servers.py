@@ -12,11 +12,11 @@ from pathlib import Path
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from tests.conformance.queues.kafka_bench import make_topic, url_of
 from tests.conformance.queues.kafka_secured import secured_broker
-from tests.conformance.redis_bench import DURABLE, redis_server
+from tests.conformance.redis_bench import redis_server
 from tests.support.servers import self_signed
 
 from fencepost.testing.servers.kafka import Kafka
-from fencepost.testing.servers.lock_services import redis
+from fencepost.testing.servers.lock_services import DURABLE, redis
 from fencepost.testing.servers.processes import PATIENCE, free_port
 from fencepost.testing.servers.server import Server
 

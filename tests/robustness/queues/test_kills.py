@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from tests.robustness.queues.log_servers import THREE
 from tests.robustness.queues.submitters import Submitters
 from tests.robustness.queues.world import World, messages, world
 from tests.support.violations import assert_none
@@ -34,6 +35,13 @@ SERVED_MEANWHILE = 100
 """How many submissions are acknowledged while a server is away without which the others serve."""
 IN_HAND = 20
 """How many a log of its own acknowledges while PostgreSQL is away, before a consumer that has some is killed."""
+
+
+@pytest.fixture(params=["postgres", "redis", THREE])
+def storm_kind(request: pytest.FixtureRequest) -> str:
+    """Name each kind of log: logs that are away with their one server, and one that outlives one of three."""
+    found: str = request.param
+    return found
 
 
 def victims(house: World) -> dict[str, Server | Postgres]:

@@ -4,14 +4,14 @@ import functools
 import http.client
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fencepost.testing.servers.gateway import ask
-from fencepost.testing.servers.processes import free_port
+from fencepost.testing.servers.processes import free_port, listens
 from fencepost.testing.servers.server import Server, ServerError
 
 JAR: Final = Path("/usr/share/java/zookeeper.jar")
@@ -23,7 +23,10 @@ tickTime=200
 maxSessionTimeout=60000
 admin.enableServer=false
 4lw.commands.whitelist=*
+{more}
 """
+DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+"""Settings of a Redis that loses no acknowledged write."""
 
 
 class MissingServerError(ServerError):
@@ -43,47 +46,65 @@ running_services: Final[dict[str, LockServiceServer]] = {}
 """Those that the fixture `lock_service` has started, by the names that the gateway has for them."""
 
 
-def redis(directory: Path) -> LockServiceServer:
-    """Give a Redis that loses no acknowledged write (appendfsync always)."""
-    program = _program("redis-server", "redis-server")
+def redis(directory: Path, *settings: str, port: int | None = None) -> LockServiceServer:
+    """Give a Redis with these settings, or else one that loses no acknowledged write."""
+    program = program_of("redis-server", "redis-server")
     directory.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    command = [
-        *(program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory)),
-        *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
-    ]
+    port = port or free_port()
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), *(settings or DURABLE)]
     ready = functools.partial(_says, port, b"PING\r\n", b"+PONG")
     return LockServiceServer("redis", f"redis://127.0.0.1:{port}/0", Server(command, directory / "redis.log", ready))
 
 
 def etcd(directory: Path) -> LockServiceServer:
     """Give one node of etcd with a minimum TTL of one second: one and a half election timeouts, in whole seconds."""
-    program = _program("etcd", "etcd-server")
+    port = free_port()
+    (node,) = etcd_nodes(directory, [(port, free_port())])
+    return LockServiceServer("etcd", f"etcd://127.0.0.1:{port}", node)
+
+
+def etcd_nodes(
+    directory: Path, ports: Sequence[tuple[int, int]], *options: str, tls: tuple[Path, Path] | None = None
+) -> list[Server]:
+    """Give the nodes of a cluster: n0, n1, …, by each one's client port and peer port. `tls`: a certificate, which is
+    its own authority, and its key, for clients and servers.
+    """
+    program = program_of("etcd", "etcd-server")
     directory.mkdir(parents=True, exist_ok=True)
-    port, peers = free_port(), f"http://127.0.0.1:{free_port()}"
-    mine = f"http://127.0.0.1:{port}"
-    command = [
-        *(program, "--name", "n0", "--data-dir", str(directory / "data")),
-        *("--heartbeat-interval", "50", "--election-timeout", "250"),
-        *("--listen-client-urls", mine, "--advertise-client-urls", mine),
-        *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", f"n0={peers}"),
-    ]
-    ready = functools.partial(_is_healthy, port)
-    return LockServiceServer("etcd", f"etcd://127.0.0.1:{port}", Server(command, directory / "etcd.log", ready))
+    if tls is not None:
+        certificate, key = map(str, tls)
+        options += ("--cert-file", certificate, "--key-file", key)
+        options += ("--client-cert-auth", "--trusted-ca-file", certificate)
+    cluster = ",".join(f"n{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(ports))
+    nodes = []
+    for n, (client, peer) in enumerate(ports):
+        mine, others = f"{'https' if tls else 'http'}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+        command = [
+            *(program, "--name", f"n{n}", "--data-dir", str(directory / f"n{n}")),
+            *("--heartbeat-interval", "50", "--election-timeout", "250"),
+            *("--listen-client-urls", mine, "--advertise-client-urls", mine),
+            *("--listen-peer-urls", others, "--initial-advertise-peer-urls", others, "--initial-cluster", cluster),
+            *options,
+        ]
+        ready = functools.partial(listens if tls else is_healthy, client)
+        nodes.append(Server(command, directory / f"n{n}.log", ready))
+    return nodes
 
 
-def zookeeper(directory: Path) -> LockServiceServer:
-    """Give one ZooKeeper, with ticks so short that sessions end within two seconds."""
-    java = _program("java", "default-jre-headless")
+def zookeeper(directory: Path, more: str = "", jvm: tuple[str, ...] = (), port: int | None = None) -> LockServiceServer:
+    """Give one ZooKeeper, with ticks so short that sessions end within two seconds. `more`: lines of its configuration;
+    `jvm`: options of Java.
+    """
+    java = program_of("java", "default-jre-headless")
     if not JAR.exists():
         raise MissingServerError(f"no {JAR}: apt-get install libzookeeper-java")
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     configuration = directory / "zoo.cfg"
-    configuration.write_text(_ZOO_CFG.format(data=data, port=port))
+    configuration.write_text(_ZOO_CFG.format(data=data, port=port, more=more))
     main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-    command = [java, "-Xmx128m", "-cp", str(JAR), main, str(configuration)]
+    command = [java, "-Xmx128m", *jvm, "-cp", str(JAR), main, str(configuration)]
     ready = functools.partial(_says, port, b"srvr", b"Mode: ")
     url = f"zookeeper://127.0.0.1:{port}?session_timeout_s=2"
     return LockServiceServer("zookeeper", url, Server(command, directory / "zookeeper.log", ready))
@@ -97,7 +118,8 @@ LOCK_SERVICES: Final[dict[str, Callable[[Path], LockServiceServer]]] = {
 """Lock services by name: each makes its server in a directory; MissingServerError where it is not installed."""
 
 
-def _program(name: str, package: str) -> str:
+def program_of(name: str, package: str) -> str:
+    """Find a program. MissingServerError where the package that has it is not installed."""
     found = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin:/usr/sbin")
     if found is None:
         raise MissingServerError(f"no {name}: apt-get install {package}")
@@ -115,7 +137,8 @@ def _says(port: int, question: bytes, answer: bytes) -> bool:
     return False
 
 
-def _is_healthy(port: int) -> bool:
+def is_healthy(port: int) -> bool:
+    """Whether a node of etcd says that it can serve."""
     with suppress(OSError, http.client.HTTPException):
         status, body = ask("127.0.0.1", port, "/health", timeout=1)
         return status == http.HTTPStatus.OK and isinstance(body, dict) and body.get("health") == "true"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
-from tests.conformance.redis_bench import DURABLE, command, redis_server
+from tests.conformance.redis_bench import command, redis_server
 from tests.support.postgres import cutting_proxy
 
 from fencepost.cli.status import examine_queues
@@ -17,6 +17,7 @@ from fencepost.server.parts import read_queues
 from fencepost.server.queues.log import LogUnavailableError, LogUnknownError, Position
 from fencepost.server.queues.redis import RedisLog
 from fencepost.server.settings import Settings
+from fencepost.testing.servers.lock_services import DURABLE
 from fencepost.testing.servers.processes import eventually, free_port
 
 

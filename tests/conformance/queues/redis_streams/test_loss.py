@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from tests.conformance.queues.redis_streams.conftest import QUEUE, Opened, message, numbers_taken
 from tests.conformance.redis_bench import command, redis_server
+from tests.support.consuming import consumed, make_tables, opened, write
+from tests.support.interleave import Connect, blocks_another_session
 
+from fencepost.server.postgres import sources
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError, Position
 from fencepost.server.queues.redis import RedisConsumer, RedisLog
-from fencepost.testing.servers.processes import free_port
+from fencepost.testing.servers.processes import eventually, free_port
 from fencepost.testing.servers.server import Server
 
 
@@ -124,6 +127,33 @@ async def test_messages_that_were_trimmed_or_deleted_by_hand_are_missed_once(
     await consumer.done(await consumer.take(9, 0.05))
     assert await consumer.take(0, 0.05) == []
     await consumer.close()
+
+
+async def test_a_consumer_whose_log_says_that_it_lost_messages_quarantines_it_until_it_is_raised(
+    port: int, url: str, database: str, connect: Connect
+) -> None:
+    """What is missed is in hand, and its row is locked."""
+    name, owner, holder = "redis:orders", await connect(), await connect()
+    await make_tables(owner, queue=name)
+
+    async def quarantined() -> str | None:
+        return (await sources.state(owner, name, "")).quarantined
+
+    async def applied() -> bool:
+        return await queue.n("k1") == 2
+
+    async with opened(database, owner, name, queues=url) as queue, consumed(queue):
+        async with holder.transaction():
+            await holder.execute("SELECT FROM orders WHERE order_id = 'k0' FOR UPDATE")
+            await queue.log.append(write("orders/k0", body={"n": 1}))
+            await blocks_another_session(holder, owner)
+            await command(port, "XDEL", f"{QUEUE}:0", "0-1")
+            assert (await eventually(quarantined, what="the quarantine")).startswith("1 messages of ")
+        await sources.raise_source(owner, name, "for a test")
+        with pytest.raises(LogUnavailableError, match="another queue"):
+            await queue.log.append(write("orders/k1", body={"n": 2}))
+        await queue.log.append(write("orders/k1", body={"n": 2}))
+        await eventually(applied, what="it to go on")
 
 
 async def missed(consumer: RedisConsumer) -> None:
