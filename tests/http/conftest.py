@@ -68,7 +68,7 @@ async def http(gateway_url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="module")
 def shop(databases: ReadyMade) -> Iterator[Shop]:
-    """Give a gateway on the tables of scenarios/shop.py, one for all tests of a file. What is queued stays queued."""
+    """Give a gateway on the tables of support/shops.py, one for all tests of a file. What is queued stays queued."""
     with running_shop(databases, consume_here=False) as shop:
         yield shop
 

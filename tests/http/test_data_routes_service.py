@@ -5,6 +5,7 @@ import re
 import httpx
 from tests.support.asking import Api, code
 from tests.support.postgres import database_away
+from tests.support.shops import Shop
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.schema import newest

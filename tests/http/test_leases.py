@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.scenarios.shop import Shop
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
 from tests.support.lease_gateways import (
@@ -21,6 +20,7 @@ from tests.support.lease_gateways import (
     of,
 )
 from tests.support.postgres import ReadyMade, database_away
+from tests.support.shops import Shop
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import eventually

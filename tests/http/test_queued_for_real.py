@@ -9,10 +9,10 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.scenarios.shop import Shop, running_shop
 from tests.support.asking import Api, code
 from tests.support.gateways import serving_process as serve
 from tests.support.postgres import ReadyMade
+from tests.support.shops import Shop, running_shop
 from tests.support.use_cases import Events
 
 OF_EACH_REQUEST = frozenset({"date", "server", "x-request-id", "x-content-type-options", "content-length"})

@@ -10,9 +10,9 @@ import asyncpg
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
-from tests.scenarios.shop import Shop
 from tests.support.asking import Queued, code, queueing
 from tests.support.postgres import database_away, renamed
+from tests.support.shops import Shop
 from tests.support.use_cases import Events
 
 from fencepost.server.fence.problem_types import STALE_TOKEN

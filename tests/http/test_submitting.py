@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.scenarios.shop import Shop
 from tests.support.asking import Queued, another_log, code, queueing
 from tests.support.postgres import database_away, failing
+from tests.support.shops import Shop
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message

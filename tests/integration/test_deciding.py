@@ -16,7 +16,7 @@ from tests.support.consuming import (
 from tests.support.interleave import Connect, Connection, blocks_another_session
 from tests.support.postgres import failing
 
-from fencepost.server.consuming.applying import Applier, DatabaseLedger, Kept, QueueNow, Result
+from fencepost.server.consuming.applying import Applier, Kept, Ledger, QueueNow, Result
 from fencepost.server.consuming.deciding import MOST_FAULTS
 from fencepost.server.gateway.gathered import DROPPED, IN_HAND, RETRIED_AS
 from fencepost.server.postgres import queues
@@ -139,13 +139,13 @@ async def test_an_old_message_is_looked_up_before_it_is_applied(
 ) -> None:
     """Records are kept for a day."""
     asked: list[MessageName] = []
-    genuine = DatabaseLedger.result
+    genuine = Ledger.result
 
-    async def result(ledger: DatabaseLedger, name: MessageName) -> Kept | None:
+    async def result(ledger: Ledger, name: MessageName) -> Kept | None:
         asked.append(name)
         return await genuine(ledger, name)
 
-    monkeypatch.setattr(DatabaseLedger, "result", result)
+    monkeypatch.setattr(Ledger, "result", result)
     await queue.append(write("orders/k1", body={"n": 1}))
     await queue.owner.execute(f"UPDATE fencepost.queued SET appended_at = now() - interval '{hours} h'")
     await consume(queue)

@@ -16,6 +16,7 @@ from tests.support.postgres import ReadyMade
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect
+from fencepost.testing.servers.postgres import clone, in_database
 
 _numbers = itertools.count(1)
 
@@ -101,7 +102,7 @@ class Shop:
 @contextmanager
 def running_shop(databases: ReadyMade, builtin: tuple[str, ...] = (), /, **settings: object) -> Iterator[Shop]:
     """Make the database, protect its tables, serve it. `builtin`: tables that take the tokens of leases only."""
-    dsn, _ = asyncio.run(databases.make_with(("shop", builtin), partial(_prepare, builtin)))
+    dsn, _ = asyncio.run(databases.make_with(("shop", builtin), partial(_make, builtin)))
     chosen = {"max_body_bytes": 10_000, "max_rows": 50, "serve_unprotected": True, **settings}
     with serving(dsn, **chosen) as url:
         yield Shop(url, dsn)

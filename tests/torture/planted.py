@@ -192,7 +192,10 @@ def _lagging_standby() -> Iterator[None]:
         asyncio.run(stages._on(of.url, until_many_more_are_drawn))  # noqa: SLF001
         return fail_over(of)
 
-    with mock.patch.object(stages, "make_synchronous", asynchronous), mock.patch.object(OwnPrimary, "fail_over", lagging):
+    with (
+        mock.patch.object(stages, "make_synchronous", asynchronous),
+        mock.patch.object(OwnPrimary, "fail_over", lagging),
+    ):
         yield
 
 

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from tests.integration.test_lease_claims import ask, asking
-from tests.scenarios.idempotency import once
-from tests.support.use_cases import delete, keyed, listed, matching, patch, post, put
+from tests.support.use_cases import delete, keyed, listed, matching, once, patch, post, put
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
