@@ -1,7 +1,7 @@
 """${message}: what changes for those who use the schema, and why.
 
 Make the same change in migrations/schema, where each table and function stands once, as it is now: a new database is made
-from there. A test compares both ways (tests/migration/test_fresh_and_upgraded.py). Decide on fencepost.compatible_from()
+from there. A test compares both ways (tests/migration/test_migrations.py). Decide on fencepost.compatible_from()
 (migrations/schema/versions.sql).
 """
 

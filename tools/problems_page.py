@@ -1,6 +1,6 @@
 """Write docs/problems.md from fence/problem_types.py: every error with its code, its status, and what to do.
 
-`make format` runs it; tests/unit/test_problem_pages.py fails while the page is another one.
+`make format` runs it; tests/unit/test_docs.py fails while the page is another one.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
     python -m tools.shape [--list]
 
-CONTRIBUTING.md ("How the code is laid out") has the rule, tests/unit/test_shape.py the bounds. `--list` names the small
+CONTRIBUTING.md ("How the code is laid out") has the rule, tests/unit/test_tools.py the bounds. `--list` names the small
 modules that one module imports, and the class names that stand in several modules.
 """
 

@@ -1,4 +1,4 @@
-"""A script: a holder whose machine is suspended, seen from inside. Run by test_suspended.py.
+"""A script: a holder whose machine is suspended, seen from inside. Run by test_losing.py.
 
 It moves itself into a time namespace whose CLOCK_BOOTTIME is ahead, while CLOCK_MONOTONIC and the wall clock go on as
 before: which is what a process sees when its laptop wakes up.

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from tests.conformance.bench import opened
-from tests.conformance.etcd.asking import granted, queued
 from tests.conformance.etcd_bench import EtcdBench, running
+from tests.conformance.test_etcd import granted, queued
 
 from fencepost.server.locks.etcd import EtcdRefusedError
 from fencepost.server.locks.source import REQUEST_TIMEOUT, Holder, Source, SourceContext, SourceUnavailableError, make

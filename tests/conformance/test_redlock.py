@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
-from tests.conformance.redis import conftest as of_redis
-from tests.conformance.redis.taking import Opened
+from tests.conformance import test_redis as of_redis
 from tests.conformance.redis_bench import RedisBench, command, running_several
 from tests.conformance.redlock_bench import LONGEST_MS, NODE_TIMEOUT_MS, redlock_url
+from tests.conformance.test_redis import Opened
 from tests.support.postgres import cutting_proxy
 
 from fencepost.server.locks.redlock import validity_ms

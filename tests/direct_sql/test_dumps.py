@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
@@ -9,10 +10,13 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 from tests.direct_sql.replication import write
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, Connection, start
+from tests.support.racing import Race, open_race, outcome, owner
 
+from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect
+from fencepost.server.postgres.marks import ask_elements, in_key_order
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -92,3 +96,100 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
         assert await restored.fetchval("SELECT nextval('fencepost.tokens')") == token + 1
     finally:
         await restored.close()
+
+
+# Text keys whatever their collation: one name for one key, and one order in which everybody takes rows.
+
+
+KEYS = ["a", "B", "Z", "ä", "Ö", "10", "9", "a b", "-x", "%2F", "x/y", "x,y", "é", "e\u0301", "ß", "ss"]
+ICU = {
+    "numeric": "en-u-kn-true",
+    "upper first": "und-u-kf-upper",
+    "punctuation ignored": "und-u-ka-shifted",
+}
+
+
+async def collations(db: Connection) -> list[str]:
+    """What text can be collated by on this server, as SQL. The embedded one has no ICU."""
+    found = ['"C"', '"POSIX"', '"default"']
+    found += [
+        f'"{row[0]}"'
+        for row in await db.fetch(
+            "SELECT collname FROM pg_collation WHERE collname IN ('de-x-icu', 'pg_c_utf8', 'ucs_basic')"
+        )
+    ]
+    if await has_icu(db):
+        await db.execute('CREATE SCHEMA "my coll"')
+        for name, locale in ICU.items():
+            await db.execute(f"""CREATE COLLATION "my coll"."{name}" (provider = icu, locale = '{locale}')""")
+            found.append(f'"my coll"."{name}"')
+    return found
+
+
+async def has_icu(db: Connection) -> bool:
+    return bool(await db.fetchval("SELECT EXISTS (SELECT FROM pg_collation WHERE collname = 'de-x-icu')"))
+
+
+async def collated(connect: Connect, database: str, *columns: str, name: str = "words") -> Race:
+    """A race whose table has a key of these columns, k0 and on."""
+    keys = ", ".join(f"k{n} {column} NOT NULL" for n, column in enumerate(columns))
+    names = ", ".join(f"k{n}" for n, _ in enumerate(columns))
+    ddl = f"CREATE TABLE public.{name} ({keys}, n int NOT NULL DEFAULT 0, PRIMARY KEY ({names}))"
+    return await open_race(connect, database, "strict", ddl=ddl, name=name)
+
+
+async def test_a_table_with_a_nondeterministic_collation_in_its_key_or_scope_is_not_protected(connect: Connect) -> None:
+    """'a' and 'A' would be one row, or one scope, and two resources."""
+    db = await owner(connect)
+    make = "CREATE COLLATION public.ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    if not await has_icu(db):
+        assert await outcome(db.execute(make)) == "0A000", "such collations are ICU's only"
+        return
+    await db.execute(f"{make}; CREATE TABLE public.words (id int, k text COLLATE public.ci, PRIMARY KEY (id, k))")
+    await db.execute("CREATE TABLE public.scoped (id int PRIMARY KEY, k text COLLATE public.ci NOT NULL)")
+    with pytest.raises(ProtectError, match="its key column k has a nondeterministic collation: equal keys would"):
+        await protect(db, "words")
+    with pytest.raises(ProtectError, match="the scope's column k has a nondeterministic collation: equal scopes"):
+        await protect(db, "scoped", scope="of/{k}")
+
+
+async def close(race: Race) -> None:
+    for connection in (race.a, race.b, race.c, race.observer):
+        await connection.close()
+
+
+async def test_keys_are_claimed_in_the_order_in_which_rows_are_locked(connect: Connect, database: str) -> None:
+    """By the column's collation: in another order, a lease's claims and a multi-row write deadlock."""
+    db = await owner(connect)
+    orders = set()
+    for number, collation in enumerate(await collations(db)):
+        types = (f"text COLLATE {collation}", f"varchar(9) COLLATE {collation}")
+        name = f"words{number}"
+        race = await collated(connect, database, *types, name=name)
+        keys = [(first, second) for first in KEYS[:8] for second in ("b", "A", "ä")]
+        await race.observer.executemany(f"INSERT INTO {name} VALUES ($1, $2, 0, 5)", keys)
+        locked = await race.observer.fetch(f"SELECT k0, k1 FROM {name} AS r ORDER BY r.k0, r.k1 FOR UPDATE OF r")
+        claimed = await in_key_order(race.a, race.table, keys)
+        assert [keys[position] for position, _ in claimed] == [tuple(row) for row in locked], collation
+        orders.add(tuple(position for position, _ in claimed))
+        await close(race)
+    assert (len(orders) > 1) == await has_icu(db), "with ICU there is more than one order"
+
+
+async def test_arrays_are_inserted_and_asked_about_in_the_order_in_which_rows_are_locked(
+    connect: Connect, database: str
+) -> None:
+    collation = '"de-x-icu"' if await has_icu(await owner(connect)) else '"C"'
+    race = await collated(connect, database, f"text COLLATE {collation}")
+    words = await race.observer.fetch(f"SELECT k FROM (VALUES ('a'), ('B')) v(k) ORDER BY k COLLATE {collation}")
+    first, last = (row["k"] for row in words)
+    holder = await race.begin(race.a)
+    await race.insert(race.a, first, 5)
+    array: list[dict[str, object]] = [{"k0": last}, {"k0": first}]
+    waiter = await race.waits(race.b, outcome(race.insert_rows(race.b, array, 6)))
+    free = await start(race.observer, race.insert(race.c, last, 4), race.c.get_server_pid())
+    assert free.done(), "it waits for the first, and has not inserted the last"
+    await holder.commit()
+    assert await waiter == "23505"
+    asked = await ask_elements(race.b, race.table, json.dumps(array))
+    assert [each.standing.resource for each in asked] == [f"words/{first}", f"words/{last}"]

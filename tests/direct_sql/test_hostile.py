@@ -288,20 +288,6 @@ VALUES = """
    1.50, decode('00ff5c27', 'hex'), '0189f0a0-1111-7000-8000-000000000001', E'a\\\\b''c',
    'ab', 'x y', true, -5, 'so so')"""
 COLUMNS = "(d, dd, ts, tz, n, b, u, t, c, v, o, i, m)"
-SPELLINGS = {
-    "DateStyle": ["German, DMY", "SQL, MDY", "Postgres, DMY", "ISO, YMD"],
-    "IntervalStyle": ["iso_8601", "sql_standard"],
-    "TimeZone": ["Asia/Kolkata", "America/New_York", "UTC"],
-    "bytea_output": ["escape", "hex"],
-    "extra_float_digits": ["-15", "3"],
-    "standard_conforming_strings": ["off"],
-    "lc_numeric": ["C"],
-    "lc_monetary": ["C"],
-    "lc_time": ["C"],
-    "client_encoding": ["LATIN1"],
-    "quote_all_identifiers": ["on"],
-    "search_path": ["", "evil, pg_catalog, public"],
-}
 
 
 async def test_the_name_of_a_row_does_not_depend_on_the_session(connect: Connect) -> None:
@@ -312,7 +298,21 @@ async def test_the_name_of_a_row_does_not_depend_on_the_session(connect: Connect
     token = 100
     names = set()
     insert = f"INSERT INTO public.typed {COLUMNS} VALUES {VALUES}"
-    for setting, values in {"application_name": ["x"], **SPELLINGS}.items():
+    spellings = {
+        "DateStyle": ["German, DMY", "SQL, MDY", "Postgres, DMY", "ISO, YMD"],
+        "IntervalStyle": ["iso_8601", "sql_standard"],
+        "TimeZone": ["Asia/Kolkata", "America/New_York", "UTC"],
+        "bytea_output": ["escape", "hex"],
+        "extra_float_digits": ["-15", "3"],
+        "standard_conforming_strings": ["off"],
+        "lc_numeric": ["C"],
+        "lc_monetary": ["C"],
+        "lc_time": ["C"],
+        "client_encoding": ["LATIN1"],
+        "quote_all_identifiers": ["on"],
+        "search_path": ["", "evil, pg_catalog, public"],
+    }
+    for setting, values in {"application_name": ["x"], **spellings}.items():
         for value in values:
             fresh = await connect()
             await fresh.execute("SELECT pg_catalog.set_config($1, $2, false)", setting, value)

@@ -8,7 +8,7 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
-from tests.http.test_hung_up import Holder
+from tests.http.test_edge import Holder
 from tests.support.gateways import DemoGateway, demo_gateway
 from tests.support.postgres import ReadyMade
 from tests.support.use_cases import Sent, batch, patch_line

@@ -170,7 +170,7 @@ async def check(
             before = await shop.sql(EVERYTHING)
         for request in asked:
             if output.startswith("note=") and isinstance(request.body, list):
-                continue  # an array names its rows by their keys, and takes no filter (test_patch_rows.py)
+                continue  # an array names its rows by their keys, and takes no filter (test_data_routes.py)
             answer = await send(api, request, headers, output)
             where = (route, request, answer.text)
             if cell in ("yes", "same"):

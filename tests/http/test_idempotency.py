@@ -3,20 +3,28 @@
 import asyncio
 import itertools
 import re
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import asyncpg
 import httpx
 import pytest
+import redis.asyncio
+from tests.conformance.redis_bench import redis_server
+from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection
 from tests.support.postgres import ReadyMade
 from tests.support.shops import Shop, running_shop
 
 from fencepost.server.ops.protect import protect
-from fencepost.testing.servers.processes import eventually
+from fencepost.testing.servers.gateway import run_command
+from fencepost.testing.servers.processes import eventually, free_port
 
 _tokens = itertools.count(100)
 
@@ -69,24 +77,6 @@ async def records(shop: Shop, key: str) -> int:
     return found
 
 
-WRITES = {
-    "patch": ("PATCH", "data/orders/{key}", {"status": "paid", "amount": 1.10}, None),
-    "patch minimal": ("PATCH", "data/orders/{key}", {"status": "paid"}, "return=minimal"),
-    "put new": ("PUT", "data/orders/{key}-new", {"status": "put"}, None),
-    "put": ("PUT", "data/orders/{key}", {"status": "put"}, None),
-    "delete": ("DELETE", "data/orders/{key}", None, None),
-    "delete with row": ("DELETE", "data/orders/{key}", None, "return=representation"),
-    "post": ("POST", "data/orders", {"order_id": "{key}-posted"}, None),
-    "post many": ("POST", "data/orders", [{"order_id": "{key}-a"}, {"order_id": "{key}-b"}], None),
-    "post of made keys": ("POST", "data/made", {"label": "{key}"}, None),
-    "patch of an array": ("PATCH", "data/orders", [{"order_id": "{key}", "status": "x"}], "return=representation"),
-    "patch by filter": ("PATCH", "data/orders?order_id=eq.{key}", {"status": "paid"}, "return=representation"),
-    "delete by filter": ("DELETE", "data/orders?order_id=eq.{key}", None, None),
-    "claim": ("POST", "claims", {"resource": "orders/{key}"}, None),
-    "claim without a row": ("POST", "claims", {"resource": "orders/{key}-nobody"}, None),
-}
-
-
 def filled(value: object, key: str) -> object:
     if isinstance(value, str):
         return value.replace("{key}", key)
@@ -96,7 +86,23 @@ def filled(value: object, key: str) -> object:
 
 
 async def test_every_write_replays_its_answer_also_under_the_next_holder(api: Api, shop: Shop) -> None:
-    for write, (method, path_of_row, body_of_row, prefer) in WRITES.items():
+    writes = {
+        "patch": ("PATCH", "data/orders/{key}", {"status": "paid", "amount": 1.10}, None),
+        "patch minimal": ("PATCH", "data/orders/{key}", {"status": "paid"}, "return=minimal"),
+        "put new": ("PUT", "data/orders/{key}-new", {"status": "put"}, None),
+        "put": ("PUT", "data/orders/{key}", {"status": "put"}, None),
+        "delete": ("DELETE", "data/orders/{key}", None, None),
+        "delete with row": ("DELETE", "data/orders/{key}", None, "return=representation"),
+        "post": ("POST", "data/orders", {"order_id": "{key}-posted"}, None),
+        "post many": ("POST", "data/orders", [{"order_id": "{key}-a"}, {"order_id": "{key}-b"}], None),
+        "post of made keys": ("POST", "data/made", {"label": "{key}"}, None),
+        "patch of an array": ("PATCH", "data/orders", [{"order_id": "{key}", "status": "x"}], "return=representation"),
+        "patch by filter": ("PATCH", "data/orders?order_id=eq.{key}", {"status": "paid"}, "return=representation"),
+        "delete by filter": ("DELETE", "data/orders?order_id=eq.{key}", None, None),
+        "claim": ("POST", "claims", {"resource": "orders/{key}"}, None),
+        "claim without a row": ("POST", "claims", {"resource": "orders/{key}-nobody"}, None),
+    }
+    for write, (method, path_of_row, body_of_row, prefer) in writes.items():
         row, key = await shop.order(mark=10), uuid.uuid4().hex
         path, body = path_of_row.replace("{key}", row), filled(body_of_row, row)
         first = await api.ask(method, path, body, token=20, prefer=prefer, headers=under(key))
@@ -221,3 +227,72 @@ async def test_a_table_may_require_a_key(api: Api, shop: Shop) -> None:
 
 async def _is_refused(api: Api) -> bool:
     return (await api.ask("DELETE", "data/numbered/9999", token=20)).status_code == 400
+
+
+# The worker of docs/combining.md, as it stands: a lock that drops, a queue that orders, a fence with the last word.
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "combining.md").read_text("utf-8")
+(WORKER,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(PROTECT,) = re.findall(r"`fencepost (protect [^`]+)`", PAGE)
+LOG = """
+CREATE TABLE effects (status text);
+CREATE FUNCTION log_effect() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS
+$$ BEGIN INSERT INTO effects VALUES (new.status); RETURN NULL; END $$;
+CREATE TRIGGER log_effect AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION log_effect();
+"""
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where the worker's servers are."""
+
+    database: asyncpg.Connection
+    redis: redis.asyncio.Redis
+    script: str
+
+    async def work(self) -> None:
+        """Run the worker to its end."""
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", self.script], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    async def appended(self) -> int:
+        """Count the messages that were ever in the queue, once all of them are decided."""
+
+        async def empty() -> bool:
+            return not await self.database.fetchval("SELECT EXISTS (SELECT FROM fencepost.queued)")
+
+        await eventually(empty, what="an empty queue")
+        count: int = await self.database.fetchval("SELECT sum(e) FROM fencepost.queue_state(), unnest(ends) AS e")
+        return count
+
+    async def effects(self) -> list[str]:
+        return [row["status"] for row in await self.database.fetch("SELECT status FROM effects")]
+
+
+@pytest.fixture
+async def running(demo_database: str, start_gateway: StartGateway, tmp_path: Path) -> AsyncIterator[Running]:
+    await asyncio.to_thread(run_command, demo_database, *PROTECT.split())
+    port = free_port()
+    with redis_server(tmp_path / "redis", port):
+        gateway = await start_gateway(demo_database)
+        script = WORKER.replace("http://127.0.0.1:8080", gateway).replace("6379", str(port))
+        connection = await asyncpg.connect(demo_database)
+        await connection.execute(LOG)
+        async with redis.asyncio.Redis(port=port) as client:
+            yield Running(connection, client, script)
+        await connection.close()
+
+
+@pytest.mark.long("pages that run with Redis")
+async def test_the_lock_saves_messages_and_what_it_forgets_has_no_second_effect(running: Running) -> None:
+    await running.work()
+    assert (await running.appended(), await running.effects()) == (2, ["paid", "shipped"])
+    await running.work()
+    assert await running.appended() == 2, "the marks in Redis say that all is done"
+    await running.redis.flushall()
+    await running.work()
+    assert await running.appended() == 4, "Redis has forgotten"
+    assert await running.effects() == ["paid", "shipped"], "the fence has not"

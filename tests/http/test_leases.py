@@ -1,12 +1,23 @@
 """Leases and locks over real HTTP: a lease's life, who waits, what is shown of both, and what is refused."""
 
 import asyncio
+import itertools
 import json
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import asyncpg
+import httpx
 import pytest
+from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
-from tests.support.gateways import in_process
+from tests.support.gateways import in_process, serving_process
+from tests.support.gateways import serving_process as serve
 from tests.support.lease_gateways import (
     SECRETS,
     TIME,
@@ -18,12 +29,15 @@ from tests.support.lease_gateways import (
     new_name,
     new_secret,
     of,
+    post,
+    release,
 )
 from tests.support.postgres import ReadyMade, database_away
 from tests.support.shops import Shop
+from tests.support.use_cases import streaming
 
 from fencepost.server.ops.embedded import PostgresServer
-from fencepost.testing.servers.processes import eventually
+from fencepost.testing.servers.processes import PATIENCE, eventually
 
 STATE = {
     "lease_id", "source", "lock", "locks", "owner", "ttl_ms", "granted_at", "expires_at", "remaining_ms", "claims",
@@ -311,3 +325,420 @@ async def test_an_id_that_no_lease_can_have_is_answered_without_the_database(
         for path in paths:
             asked = await client.request("POST" if path else "GET", f"/v1/leases/{2**47 + 1}{path}", headers=secret)
             assert code(asked) == (503, "FP010"), path
+
+
+# A source in a package of its own: installed as pip does it, found by its entry point.
+
+
+PACKAGE = Path(__file__).parents[1] / "third_party"
+
+
+def _client(url: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the example package into a folder of its own; no index is asked."""
+    folder = tmp_path_factory.mktemp("third_party")
+    arguments = ("--quiet", "--disable-pip-version-check", "--no-index", "--no-build-isolation", "--no-deps")
+    subprocess.run([sys.executable, "-m", "pip", "install", *arguments, "--target", folder, PACKAGE], check=True)
+    return folder
+
+
+@pytest.mark.long("installations of packages")
+async def test_it_grants_leases_with_tokens_that_rise(short_dir: Path, installed: Path) -> None:
+    variables = {"FENCEPOST_SOURCES": f"shop=acme://{short_dir}/locks.db", "PYTHONPATH": str(installed)}
+    async with serving_process(short_dir, **variables) as gateway, _client(gateway.url) as api:
+        first = await post(api, "orders/order-123", source="shop", tokens=2)
+        assert first.status_code == 201, first.text
+        assert first.json()["tokens"] == ["1", "2"]
+        assert (await post(api, "orders/order-123", source="shop")).status_code == 423
+        minted = await api.post(
+            f"/v1/leases/{first.json()['lease_id']}/tokens", headers={"X-Lease-Secret": first.json()["secret"]}
+        )
+        assert minted.json()["tokens"] == ["3"]
+        await release(api, first.json())
+        second = await post(api, "orders/order-123", source="shop")
+        assert second.json()["token"] == "4"
+
+
+# Who leads: asked once, and streamed.
+
+
+async def elected(http: httpx.AsyncClient, name: str, owner: str = "a", **asked: object) -> dict[str, Any]:
+    """Win an election that no client leads."""
+    answer = await post(http, f"election/{name}", owner=owner, ttl_ms=60_000, **asked)
+    assert answer.status_code == 201, answer.text
+    lease: dict[str, Any] = answer.json()
+    return lease
+
+
+async def election(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    answer = await http.get("/v1/elections", params={"name": name})
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_the_leader_is_the_holder_of_the_elections_lock_and_its_term_the_leases_number(
+    http: httpx.AsyncClient,
+) -> None:
+    await post(http, "jobs/nightly", owner="holder", ttl_ms=60_000)  # a lock of the same name is another thing
+    without_leader: dict[str, Any] = {"name": "jobs/nightly", "source": "builtin", "leader": None, "candidates": []}
+    assert await election(http, "jobs/nightly") == without_leader
+    first = await elected(http, "jobs/nightly", "a", tokens=3)
+    await http.post(f"/v1/leases/{first['lease_id']}/tokens", headers={"X-Lease-Secret": first["secret"]})
+    answered = await election(http, "jobs/nightly")
+    assert answered["leader"].pop("remaining_ms") <= 60_000
+    assert answered["leader"] == {
+        "term": first["lease_id"],
+        "owner": "a",
+        "lease_id": first["lease_id"],
+        "since": first["granted_at"],
+        "expires_at": first["expires_at"],
+    }
+    await release(http, first)
+    assert await election(http, "jobs/nightly") == without_leader
+    second = await elected(http, "jobs/nightly", "b", claim=["orders/order-123"])
+    term = (await election(http, "jobs/nightly"))["leader"]["term"]
+    assert term == second["lease_id"]
+    assert int(term) > int(first["lease_id"])
+
+
+async def test_without_a_name_all_elections_that_have_a_leader_are_listed(http: httpx.AsyncClient) -> None:
+    for name in ("b", "a", "c/d"):
+        await elected(http, name)
+    await post(http, "election", ttl_ms=60_000)
+    await post(http, "election/", ttl_ms=60_000)
+    await post(http, "elections/x", ttl_ms=60_000)
+    await post(http, "a", ttl_ms=60_000)
+
+    async def names(**query: object) -> list[str]:
+        return [each["name"] for each in (await http.get("/v1/elections", params=query)).json()]  # type: ignore[arg-type]
+
+    assert await names() == ["a", "b", "c/d"]
+    assert await names(limit=2) == ["a", "b"]
+    assert await names(after="b") == ["c/d"]
+
+
+async def test_a_stream_shows_how_things_are_at_once_and_then_each_change(http: httpx.AsyncClient) -> None:
+    async with streaming(http, "scheduler") as events:
+        assert events.response.headers["content-type"].partition(";")[0] == "text/event-stream"
+        assert events.response.headers["cache-control"] == "no-store"
+        at_first = await events.next()
+        assert (at_first.kind, at_first.id, at_first.owner) == ("vacant", None, None)
+        first = await elected(http, "scheduler", "a")
+        event = await events.next()
+        assert (event.kind, event.id, event.owner) == ("elected", first["lease_id"], "a")
+        async with streaming(http, "scheduler") as late:
+            assert (await late.next()).id == first["lease_id"]
+        await release(http, first)
+        event = await events.next()
+        assert (event.kind, event.id, event.owner) == ("vacant", first["lease_id"], None)
+        second = await elected(http, "scheduler", "b")
+        event = await events.next()
+        assert (event.kind, event.id, event.owner) == ("elected", second["lease_id"], "b")
+
+
+async def test_last_event_id_is_taken(http: httpx.AsyncClient) -> None:
+    lease = await elected(http, "scheduler")
+    headers = {"Last-Event-ID": lease["lease_id"]}
+    async with http.stream("GET", "/v1/elections/events?name=scheduler", headers=headers) as response:
+        lines = response.aiter_lines()
+        assert [await anext(lines) for _ in range(3)] == ["retry: 1000", "", "event: elected"]
+
+
+async def test_head_of_a_stream_ends_and_looks_at_no_token(http: httpx.AsyncClient) -> None:
+    answer = await http.head("/v1/elections/events?name=scheduler", headers={"X-Fence-Token": "many"})
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
+
+
+async def test_bad_queries_are_reported(http: httpx.AsyncClient) -> None:
+    queries = (
+        "",
+        "?name=",
+        "?name=a&name=b",
+        "?name=a&limit=1",
+        "?name=%00",
+        "?name=" + "x" * 504,
+        "?name=a&source=no",
+    )
+    for query in queries:
+        for path in ("/v1/elections/events", "/v1/elections")[: 2 if query else 1]:
+            answer = await http.get(f"{path}{query}")
+            assert (answer.status_code, answer.json()["code"]) == (400, "FP016"), answer.text
+
+
+async def test_a_gateway_that_is_to_stop_ends_its_streams(demo_database: str, short_dir: Path) -> None:
+    """Given an hour to finish what is in flight, it takes none of it."""
+    given = ("--database-url", demo_database, "--shutdown-timeout", "3600", "--workers", "2")
+    async with serve(short_dir, *given) as gateway:
+        async with (
+            httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False) as http,
+            streaming(http, "scheduler") as one,
+            streaming(http, "another") as other,
+        ):
+            await one.next()
+            await other.next()
+            gateway.process.send_signal(signal.SIGTERM)
+            await one.ended()
+            await other.ended()
+        assert await gateway.ended() == 0
+
+
+# What takes long does not keep leases from their renewals, nor one caller's requests those of others.
+
+
+LOCK = 4711
+SLOW = f"""
+CREATE FUNCTION public.waits(v text) RETURNS text LANGUAGE plpgsql AS
+  $$ BEGIN PERFORM pg_advisory_xact_lock_shared({LOCK}); RETURN v; END $$;
+CREATE VIEW public.slow AS SELECT public.waits(order_id) AS order_id FROM public.orders
+"""
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory' AND datname = current_database()"
+LEASE = {"lock": "nightly", "ttl_ms": 60_000, "owner": "me"}
+
+
+WAITS_FOR_ROWS = """SELECT count(*) FROM pg_stat_activity
+ WHERE wait_event_type = 'Lock' AND wait_event <> 'advisory' AND datname = current_database()"""
+
+
+def client_at(address: str, url: str) -> httpx.AsyncClient:
+    """Give a client whose connections come from this address of the loopback interface."""
+    transport = httpx.AsyncHTTPTransport(local_address=address, limits=httpx.Limits(max_connections=100))
+    return httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False, transport=transport)
+
+
+async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    operator, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
+    await operator.execute(SLOW)
+    settings = {"serve_unprotected": True, "pool_size": 4, "pool_timeout": 600, "lock_timeout": 60}
+    url = await start_gateway(demo_database, **settings, sources="other=postgres-advisory:")
+    async with (
+        client_at("127.0.0.1", url) as client,
+        client_at("127.0.0.2", url) as reader,
+        client_at("127.0.0.3", url) as third,
+    ):
+        lease = (await client.post("/leases", json=LEASE)).json()
+        await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
+        await keeper.execute("BEGIN; SELECT FROM orders FOR UPDATE")
+        token = {"X-Fence-Token": "77"}
+        asked = [
+            asyncio.create_task(one.patch(f"/data/orders/order-12{n}", json={"status": "paid"}, headers=token))
+            for n, one in ((3, client), (4, third))  # one caller has one of the two turns at rows
+        ]
+
+        async def two_wait_for_rows() -> bool:
+            return bool(await operator.fetchval(WAITS_FOR_ROWS) == 2)
+
+        await eventually(two_wait_for_rows, what="two writes that wait for rows")
+        asked += [asyncio.create_task(reader.get("/data/slow")) for _ in range(4)]
+
+        async def two_read() -> bool:
+            return bool(await operator.fetchval(WAITING) == 2)
+
+        await eventually(two_read, what="two reads that hold a connection")
+        async with asyncio.timeout(PATIENCE):  # a connection of the pool would be waited for for ten minutes
+            await renewed_minted_and_released(client, lease)
+            for source in ("builtin", "other"):
+                wanted = LEASE | {"lock": "hourly", "source": source, "claim": [f"orders/of-{source}"]}
+                taken = await client.post("/leases", json=wanted)
+                assert taken.status_code == 201, taken.text
+
+        async def ready() -> bool:
+            return "all connections" in (await client.get(f"{url}/readyz")).raise_for_status().json()["database"]
+
+        await eventually(ready, what="readiness, without a connection of the pool")
+        await keeper.execute("ROLLBACK")
+        await operator.execute(f"SELECT pg_advisory_unlock({LOCK})")
+        assert {(await each).status_code for each in asked} == {200}
+    await operator.close()
+    await keeper.close()
+
+
+async def renewed_minted_and_released(client: httpx.AsyncClient, lease: dict[str, str]) -> None:
+    secret, path = {"X-Lease-Secret": lease["secret"]}, f"/leases/{lease['lease_id']}"
+    for _ in range(3):
+        renewed = await client.post(f"{path}/renew", json={}, headers=secret)
+        assert renewed.status_code == 200, renewed.text
+    assert (await client.post(f"{path}/tokens", json={}, headers=secret)).status_code == 200
+    assert (await client.delete(path, headers=secret)).status_code == 204
+
+
+async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    operator = await asyncpg.connect(demo_database)
+    await operator.execute(SLOW)
+    url = await start_gateway(demo_database, serve_unprotected=True, pool_size=2, pool_timeout=2)
+    async with httpx.AsyncClient(base_url=f"{url}/v1", timeout=PATIENCE, trust_env=False) as client:
+        await operator.execute(f"SELECT pg_advisory_lock({LOCK})")
+        first = asyncio.create_task(client.get("/data/slow"))
+
+        async def waits() -> bool:
+            return bool(await operator.fetchval(WAITING))
+
+        await eventually(waits, what="a read that waits")
+        refused = await client.get("/data/orders")
+        assert (refused.status_code, refused.json()["code"], refused.headers["retry-after"]) == (503, "FP010", "1")
+        assert "127.0.0.1 has as many as one may have, the rest is for others" in refused.json()["detail"]
+        assert (await client.post("/leases", json=LEASE)).status_code == 201
+        token = {"X-Fence-Token": "77"}
+        written = await client.patch("/data/orders/order-123", json={"status": "paid"}, headers=token)
+        assert written.status_code == 200
+        await operator.execute(f"SELECT pg_advisory_unlock({LOCK})")
+        assert (await first).status_code == 200
+        assert (await client.get("/data/orders")).status_code == 200
+    await operator.close()
+
+
+@dataclass
+class Held:
+    """A gateway, a row that is locked, and two callers."""
+
+    owner: asyncpg.Connection
+    keeper: asyncpg.Connection
+    one: httpx.AsyncClient
+    other: httpx.AsyncClient
+
+    async def while_waiting(
+        self, ask: Callable[[], Awaitable[httpx.Response]], held: int, others: Callable[[], Awaitable[httpx.Response]]
+    ) -> list[int]:
+        """Have one caller ask eight times, of which so many wait in PostgreSQL, and the other one once. Its answer's
+        status, and those of the eight once the row is free.
+        """
+        asked = [asyncio.ensure_future(ask()) for _ in range(8)]
+
+        async def all_wait() -> bool:
+            return bool(await self.owner.fetchval(WAITS_FOR_ROWS) == held)
+
+        await eventually(all_wait, what=f"{held} requests that wait for the row")
+        answer = await others()
+        assert await all_wait(), "no more than these"
+        await self.keeper.execute("ROLLBACK")
+        return [answer.status_code, *sorted({(await each).status_code for each in asked})]
+
+
+@pytest.fixture
+async def held(demo_database: str, start_gateway: StartGateway) -> AsyncIterator[Held]:
+    owner, keeper = await asyncpg.connect(demo_database), await asyncpg.connect(demo_database)
+    pools = {"pool_size": 8, "lease_pool_size": 6, "pool_timeout": 600, "lock_timeout": 60}
+    url = await start_gateway(demo_database, **pools, statement_timeout=600)
+    async with client_at("127.0.0.1", url) as one, client_at("127.0.0.2", url) as other:
+        await keeper.execute("BEGIN; SELECT FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+        yield Held(owner, keeper, one, other)
+    await owner.close()
+    await keeper.close()
+
+
+READ_TOKEN = {"X-Fence-Token": "77"}
+NDJSON = {"Content-Type": "application/x-ndjson"}
+LINE = '{"method":"PATCH","path":"orders/order-%s","token":77,"body":{"status":"paid"}}'
+
+
+async def test_writes_of_one_caller_that_go_alone_leave_connections_to_others(held: Held) -> None:
+    def write(client: httpx.AsyncClient, row: str) -> Awaitable[httpx.Response]:
+        return client.patch(f"/data/orders?order_id=eq.order-{row}", json={"status": "paid"}, headers=READ_TOKEN)
+
+    statuses = await held.while_waiting(lambda: write(held.one, "123"), 6, lambda: write(held.other, "124"))
+    assert statuses == [204, 204, 409]
+
+
+async def test_batches_of_one_caller_that_land_as_a_whole_leave_a_turn_to_others(held: Held) -> None:
+    def batch(client: httpx.AsyncClient, row: str) -> Awaitable[httpx.Response]:
+        return client.post("/batch?atomic=true", content=LINE % row, headers=NDJSON)
+
+    statuses = await held.while_waiting(lambda: batch(held.one, "123"), 1, lambda: batch(held.other, "124"))
+    assert statuses == [200, 200, 409]
+
+
+async def test_grants_of_one_caller_that_claim_a_locked_row_leave_a_slot_to_others(held: Held) -> None:
+    locks = itertools.count()
+
+    def acquire(client: httpx.AsyncClient, row: str) -> Awaitable[httpx.Response]:
+        return client.post("/leases", json={"lock": f"lock-{next(locks)}", "claim": [f"orders/order-{row}"]})
+
+    statuses = await held.while_waiting(lambda: acquire(held.one, "123"), 3, lambda: acquire(held.other, "124"))
+    assert statuses == [201, 201]
+
+
+async def test_renewals_of_one_caller_leave_connections_to_those_of_others(held: Held) -> None:
+    clients = (held.one, held.other)
+    leases = {each: (await each.post("/leases", json={"lock": str(id(each))})).json() for each in clients}
+
+    def renew(client: httpx.AsyncClient) -> Awaitable[httpx.Response]:
+        secret = {"X-Lease-Secret": leases[client]["secret"]}
+        return client.post(f"/leases/{leases[client]['lease_id']}/renew", json={}, headers=secret)
+
+    await held.keeper.execute(
+        f"SELECT FROM fencepost.leases WHERE lease_id = {leases[held.one]['lease_id']} FOR UPDATE"
+    )
+    assert await held.while_waiting(lambda: renew(held.one), 5, lambda: renew(held.other)) == [200, 200]
+
+
+async def test_a_batch_that_lands_as_a_whole_has_the_time_of_one_statement(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    owner = await asyncpg.connect(demo_database)
+    await owner.execute(
+        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';"
+        "CREATE TRIGGER slowly BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION slowly()"
+    )
+    url = await start_gateway(demo_database, statement_timeout=2)
+    before = await owner.fetch("SELECT * FROM orders ORDER BY order_id")
+    lines = "\n".join(LINE.replace("77", str(token)) % "123" for token in range(100, 120))
+    async with client_at("127.0.0.1", url) as client:
+        late = await client.post("/batch?atomic=true", content=lines, headers=NDJSON)
+        assert (late.status_code, late.json()["code"]) == (503, "57014"), late.text
+        assert "the batch took more than 2 s" in late.json()["detail"]
+        assert await owner.fetch("SELECT * FROM orders ORDER BY order_id") == before
+        assert (await client.post("/batch?atomic=true", content=LINE % "123", headers=NDJSON)).status_code == 200
+    await owner.close()
+
+
+STREAM = "/elections/events?name=scheduler"
+
+
+async def waiting(client: httpx.AsyncClient) -> int:
+    lines = (await client.get(f"{client.base_url.copy_with(path='/metrics')}")).text.splitlines()
+    return sum(int(float(line.split()[1])) for line in lines if line.startswith("fencepost_lock_waiters "))
+
+
+async def test_waiters_and_streams_of_one_caller_leave_room_for_others(
+    demo_database: str, start_gateway: StartGateway
+) -> None:
+    limits = {"max_waiters_per_caller": 1, "max_watchers_per_caller": 1, "max_waiters": 2}
+    url = await start_gateway(demo_database, **limits)
+    clients = (client_at(f"127.0.0.{n}", url) for n in (1, 2, 3))
+    async with next(clients) as one, next(clients) as other, next(clients) as third:
+        held = (await one.post("/leases", json={"lock": "x", "ttl_ms": 60_000})).json()
+        wanted = {"lock": "x", "wait_ms": 30_000}
+        first = asyncio.create_task(one.post("/leases", json=wanted))
+
+        async def in_line(count: int) -> bool:
+            return await waiting(one) == count
+
+        await eventually(lambda: in_line(1), what="the first waiter's place")
+        async with one.stream("GET", STREAM) as open_already:
+            assert open_already.status_code == 200
+            for refused, bound in (
+                (await one.post("/leases", json=wanted), "FENCEPOST_MAX_WAITERS_PER_CALLER"),
+                (await one.get(STREAM), "FENCEPOST_MAX_WATCHERS_PER_CALLER"),
+            ):
+                assert (refused.status_code, refused.json()["code"]) == (503, "FP010")
+                assert f"1 of 127.0.0.1 already ({bound})" in refused.json()["detail"]
+            async with other.stream("GET", STREAM) as of_other:
+                assert of_other.status_code == 200
+        assert (await one.post("/leases", json={"lock": "x"})).status_code == 423, "who does not wait is not counted"
+        second = asyncio.create_task(other.post("/leases", json=wanted))
+        await eventually(lambda: in_line(2), what="the place of another caller's")
+        all_places = await third.post("/leases", json=wanted)
+        assert (all_places.status_code, "2 already (FENCEPOST_MAX_WAITERS)" in all_places.text) == (503, True)
+        second.cancel()
+        await one.delete(f"/leases/{held['lease_id']}", headers={"X-Lease-Secret": held["secret"]})
+        assert (await first).status_code == 201
+        assert (await one.post("/leases", json={"lock": "y", "wait_ms": 1})).status_code == 201, "there is room again"

@@ -102,8 +102,8 @@ async def schemathesis(folder: Path, gateway: str, credential: str | None, examp
         gateway,
         f"--checks={','.join(CHECKS)}",
         f"--max-examples={examples}",
-        "--exclude-path=/v1/batch",  # its body is lines; test_batch.py sends them
-        "--exclude-path=/v1/elections/events",  # an answer that does not end; test_elections.py reads it
+        "--exclude-path=/v1/batch",  # its body is lines; test_others.py sends them
+        "--exclude-path=/v1/elections/events",  # an answer that does not end; test_kubernetes.py reads it
         "--phases=examples,coverage,fuzzing",
         "--generation-deterministic",
         "--continue-on-failure",

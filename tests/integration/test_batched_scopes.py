@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.integration.batched_writes.sending import together
+from tests.integration.test_batched import together
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, Race, mark, scoped_race

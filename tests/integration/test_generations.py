@@ -7,16 +7,31 @@ from typing import Any
 import asyncpg
 import pytest
 from click.testing import CliRunner, Result
+from tests.races.test_generations import Isolation
+from tests.races.test_pruning import absent
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect
-from tests.support.racing import mutate, open_race, owner
+from tests.support.interleave import Connect, Connection
+from tests.support.lease_racing import MINUTE, step_back
+from tests.support.racing import (
+    ISSUED,
+    WITHOUT_FLOORS,
+    mutate,
+    open_race,
+    outcome,
+    owner,
+)
+from tests.support.use_cases import open_gateway
 
 from fencepost.cli.main import main
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import sources, upkeep
+from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import QuarantinedError
+from fencepost.server.postgres.leases import LockRequest, hash_secret
+from fencepost.server.postgres.sources import GrantRecord
+from fencepost.server.postgres.upkeep import Pruner
 from fencepost.server.startup import StartupError
 from fencepost.testing.servers.processes import eventually
 
@@ -237,3 +252,211 @@ async def test_when_a_newer_generation_is_met_all_connections_are_made_anew(data
             assert anew.get_server_pid() != pid
     finally:
         await db.close()
+
+
+# Generations of a lock service's tokens (R12): scopes, and leases whose clock steps back.
+
+
+SOURCE = "redis"
+ITEMS = "CREATE TABLE public.items (id int PRIMARY KEY, account int NOT NULL, n int NOT NULL DEFAULT 0)"
+ENTER = "SELECT refused_by FROM fencepost.enter('account', ARRAY['account/1'], 40)"
+ENTER_EACH = (
+    "SELECT verdict FROM fencepost.enter_each('account', ARRAY['account/1'], ARRAY[40::bigint],"
+    " 'public.items'::regclass, 'account/{account}')"
+)
+
+
+async def scoped(connect: Connect) -> asyncpg.Connection:
+    """Make a table whose rows have the mark of their scope, with one row."""
+    owner = await connect()
+    await owner.execute("SET search_path = public")
+    await sources.register(owner, SOURCE, "redis", "source", verifies=True)
+    await sources.record_verified(owner, SOURCE, 1000)
+    await owner.execute(ITEMS)
+    await protect(owner, "items", source=SOURCE, scope="account/{account}")
+    await owner.execute("BEGIN; SET LOCAL fencepost.token = '30'; INSERT INTO items VALUES (1, 1); COMMIT")
+    return owner
+
+
+@pytest.mark.parametrize(
+    ("way", "isolation"),
+    [("enter", "read_committed"), ("enter", "serializable"), *((way, "repeatable_read") for way in ("update", "each"))],
+)
+async def test_a_scope_is_not_entered_under_a_token_that_was_voided_since_the_snapshot(
+    connect: Connect, isolation: Isolation, way: str
+) -> None:
+    owner, writer = await scoped(connect), await connect()
+    transaction = writer.transaction(isolation=isolation)
+    await transaction.start()
+    await writer.execute("SELECT FROM public.items")
+    await sources.raise_source(owner, SOURCE, "test")
+    if way == "update":
+        await writer.execute("SET LOCAL fencepost.token = '40'")
+        assert await outcome(writer.execute("UPDATE public.items SET n = 1")) == "FP409"
+    elif way == "enter":
+        assert await outcome(writer.fetchval(ENTER)) == "FP409"
+    else:
+        assert await writer.fetchval(ENTER_EACH) == "unclear"
+    await transaction.rollback()
+    assert await owner.fetchval("SELECT n FROM items") == 0
+
+
+ZK = "zk"
+
+
+SECRET = hash_secret("secret")
+
+
+@pytest.fixture
+async def db(connect: Connect) -> asyncpg.Connection:
+    connection = await connect()
+    await sources.register(connection, ZK, "zookeeper", "source", verifies=True)
+    return connection
+
+
+async def granted(db: asyncpg.Connection, lock: str, number: int, secret: str = "secret") -> int:
+    before = await sources.state(db, ZK, lock)
+    wanted = LockRequest((lock,), secret, "worker", MINUTE)
+    verdict, lease = await source_leases.record_grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 1))
+    assert verdict == "granted"
+    assert lease is not None
+    return lease.lease_id
+
+
+async def left(db: asyncpg.Connection, lease_id: int) -> float:
+    """Seconds until the lease is over, by its row."""
+    seconds: float = await db.fetchval(
+        "SELECT extract(epoch FROM expires_at - clock_timestamp())::float FROM fencepost.source_leases"
+        " WHERE lease_id = $1",
+        lease_id,
+    )
+    return seconds
+
+
+async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> None:
+    lease_id = await granted(db, "x", 7)
+    await step_back(db)
+    lease = await source_leases.lease(db, ZK, lease_id, None)
+    assert lease is not None
+    assert 0 < lease.remaining_ms <= MINUTE
+    [state] = await source_leases.lock_states(db, ZK, None, None, 10)
+    assert 0 < (state.remaining_ms or 0) <= MINUTE
+    _, found = await source_leases.find_by_secret(db, ZK, "x", SECRET)
+    assert found is not None
+    assert 0 < found[1].remaining_ms <= MINUTE, "with which its hold is renewed"
+    for shown in (lease.expires_at, state.expires_at, found[1].expires_at):
+        assert await db.fetchval("SELECT $1::text::timestamptz < clock_timestamp() + interval '61 s'", str(shown))
+    assert await left(db, lease_id) > MINUTE / 1000
+
+
+async def test_the_watch_over_holds_counts_its_leases_anew(db: asyncpg.Connection) -> None:
+    """Else the hold of a holder that is dead would stay for as long as the step was."""
+    mine, other = await granted(db, "x", 7), await granted(db, "y", 8, "another")
+    await step_back(db)
+    due = await source_leases.due_in(db, [mine])
+    assert 50_000 < due[mine] <= MINUTE
+    assert 50 < await left(db, mine) <= MINUTE / 1000
+    assert await left(db, other) > MINUTE / 1000
+
+
+async def test_sweeping_counts_all_leases_anew_and_waits_for_none(db: asyncpg.Connection, connect: Connect) -> None:
+    free, busy = await granted(db, "x", 7), await granted(db, "y", 8, "another")
+    await step_back(db)
+    writer = await connect()
+    transaction = writer.transaction()
+    await transaction.start()
+    await writer.execute("SELECT FROM fencepost.source_leases WHERE lease_id = $1 FOR UPDATE", busy)
+    assert await source_leases.forget(db, 3600, 100) == 0
+    await transaction.rollback()
+    assert 50 < await left(db, free) <= MINUTE / 1000
+    assert await left(db, busy) > MINUTE / 1000
+    assert await source_leases.forget(db, 3600, 100) == 0
+    assert 50 < await left(db, busy) <= MINUTE / 1000
+
+
+# Pruning of marks (R6): the pass that a gateway makes, and the floors of scopes.
+
+
+async def test_batches_walk_over_all_marks_of_all_tables(connect: Connect) -> None:
+    connection = await owner(connect)
+    for name in ("a", "a/b", "b", "c"):
+        await connection.execute(f'CREATE TABLE "{name}" (id int PRIMARY KEY)')
+        await protect(connection, name, source="external" if name == "b" else "builtin")
+    await connection.execute("SELECT setval('fencepost.tokens', 1000)")
+    await connection.execute(
+        "SELECT fencepost.raise_mark(fencepost.enc(t) || '/' || n, 100 + n, 'strict', true)"
+        " FROM unnest(ARRAY['a', 'a/b', 'b', 'c']) t, generate_series(1, 7) n"
+    )
+    until = await upkeep.horizon(connection)
+    position: str | None = ""
+    pruned = []
+    while position is not None:
+        batch = await upkeep.prune_step(connection, until, 0, position, 3)
+        pruned.append(batch.pruned)
+        position = batch.reached
+    assert (sum(pruned), max(pruned)) == (21, 3)
+    left = await connection.fetch("SELECT DISTINCT split_part(resource, '/', 1) FROM fencepost.marks")
+    assert [row[0] for row in left] == ["b"]
+    floors = await connection.fetch("SELECT name, floor FROM fencepost.floors ORDER BY name")
+    assert [tuple(row) for row in floors] == [("a", 107), ("a/b", 107), ("b", 0), ("c", 107)]
+
+
+async def test_a_gateway_prunes_on_its_second_pass_and_goes_on(connect: Connect, database: str) -> None:
+    race = await open_race(connect, database, source="builtin")
+    async with open_gateway(database) as gateway:
+        pruner = Pruner(gateway.database)
+        await absent(race, "k", 50)
+        assert await pruner.run(0) == 0, "the first pass only asks for the horizon"
+        assert await pruner.run(0) == 1
+        assert await pruner.run(0) == 0
+        await absent(race, "k", 60)
+        assert await pruner.run(3600) == 0
+        assert await pruner.run(0) == 1
+
+
+async def pruned_scopes(connect: Connect) -> Connection:
+    """Register a table of the scope account/…; its triggers do not matter here."""
+    connection = await owner(connect)
+    await connection.execute("CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL)")
+    await connection.execute(
+        "INSERT INTO fencepost.protected (relation, name, rule, source, key_columns, functions, scope)"
+        " VALUES ('items', 'items', 'strict', 'builtin', '{id}', 'items', 'account/{account_id}')"
+    )
+    await connection.execute("INSERT INTO fencepost.floors (name) VALUES ('items'), ('account')")
+    await connection.execute("SELECT setval('fencepost.tokens', $1)", ISSUED)
+    return connection
+
+
+async def enter(connection: Connection, account: int, token: int) -> int | str | None:
+    """Enter a scope as a write does; None."""
+    transaction = connection.transaction()
+    await transaction.start()
+    refused: int | str | None = await outcome(
+        connection.fetchval(
+            "SELECT refused_by FROM fencepost.enter('account', ARRAY[$1], $2)", f"account/{account}", token
+        )
+    )
+    await (transaction.commit() if refused is None else transaction.rollback())
+    return refused
+
+
+async def test_a_pruned_scope_refuses_older_holders(connect: Connect) -> None:
+    connection = await pruned_scopes(connect)
+    assert await enter(connection, 42, 50) is None
+    until = await upkeep.horizon(connection)
+    assert (await upkeep.prune_step(connection, until, 0, "")).pruned == 1
+    assert await connection.fetchval("SELECT count(*) FROM fencepost.marks") == 0
+    assert await enter(connection, 42, 40) == 50
+    assert await enter(connection, 43, 50) == 50, "the first touch of another scope, below the floor"
+    assert await enter(connection, 42, 51) is None
+
+
+async def test_a_raised_generation_voids_tokens_for_scopes(connect: Connect) -> None:
+    connection = await pruned_scopes(connect)
+    assert await enter(connection, 42, 50) is None
+    first = await upkeep.raise_generation(connection, "test") << 48
+    assert [await enter(connection, account, 60) for account in (42, 43)] == [first - 1] * 2
+    await connection.execute(WITHOUT_FLOORS)  # and without the floor
+    assert [await enter(connection, account, 60) for account in (42, 43)] == ["FP409"] * 2
+    token = await connection.fetchval("SELECT nextval('fencepost.tokens')")
+    assert await enter(connection, 42, token) is None

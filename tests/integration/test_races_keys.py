@@ -1,16 +1,20 @@
-"""R6: one mark per key value, whatever its type, its text, the session's settings, and the names of things."""
+"""Stepped against each other through the use cases: single-row writes by key (R1, R2, R4, R5); claims, which fence
+before the first write (R7); multi-row writes, which are all or nothing (R10); and marks, which outlive rows (R6).
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
-from tests.support.racing import Key, Race, open_race, outcome, protected_table
+from tests.support.racing import BOTH_RULES, NEW, ORDERS, Key, Race, open_race, outcome, owner, protected_table
 from tests.support.use_cases import (
     answer_after,
     delete,
+    gateway_pid,
     keyed,
     listed,
     matching,
@@ -21,17 +25,203 @@ from tests.support.use_cases import (
     result_of,
 )
 
+from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.write import Write
 from fencepost.server.ops.protect import protect, unprotect
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection, Limits
+from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.many import ManyWritten
 from fencepost.server.postgres.marks import KeyState, ask
 from fencepost.server.postgres.query import Condition, Field
 from fencepost.server.postgres.tables import ProtectedTable
+
+
+@BOTH_RULES
+async def test_put_that_waits_for_a_post_replaces_the_row_or_is_refused(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        for token, answer in ((35, "FP001"), (36, "FP002" if race.strict else "ok"), (37, "ok")):
+            key = f"k{token}"
+            making, request = race.insert(race.a, key, 36, status="a", n=1), put(gateway, keyed(key, token, status="b"))
+            assert result_of(await answer_after(race, gateway, making, request=request)) == answer, token
+            row = await race.row(key) or {}
+            assert (row["status"], row["n"]) == (("b", 0) if answer == "ok" else ("a", 1)), token
+
+
+@BOTH_RULES
+async def test_post_that_loses_to_a_newer_post_is_stale_and_not_a_duplicate(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        for token, answer in ((35, "FP001"), (36, "FP002" if race.strict else "23505"), (37, "23505")):
+            key = f"k{token}"
+            making, request = race.insert(race.a, key, 36), post(gateway, listed(token, {"order_id": key}))
+            assert result_of(await answer_after(race, gateway, making, request=request)) == answer, token
+
+
+async def claimed(gateway: Gateway, key: str, token: int) -> Outcome:
+    return await claim(gateway, Claim(Resource("orders", (key,)), Token(token)))
+
+
+@pytest.mark.parametrize("race", ["epoch"], indirect=True)
+async def test_under_epoch_a_claim_and_writes_share_a_token(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    async with open_gateway(race.dsn) as gateway:
+        for token, answer in ((30, "ok"), (34, "ok"), (33, "FP001"), (34, "ok")):
+            assert result_of(await claimed(gateway, "k", token)) == answer, token
+        assert result_of(await patch(gateway, keyed("k", 34))) == "ok"
+
+
+@BOTH_RULES
+async def test_a_claimed_key_without_a_row_refuses_every_older_write(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        answer = await claimed(gateway, "k", 40)
+        assert isinstance(answer, Done)
+        assert (list(answer.rows), answer.mark, answer.resource) == ([], 40, "orders/k")
+        assert await race.recorded("k") == (40, True)
+        assert result_of(await post(gateway, listed(39, {"order_id": "k"}))) == "FP001"
+        assert result_of(await put(gateway, keyed("k", 39))) == "FP001"
+        assert result_of(await patch(gateway, keyed("k", 39))) == "FP001"
+        assert result_of(await delete(gateway, keyed("k", 39))) == "FP001"
+        assert result_of(await claimed(gateway, "k", 39)) == "FP001"
+        assert result_of(await claimed(gateway, "k", 40)) == ("FP002" if race.strict else "ok")
+        assert result_of(await patch(gateway, keyed("k", 41))) == "FP006"
+        assert result_of(await put(gateway, keyed("k", 41))) == "created"
+        assert result_of(await claimed(gateway, "k", 42)) == "ok"
+
+
+REQUESTS: dict[str, tuple[Callable[[Gateway, str, int], Coroutine[Any, Any, Outcome]], str]] = {
+    "put": (lambda gateway, key, token: put(gateway, keyed(key, token, status="b")), "created"),
+    "delete": (lambda gateway, key, token: delete(gateway, keyed(key, token)), "FP006"),
+    "claim": (claimed, "ok"),
+}
+"""Requests to one key, and what they are answered if they find no row and their token passes."""
+
+
+@BOTH_RULES
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_what_waits_for_a_delete_is_refused_or_finds_no_row(race: Race, name: str) -> None:
+    send, passed = REQUESTS[name]
+    async with open_gateway(race.dsn) as gateway:
+        for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else passed), (35, passed)):
+            key = f"k{token}"
+            await race.insert(race.a, key, 30)
+            deleting, request = race.delete(race.a, key, 34), send(gateway, key, token)
+            assert result_of(await answer_after(race, gateway, deleting, request=request)) == answer, token
+            assert await race.live_mark(key) == (token if answer == "created" else None), token
+            raised = answer in ("created", "ok")
+            assert await race.recorded(key) == (token if raised else 34, answer != "created"), token
+
+
+async def seed(race: Race, marks: dict[str, int]) -> None:
+    for key, mark in marks.items():
+        await race.insert(race.a, key, mark)
+
+
+@BOTH_RULES
+async def test_one_stale_row_refuses_the_request_and_every_one_is_listed(race: Race) -> None:
+    await seed(race, {"a": 30, "b": 50, "c": 40, "d": 60})
+    listed = {"orders/b": "50", "orders/d": "60"} | ({"orders/c": "40"} if race.strict else {})
+    async with open_gateway(race.dsn) as gateway:
+        for answer in (
+            await patch(gateway, matching(NEW, 40, status="x")),
+            await delete(gateway, matching(NEW, 40)),
+        ):
+            assert isinstance(answer, Problem)
+            assert answer.name == "FP001"
+            rows = answer.extra["rows"]
+            assert isinstance(rows, list)
+            assert {row["resource"]: row["current_token"] for row in rows} == {
+                resource: race.shown(int(mark)) for resource, mark in listed.items()
+            }
+    assert [await race.live_mark(key) for key in "abcd"] == [30, 50, 40, 60]
+
+
+@BOTH_RULES
+async def test_rows_that_only_equal_the_token_are_spent_under_strict(race: Race) -> None:
+    await seed(race, {"a": 30, "b": 40})
+    async with open_gateway(race.dsn) as gateway:
+        answer = await patch(gateway, matching(NEW, 40, n=1))
+        assert result_of(answer) == ("FP002" if race.strict else "ok")
+        answer = await delete(gateway, matching(NEW, 40))
+        assert result_of(answer) == ("FP002" if race.strict else "ok")
+
+
+async def test_a_multi_row_delete_leaves_a_mark_for_each_row_and_no_token_behind(race: Race) -> None:
+    await seed(race, {"a": 30, "b": 31, "c": 32})
+    assert isinstance(await race.delete_many(race.b, 40), ManyWritten)
+    for key in "abc":
+        assert await race.recorded(key) == (40, True)
+    await race.insert(race.a, "a", 41)
+    assert await race.direct(race.b, "DELETE FROM public.orders") == "FP428"
+
+
+async def test_a_filter_that_matches_nothing_writes_nothing_and_is_no_refusal(race: Race) -> None:
+    assert await race.update_many(race.b, 40, status="x") == ManyWritten([])
+    assert await race.delete_many(race.b, 40) == ManyWritten([])
+    assert await race.observer.fetchval("SELECT count(*) FROM fencepost.marks") == 0
+
+
+async def test_two_posts_of_the_same_keys_in_crossing_order_do_not_deadlock(race: Race) -> None:
+    """Rows go in by key, whatever the body's order; the answer keeps the body's."""
+    holder = await race.begin(race.a)
+    rows = await race.insert_rows(race.a, [{"order_id": "b"}, {"order_id": "a"}], 36)
+    assert ['"b"' in row.json for row in rows] == [True, False]
+    waiter = await race.waits(race.b, outcome(race.insert_rows(race.b, [{"order_id": "a"}, {"order_id": "b"}], 35)))
+    await holder.commit()
+    assert await waiter == "23505"
+
+
+async def test_an_insert_that_waited_for_a_delete_that_aborts_meets_a_duplicate(race: Race) -> None:
+    await race.insert(race.a, "k", 32)
+    holder = await race.begin(race.a)
+    await race.delete(race.a, "k", 34)
+    waiter = await race.waits(race.b, outcome(race.insert(race.b, "k", 33)))
+    await holder.rollback()
+    assert await waiter == "23505"
+    assert await race.verdict("k", 33) == "again"
+    assert await outcome(race.insert(race.b, "k", 31)) == "23505"
+    assert await race.verdict("k", 31) == "stale"
+
+
+async def test_marks_move_with_a_renamed_table_that_is_protected_again(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    await race.insert(race.a, "gone", 30)
+    await race.delete(race.a, "gone", 34)
+    await race.observer.execute("SELECT fencepost.prune('orders', 10)")
+    await race.observer.execute("ALTER TABLE orders RENAME TO sales")
+    assert await race.direct(race.a, "INSERT INTO public.sales VALUES ('gone', 'x', 0, 33)") == "FP409"
+    await protect(race.observer, "sales")
+    race.table = await protected_table(race.observer, "sales")
+    assert (race.fence.name, race.rule) == ("sales", race.table.fence and race.table.fence.rule)
+    assert await race.recorded("gone") == (34, True)
+    assert await outcome(race.insert(race.b, "gone", 33)) == "FP409"
+    assert await race.delete(race.b, "k", 31)
+    assert await race.observer.fetchval("SELECT count(*) FROM fencepost.marks WHERE resource LIKE 'orders/%'") == 0
+    assert await race.observer.fetchval("SELECT floor FROM fencepost.floors WHERE name = 'sales'") == 10
+    left = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'fencepost'::regnamespace AND proname LIKE 'orders_%'"
+    assert await race.observer.fetchval(left) == 0
+
+
+async def test_a_renamed_table_is_not_written_until_it_is_protected_again(race: Race) -> None:
+    """Another table may have taken its old name by then, and its functions would delete from that one."""
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("ALTER TABLE orders RENAME TO orders_old")
+    await race.observer.execute(ORDERS)
+    await race.observer.execute("ALTER TABLE orders ADD last_fence_token bigint NOT NULL DEFAULT 0")
+    await race.observer.execute("INSERT INTO orders VALUES ('k', 'of another table', 0, 1)")
+    async with open_gateway(race.dsn) as gateway:
+        assert result_of(await delete(gateway, keyed("k", 31, "orders_old"))) == "FP005"
+        assert result_of(await patch(gateway, keyed("k", 31, "orders_old"))) == "FP005"
+        assert result_of(await patch(gateway, keyed("k", 31))) == "FP005"
+    assert await race.observer.fetchval("SELECT status FROM orders WHERE order_id = 'k'") == "of another table"
+
+
+# R6: one mark per key value, whatever its type, its text, the session's settings, and the names of things.
+
 
 SPELLINGS = [
     ("numeric", "1.0", "1.00", "1"),
@@ -185,3 +375,126 @@ async def every_verb_is_judged(gateway: Gateway, name: str) -> None:
     await delete(gateway, matching(new, 35, name))
     assert result_of(await put(gateway, some(32))) == "FP001", name
     assert result_of(await put(gateway, some(36))) == "created", name
+
+
+# R4: the answer follows the commit, deadlocks and serialization failures are retried inside, commits are durable.
+
+
+DEFERRED = """
+CREATE TABLE depth (n integer PRIMARY KEY);
+INSERT INTO depth VALUES (0);
+ALTER TABLE orders ADD CONSTRAINT orders_n_fkey FOREIGN KEY (n) REFERENCES depth DEFERRABLE INITIALLY DEFERRED;
+CREATE TABLE kept (order_id text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
+"""
+
+
+async def test_a_constraint_checked_at_commit_refuses_every_verb(race: Race) -> None:
+    await race.observer.execute(DEFERRED)
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("INSERT INTO kept VALUES ('k')")
+    many = matching(NEW, 31)
+    async with open_gateway(race.dsn) as gateway:
+        answers = {
+            "patch": await patch(gateway, keyed("k", 31, n=7)),
+            "put": await put(gateway, keyed("k", 31, n=7)),
+            "put new": await put(gateway, keyed("z", 31, n=7)),
+            "post": await post(gateway, listed(31, {"order_id": "z", "n": 7})),
+            "delete": await delete(gateway, keyed("k", 31)),
+            "patch many": await patch(gateway, matching(NEW, 31, n=7)),
+            "delete many": await delete(gateway, many),
+        }
+    for verb, answer in answers.items():
+        assert isinstance(answer, Problem), f"{verb} was answered with {answer}"
+        assert (answer.name, answer.http_status) == ("23503", 409), (verb, answer)
+    assert await race.live_mark("k") == 30
+    assert await race.recorded("k") == (30, False)
+    assert await race.row("z") is None
+    assert await race.recorded("z") is None
+
+
+async def test_a_deadlock_is_retried_and_ends_with_a_verdict(race: Race) -> None:
+    """The gateway holds row a and waits for b; the other holds b and then wants a. The gateway is the victim."""
+    await race.insert_rows(race.a, [{"order_id": "a"}, {"order_id": "b"}], 30)
+    async with open_gateway(race.dsn) as gateway:
+        async with gateway.database.connection() as connection:
+            # Who checks first is the victim, and it checks once: late enough that the other waits by then.
+            await connection.execute("SET deadlock_timeout = '2s'")
+        await race.a.execute("SET deadlock_timeout = '1min'")
+        holder = await race.begin(race.a)
+        await race.update(race.a, "b", 45)
+        request = matching(NEW, 40, status="x")
+        waiter = await race.waits_at(await gateway_pid(gateway), patch(gateway, request))
+        assert await race.update(race.a, "a", 45)  # passes once the gateway gave way
+        await holder.commit()
+        answer = await waiter
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.current_token) == ("FP001", 45)  # judged anew, after the retry
+    assert [await race.live_mark(key) for key in "ab"] == [45, 45]
+
+
+async def test_a_serialization_failure_is_retried_and_never_reported_as_stale(race: Race) -> None:
+    """A trigger of the user's raises 40001 for the first three tries."""
+    await race.observer.execute("""
+        CREATE SEQUENCE tries;
+        CREATE FUNCTION moody() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          IF nextval('public.tries') % 4 <> 0 THEN RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'not now'; END IF;
+          RETURN coalesce(NEW, OLD);
+        END $$;
+        CREATE TRIGGER moody BEFORE INSERT OR UPDATE OR DELETE ON orders FOR EACH ROW EXECUTE FUNCTION moody()""")
+    async with open_gateway(race.dsn) as gateway:
+        new = matching(NEW, 36, n=1)
+        answers = [
+            result_of(await put(gateway, keyed("k", 31))),
+            result_of(await patch(gateway, keyed("k", 32))),
+            result_of(await claim(gateway, Claim(Resource("orders", ("k",)), Token(33)))),
+            result_of(await delete(gateway, keyed("k", 34))),
+            result_of(await post(gateway, listed(35, {"order_id": "k"}))),
+            result_of(await patch(gateway, new)),
+            result_of(await delete(gateway, matching(NEW, 37))),
+        ]
+    assert answers == ["created", "ok", "ok", "ok", "created", "ok", "ok"]
+    assert await race.observer.fetchval("SELECT last_value FROM tries") == 28
+    assert await race.recorded("k") == (37, True)
+
+
+async def test_a_serialization_failure_without_end_is_a_busy_database(race: Race) -> None:
+    await race.insert(race.a, "k", 30)
+    await race.observer.execute("""
+        CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40P01', MESSAGE = 'never'; END $$;
+        CREATE TRIGGER never BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION never()""")
+    async with open_gateway(race.dsn) as gateway:
+        answer = await patch(gateway, keyed("k", 31))
+    assert isinstance(answer, Problem)
+    assert (answer.http_status, answer.name, answer.type.retryable) == (503, "40P01", True)
+
+
+async def test_an_old_snapshot_fails_and_is_not_called_stale(race: Race) -> None:
+    """Direct SQL in REPEATABLE READ: 40001 for UPDATE, DELETE and INSERT."""
+    await race.insert(race.a, "k", 30)
+    for work in ("update", "delete", "insert"):
+        old = race.b.transaction(isolation="repeatable_read")
+        await old.start()
+        await race.b.fetch("SELECT FROM orders")
+        if work == "insert":
+            await race.delete(race.a, "k", 40)
+            answer = await outcome(race.insert(race.b, "k", 39))
+        else:
+            await race.update(race.a, "k", 31 if work == "update" else 32)
+            answer = await outcome(getattr(race, work)(race.b, "k", 50))
+        await old.rollback()
+        assert answer == "40001", work
+
+
+async def test_a_commit_waits_at_least_for_on(connect: Connect, database: str) -> None:
+    connection = await owner(connect)
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    for set_to, kept in (("remote_apply", "remote_apply"), ("remote_write", "on"), ("local", "on")):
+        await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = {set_to}")
+        opened = await Database.open(database, Limits())
+        try:
+            async with opened.connection() as gateway:
+                assert await gateway.fetchval("SHOW synchronous_commit") == kept
+        finally:
+            await opened.close()

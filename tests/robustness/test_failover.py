@@ -1,7 +1,9 @@
 """Failover with a real primary and a real standby (R19): what a gateway lets through, and what an operator does."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +13,21 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.gateways import in_process
+from tests.robustness.test_cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
+from tests.support.gateways import gateway_process, in_process
 from tests.support.interleave import Connection
-from tests.support.violations import promised
+from tests.support.postgres import server_bin_dir
+from tests.support.violations import assert_none, promised
 
 from fencepost.cli.main import main
+from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect
+from fencepost.server.postgres.connection import Limits
+from fencepost.server.postgres.database import Database, run_write
+from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.testing.servers.postgres import Pair, in_database, replicated
-from fencepost.testing.servers.processes import eventually
-
-pytestmark = pytest.mark.long("failovers")
+from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
 
 SQL = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
@@ -145,6 +151,7 @@ async def doctor(pair: Pair) -> str:
 REFUSED = (503, "FP015")
 
 
+@pytest.mark.long("failovers")
 async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_acts(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         old = await holder(http, "old")
@@ -222,6 +229,7 @@ async def the_control_without_the_check_lets_an_old_token_in(db: Connection, tok
     await undone.rollback()
 
 
+@pytest.mark.long("failovers")
 async def test_a_synchronous_standby_loses_nothing_and_still_waits_for_the_operator(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         assert "1 standby is attached: a promoted standby forgets" in await doctor(pair)
@@ -242,6 +250,7 @@ async def test_a_synchronous_standby_loses_nothing_and_still_waits_for_the_opera
         assert (await patch(http, "k0", successor.tokens[0], "second")).status_code == 200
 
 
+@pytest.mark.long("failovers")
 async def test_a_standby_serves_reads_and_its_connections_follow_its_promotion(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair:
         async with sql(in_database(pair.primary.url, "shop")) as db:
@@ -277,6 +286,7 @@ async def pool(look: Connection) -> set[int]:
     return {row["pid"] for row in rows}
 
 
+@pytest.mark.long("failovers")
 async def test_a_former_primary_that_comes_back_is_refused_by_gateways_that_met_its_successor(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         old = await holder(http, "old", tokens=9)
@@ -312,6 +322,7 @@ async def _holder(http: httpx.AsyncClient, owner: str) -> Holder | None:
     return Holder(http, lease["lease_id"], lease["secret"], [int(token) for token in lease["tokens"]])
 
 
+@pytest.mark.long("failovers")
 async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_its_successor_is_met(
     bin_dir: Path,
 ) -> None:
@@ -347,6 +358,7 @@ async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_it
         promised(await read(http, "k") == "first", "what was refused is there")
 
 
+@pytest.mark.long("failovers")
 async def test_a_server_that_crashed_and_came_back_needs_no_operator(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=3)
@@ -357,3 +369,257 @@ async def test_a_server_that_crashed_and_came_back_needs_no_operator(bin_dir: Pa
         assert (await patch(http, "k", first.tokens[1], "second")).status_code == 200
         assert (await first.mint()).status_code == 200
         assert (await http.get("/readyz")).status_code == 200
+
+
+# Unknown outcomes where there is a standby (R15, R19): commits that were not waited for, a promotion in between.
+
+
+KEY = {"Idempotency-Key": "k1"}
+
+
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
+
+
+async def waiting_for_the_standby(db: Connection, beside: Collection[int] = ()) -> int:
+    """The pid of the gateway's backend that waits for the standby, and is none of those that waited before."""
+
+    async def waits() -> int | None:
+        return next((pid for (pid,) in await db.fetch(WAITING) if pid not in beside), None)
+
+    return await eventually(waits, what="a commit that waits for the standby")
+
+
+async def cancel_until_done(db: Connection, write: asyncio.Task[httpx.Response]) -> None:
+    """Cancel the waits of all of the gateway's backends, until the write is answered: another one than the write's may
+    wait, too, for what the gateway does beside.
+    """
+
+    async def done() -> bool:
+        await db.execute(
+            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+            " WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
+        )
+        return write.done()
+
+    await eventually(done, what="the answer to the write")
+
+
+async def cancel(db: Connection, beside: Collection[int] = ()) -> None:
+    assert await db.fetchval("SELECT pg_cancel_backend($1)", await waiting_for_the_standby(db, beside))
+
+
+@pytest.mark.long("failovers")
+async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
+        first = await holder(http, "first", tokens=5)
+        assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+        await pair.caught_up()
+        await pair.synchronous()
+        await pair.cut()
+        async with sql(in_database(pair.primary.url, "shop")) as db:
+            await db.execute("SET synchronous_commit = local")
+            write = asyncio.create_task(patch(http, "k", first.tokens[1], "second"))
+            await cancel_until_done(db, write)
+            answer = await write
+            assert code(answer) == (503, "FP009")
+            assert answer.json()["known"]["mark"] == str(first.tokens[1])
+            assert "standby" in answer.json()["detail"]
+
+            beside = [pid for (pid,) in await db.fetch(WAITING)]
+            keyed = asyncio.create_task(keyed_patch(http, first.tokens[2], "third"))
+            await cancel(db, beside)
+            pid = await waiting_for_the_standby(db, beside)  # its record is there: the answer waits, as the write did
+            assert not keyed.done()
+            granted = asyncio.create_task(acquire(http, "other", lock="y"))
+            await eventually(lambda: two_wait(db, beside), what="a grant that waits too")
+            other = await db.fetchval(
+                "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid <> ALL ($1)", [pid, *beside]
+            )
+            await db.execute("SELECT pg_cancel_backend($1)", other)
+            await eventually(lambda: two_wait(db, beside), what="the grant, found again and waiting")
+            await pair.mend()
+            answer = await keyed
+            assert (answer.status_code, answer.headers["Idempotent-Replayed"]) == (200, "true")
+            assert (await granted).status_code in (200, 201)
+        await loses_nothing_that_was_acknowledged(pair, http)
+
+
+@pytest.mark.long("failovers")
+@pytest.mark.parametrize(("repeatable", "error"), [(False, OutcomeUnknownError), (True, UnavailableError)])
+async def test_the_gateways_own_writes_are_no_success_either(
+    bin_dir: Path, *, repeatable: bool, error: type[Exception]
+) -> None:
+    """Also of those that are done again, and look up what was recorded: it may be lost yet."""
+    async with shop(bin_dir) as pair, sql(in_database(pair.primary.url, "shop")) as db:
+        await db.execute("SET synchronous_commit = local")
+        database = await Database.open(in_database(pair.primary.url, "shop"), Limits(pool_size=1))
+        await pair.synchronous()
+        await pair.cut()
+        work = run_write(
+            database.for_writing,
+            lambda connection: connection.fetchval("SELECT pg_logical_emit_message(true, 'fencepost', '')"),
+            repeatable=repeatable,
+        )
+        writing = asyncio.create_task(work)
+        pid = await eventually(lambda: db.fetchval("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+        await db.execute("SELECT pg_cancel_backend($1)", pid)
+        with pytest.raises(error, match="standby"):
+            await writing
+        await database.close()
+
+
+@pytest.mark.long("failovers")
+async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_standby(bin_dir: Path) -> None:
+    """What the message in the log is for: without it, a repeat would acknowledge what a promotion may forget."""
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
+        first = await holder(http, "first", tokens=5)
+        assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+        await pair.caught_up()
+        await pair.synchronous()
+        async with sql(in_database(pair.primary.url, "shop")) as db:
+            await db.execute("SET synchronous_commit = local")
+            definition = await db.fetchval(
+                "SELECT pg_get_functiondef('fencepost.idem_begin(text, text, bytea)'::regprocedure)"
+            )
+            message = "PERFORM pg_logical_emit_message(true, 'fencepost', '');"
+            assert message in definition
+            await db.execute(definition.replace(message, ""))
+            await pair.cut()
+            keyed = asyncio.create_task(keyed_patch(http, first.tokens[1], "second"))
+            await cancel(db)
+            assert (await keyed).status_code == 200
+        pair.kill_primary()
+        await pair.promote()
+        pair.lead_to(pair.standby.url)
+        assert await read(http, "k") == "first", "it was acknowledged, and is lost"
+
+
+async def two_wait(db: Connection, beside: Collection[int]) -> bool:
+    return len({pid for (pid,) in await db.fetch(WAITING)} - set(beside)) == 2
+
+
+async def keyed_patch(http: httpx.AsyncClient, token: int, status: str) -> httpx.Response:
+    headers = {"X-Fence-Token": str(token), **KEY}
+    return await http.patch("/v1/data/orders/k", json={"status": status}, headers=headers)
+
+
+async def loses_nothing_that_was_acknowledged(pair: Pair, http: httpx.AsyncClient) -> None:
+    pair.kill_primary()
+    await pair.promote()
+    pair.lead_to(pair.standby.url)
+    promised(await read(http, "k") == "third", "an acknowledged write is lost by a promotion")
+
+
+@pytest.mark.long("failovers")
+async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_other_history(bin_dir: Path) -> None:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
+        first = await holder(http, "first", tokens=5)
+        assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
+        assert (await put(http, "j", 1, "first", "jobs")).status_code == 201
+        await pair.caught_up()
+        async with sql(in_database(pair.primary.url, "shop")) as db:
+            blocked = db.transaction()
+            await blocked.start()
+            await db.execute("LOCK TABLE public.orders, public.jobs IN ACCESS EXCLUSIVE MODE")
+            by_hand = asyncio.create_task(patch(http, "j", 2, "second", "jobs"))
+            keyed = asyncio.create_task(keyed_patch(http, first.tokens[1], "second"))
+            await eventually(lambda: both_wait(db), what="two writes that wait")
+            await pair.promote()  # and the old primary lives on
+            assert (await raised(of_standby(pair))).exit_code == 0
+            pair.lead_to(pair.standby.url)
+            answer = await by_hand
+            assert (code(answer), answer.json()["known"]) == ((503, "FP009"), None)
+            assert code(await keyed) == (409, "FP001"), "before its COMMIT, and so it is judged anew"
+            await blocked.rollback()
+        promised(await read(http, "k") == "first", "what was refused is there")
+        assert (await patch(http, "j", 2, "second", "jobs")).status_code == 200
+
+
+async def both_wait(db: Connection) -> bool:
+    await db.execute("SELECT pg_stat_clear_snapshot()")  # it is in a transaction, which would see the same for ever
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'fencepost'"
+    return bool(await db.fetchval(waiting) == 2)
+
+
+# PostgreSQL crashes and comes back, the gateway is killed and started again, while many write (R15).
+# A 2xx is durable, a refusal had no effect, and the SDK finds out the rest by itself.
+
+
+WITHIN = 4 * PATIENCE  # seconds, of which it takes about twenty
+
+
+@dataclass
+class Crashing:
+    """A server that can crash."""
+
+    postgres: PostgresServer
+    directory: Path
+
+    def crash(self, by: signal.Signals) -> None:
+        """End the server without a shutdown, and start it again on what it had written."""
+        pid = int((self.directory / "pgdata" / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, by)
+        self.postgres.stop()
+        self.postgres.start()
+
+
+@asynccontextmanager
+async def server(bin_dir: Path) -> AsyncIterator[Crashing]:
+    """Run a server of the test's own, with the audited tables."""
+    directory = new_directory()
+    postgres = PostgresServer(bin_dir=bin_dir, data_dir=directory, port=free_port(), options={"shared_buffers": "16MB"})
+    try:
+        postgres.start()
+        connection = await asyncpg.connect(postgres.url)
+        await connection.execute("CREATE DATABASE shop")
+        await connection.close()
+        dsn = in_database(postgres.url, "shop")
+        await upgrade(dsn)
+        connection = await asyncpg.connect(dsn)
+        await connection.execute(SCHEMA)
+        for table, rule in TABLES.items():
+            await connection.execute(TABLE.format(table))
+            await protect(connection, table, rule="epoch" if rule == "epoch" else "strict")
+            await connection.execute(AUDIT.format(table))
+        await connection.close()
+        yield Crashing(postgres, directory)
+    finally:
+        postgres.stop()
+        remove_directory(directory)
+
+
+@pytest.mark.long("crashes and restores of PostgreSQL")
+@pytest.mark.parametrize("server_name", ["embedded-18", "debian-15"])
+async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_nothing(
+    server_name: str, short_dir: Path, seed: int
+) -> None:
+    async with asyncio.timeout(WITHIN), server(server_bin_dir(server_name)) as crashing:
+        dsn = in_database(crashing.postgres.url, "shop")
+        async with gateway_process(dsn, short_dir) as gateway:
+            over = asyncio.Event()
+            writers = Writers(gateway.url, seed, over.is_set)
+            writing = asyncio.create_task(writers.write(with_sdk=4, by_hand=4))
+
+            async def more(count: int = 100) -> None:
+                wanted = writers.accepted + count
+
+                async def written() -> bool:
+                    assert not writing.done(), writing.result()
+                    return writers.accepted >= wanted
+
+                await eventually(written, what=f"{count} more writes {writers.answers}")
+
+            await more()
+            for by in (signal.SIGQUIT, signal.SIGKILL):
+                crashing.crash(by)  # with requests under way, whose answers wait meanwhile
+                await more()
+                gateway.crash()
+                gateway.start()
+                await gateway.serves()
+                await more()
+            over.set()
+            await writing
+        connection = await asyncpg.connect(dsn)
+        wrong = await judge(connection, writers)
+        await connection.close()
+    assert_none(wrong, f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}")

@@ -5,10 +5,15 @@ one backup are the same: both end in two servers with one system identifier, on 
 """
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.robustness.test_copies import raised as raised_with
+from benchmarks.layers.__main__ import measure_all, services
+from benchmarks.layers.layers import COMBINATIONS
+from benchmarks.layers.report import broken
+from tests.robustness.test_consume import raised as raised_with
 from tests.robustness.test_failover import (
     REFUSED,
     _holder,
@@ -26,14 +31,15 @@ from tests.robustness.test_failover import (
     shop,
 )
 from tests.support.gateways import in_process
-from tests.support.violations import promised
+from tests.support.histories import large
+from tests.support.violations import assert_none, promised
 
+from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
 
-pytestmark = pytest.mark.long("failovers")
 
-
+@pytest.mark.long("failovers")
 async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ended(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=9)
@@ -75,6 +81,7 @@ async def test_a_gateway_that_met_one_history_refuses_the_other_until_it_is_ende
         assert (await http.get("/readyz")).status_code == 200
 
 
+@pytest.mark.long("failovers")
 async def test_tokens_of_another_history_are_refused_by_gateways_that_never_met_it(bin_dir: Path) -> None:
     """By the gap that each raise leaves; it is by chance, so both are raised again if they took one number."""
     async with shop(bin_dir) as pair:
@@ -102,6 +109,7 @@ async def test_tokens_of_another_history_are_refused_by_gateways_that_never_met_
                 assert code(await patch(one, "k", token, "ZOMBIE")) in ((409, "FP001"), (409, "FP018"))
 
 
+@pytest.mark.long("failovers")
 async def test_a_history_that_was_refused_does_not_keep_the_met_one_out(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         third = await pair.another()
@@ -123,3 +131,50 @@ async def test_a_history_that_was_refused_does_not_keep_the_met_one_out(bin_dir:
         pair.lead_to(pair.standby.url)
         await eventually(lambda: _minted(met), what="a token of the second server")
         assert (await put(http, "new", met.tokens[-1], "second")).status_code == 201
+
+
+# A lock, a queue and a fence together, and with some of them off: docs/combining.md, run again by another seed.
+
+
+@pytest.mark.long("storms")
+def test_each_layer_that_is_off_lets_through_what_the_page_says(seed: int) -> None:
+    try:
+        with services() as running:
+            rows = asyncio.run(measure_all(running, COMBINATIONS, seed))
+    except MissingServerError as missing:
+        pytest.skip(str(missing))
+    again = f"FENCEPOST_STORM_SEED={seed}"
+    fenced = [row for row in rows if row["queue"] and row["fence"]]
+    wrong = ("duplicates", "without_effect", "stale", "wrong_at_the_end")
+    assert_none([f"{each}: {row}" for row in fenced for each in wrong if row[each]], again)
+    twice = [row for row in rows if row["fence"] and row["duplicates"]]
+    assert_none([f"an effect twice under a fence: {row}" for row in twice], again)
+    assert broken(rows) == [], f"{again} {rows}"
+
+
+# A report of 100,000 operations: its size and the memory that it takes do not grow with the history.
+
+OPERATIONS = 100_000
+MEGABYTE = 1 << 20
+WRITES = """
+import sys
+from fencepost.testing.checker import Verdict
+from fencepost.testing.torture.report import write_report
+print(write_report(sys.argv[1], Verdict(True, (), 0, 0, 0, 0, 0), sys.argv[2]))
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+# VmHWM, in kB, is of the program by itself: ru_maxrss begins with what the process that started it had.
+
+
+@pytest.mark.long("large histories")
+@pytest.mark.parametrize("resources", [1, 25_000])
+def test_many_operations_are_a_small_page(tmp_path: Path, resources: int) -> None:
+    history = large(tmp_path / "h.jsonl", OPERATIONS, resources=resources)
+    written = subprocess.run(
+        [sys.executable, "-c", WRITES, history, tmp_path / "report.html"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert written[0] == "Valid: no violation in 100,000 operations"
+    assert int(written[-1]) * 1024 < 80 * MEGABYTE
+    assert (tmp_path / "report.html").stat().st_size < 5 * MEGABYTE
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert (" of 100,000 operations are drawn" if resources == 1 else "10 of 24,510 resources") in page

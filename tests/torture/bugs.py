@@ -1,34 +1,23 @@
-"""All planted bugs: what is broken, and which model of the checker has to find it in which run (`planted.py`)."""
+"""What a planted bug is: the product with one safety line broken, and the bounded run that has to find it.
+
+The settings of the runs come first, then the bugs. A line that is to be broken and is not there (any more) is an
+AssertionError: the bug would change nothing, and prove nothing.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from tests.torture.planted import (
-    CLIENT_SETS,
-    CLIENTS,
-    CLIENTS_ANSWERS,
-    CRASHES,
-    FAILOVERS,
-    GENERATIONS,
-    KEYS,
-    KEYS_AT_ONCE,
-    LOCKS,
-    LOST_ANSWERS,
-    ROWS,
-    SCOPES,
-    Line,
-    Planted,
-    TableLine,
-    replaced,
-    swap,
-)
+import psycopg
 
 from fencepost.client import Client, Lease
 from fencepost.client.clock import SystemClock
@@ -37,16 +26,220 @@ from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
 from fencepost.server.gateway import alone, claims, keyed, read
 from fencepost.server.gateway.claims import ClaimOfRow
 from fencepost.server.gateway.keyed import Batched, _Batches
+from fencepost.server.ops.functions import Functions
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres import group_commit, many, marks
 from fencepost.server.postgres import keyed as statements
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection as BugsConnection
 from fencepost.server.postgres.database_identity import Origin
 from fencepost.server.postgres.keyed import FencedRow, WriteStatement
 from fencepost.server.postgres.marks import KeyState
 from fencepost.server.postgres.row_sql import RowWrite, compiled
 from fencepost.server.postgres.tables import ProtectedTable
-from fencepost.testing.torture import stages
+from fencepost.testing.checker import Model
+from fencepost.testing.servers.postgres import Connection
+from fencepost.testing.servers.processes import eventually
+from fencepost.testing.torture import Config, stages
+from fencepost.testing.torture.stages import OwnPrimary
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A configuration of a run, which bugs share: so do they share the runs that show the product without them.
+
+    It ends after `operations`. own_servers: it starts a PostgreSQL, which faults can restart; else it has a database
+    of the session's. around: what is done around the run in the process of the test.
+    """
+
+    name: str
+    workload: str
+    operations: int = 1500
+    faults: str = "none"
+    resources: int = 2
+    gateways: int = 1
+    loaders: int = 1
+    tasks: int = 16
+    holders: int = 0
+    own_servers: bool = False
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def words(self) -> str:
+        """Say it in a table: the workload, and its faults."""
+        return f"`{self.workload}`" + ("" if self.faults == "none" else f" with `{self.faults.replace(',', '`, `')}`")
+
+
+@dataclass(frozen=True)
+class Line:
+    """`old` becomes `new` in an SQL function of the schema fencepost."""
+
+    function: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """The same in a function that each protected table has for itself. `part`: which, as in ops/protecting."""
+
+    part: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One bug. `model`: of the checker, which has to find it. Where several lines of defence stand, all are broken.
+
+    gateway, worker: change the modules of a gateway's, or of a worker's process before it starts. harness: what is
+    done around the run in the process of the test.
+    """
+
+    name: str
+    model: Model
+    setting: Setting
+    lines: tuple[Line, ...] = ()
+    statements: tuple[str, ...] = ()
+    table_lines: tuple[TableLine, ...] = ()
+    gateway: Callable[[], None] | None = None
+    worker: Callable[[], None] | None = None
+    harness: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+def config(setting: Setting, out: Path, seed: int, database_url: str | None, bug: str = "none") -> Config:
+    """Give the run of a setting, with processes that have the bug of this name."""
+    return Config(
+        out=out,
+        seed=seed,
+        workload=setting.workload,
+        faults=setting.faults,
+        operations=setting.operations,
+        minutes=2.0,
+        database_url=None if setting.own_servers else database_url,
+        gateways=setting.gateways,
+        loaders=setting.loaders,
+        tasks=setting.tasks,
+        holders=setting.holders,
+        resources=setting.resources,
+        gateway_command=(sys.executable, "-m", "tests.torture.mutated", bug, "fencepost"),
+        worker_command=(sys.executable, "-m", "tests.torture.mutated", bug, "fencepost.testing.torture.worker"),
+    )
+
+
+def plant(connection: psycopg.Connection, planted: Planted) -> None:
+    """Break the database, in the connection's transaction."""
+    for statement in planted.statements:
+        connection.execute(statement.encode())
+    for line in planted.lines:
+        found = connection.execute("SELECT pg_get_functiondef(%s::text::regprocedure)", (line.function,)).fetchone()
+        assert found is not None
+        connection.execute(replaced(found[0], line.old, line.new, line.function).encode())
+
+
+@contextmanager
+def protecting(planted: Planted) -> Iterator[None]:
+    """Let tables that are protected meanwhile have functions with the bug."""
+    bodies = Functions.bodies
+
+    def broken(functions: Functions) -> Mapping[str, str]:
+        made = bodies(functions)
+        for line in planted.table_lines:
+            made[line.part] = replaced(made[line.part], line.old, line.new, line.part)
+        return made
+
+    with mock.patch.object(Functions, "bodies", broken):
+        yield
+
+
+def replaced(text: str, old: str, new: str, where: str) -> str:
+    """Replace, and see to it that there was something to replace."""
+    assert old in text, f"{where} has no {old!r}"
+    return text.replace(old, new)
+
+
+def swap(owner: object, name: str, broken: Any) -> Any:
+    """Put `broken` in the place of what a module or a class calls so; returns what was there.
+
+    AssertionError when there is nothing of that name (any more).
+    """
+    assert hasattr(owner, name), f"{owner} has no {name}"
+    was = getattr(owner, name)
+    setattr(owner, name, broken)
+    return was
+
+
+# The runs that bugs share.
+
+_MORE_TOKENS: Final = 200
+"""nextval logs 32 ahead: a standby has to be further behind to give tokens again."""
+
+
+@contextmanager
+def _lagging_standby() -> Iterator[None]:
+    """Let commits not wait for the standby, and let it be some grants behind when it is promoted.
+
+    Acknowledged grants are lost then, as in any failover to an asynchronous standby. A generation that is raised makes
+    up for that: no token comes again.
+    """
+    fail_over = OwnPrimary.fail_over
+
+    async def asynchronous(_connection: Any) -> None:
+        pass
+
+    async def drawn(connection: Connection) -> int:
+        return int(await connection.fetchval("SELECT last_value FROM fencepost.tokens"))
+
+    async def until_many_more_are_drawn(connection: Connection) -> None:
+        before = await drawn(connection)
+
+        async def enough() -> bool:
+            return await drawn(connection) > before + _MORE_TOKENS
+
+        await eventually(enough, what="more grants")
+
+    async def cut_off(standby: Connection) -> None:
+        await standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+        await standby.execute("SELECT pg_reload_conf()")
+
+        async def alone() -> bool:
+            return not await standby.fetchval("SELECT count(*) FROM pg_stat_wal_receiver")
+
+        await eventually(alone, what="the standby cut off")
+
+    def lagging(of: OwnPrimary) -> tuple[str, int]:
+        assert of._standby is not None  # noqa: SLF001 - the lag is no fault of the product's harness
+        asyncio.run(stages._on(of._standby.url, cut_off))  # noqa: SLF001
+        asyncio.run(stages._on(of.url, until_many_more_are_drawn))  # noqa: SLF001
+        return fail_over(of)
+
+    with (
+        mock.patch.object(stages, "make_synchronous", asynchronous),
+        mock.patch.object(OwnPrimary, "fail_over", lagging),
+    ):
+        yield
+
+
+ROWS: Final = Setting("rows", "register", operations=1200)
+SCOPES: Final = Setting("scopes", "register", operations=800, faults="delay-database")
+LOCKS: Final = Setting("locks", "mutex", operations=2500, resources=1, tasks=6)
+KEYS: Final = Setting("keys", "idempotent", operations=600)
+KEYS_AT_ONCE: Final = Setting("keys at once", "idempotent", operations=2500, faults="delay-database", gateways=2)
+"""Answers of PostgreSQL that come late leave time between the steps of a write."""
+LOST_ANSWERS: Final = Setting("lost answers", "register", operations=800, faults="cut-after-commit")
+CLIENTS: Final = Setting(
+    "clients", "client", operations=1800, faults="partition-client", resources=2, gateways=2, tasks=8
+)
+CLIENTS_ANSWERS: Final = Setting("answers to clients", "client", operations=1500, faults="cut-client", tasks=8)
+CLIENT_SETS: Final = Setting("sets of clients", "client-set", operations=300)
+CRASHES: Final = Setting("crashes", "register", operations=2000, faults="restart-immediate", own_servers=True)
+GENERATIONS: Final = Setting("generations", "register", operations=2000, faults="failover", own_servers=True)
+FAILOVERS: Final = Setting(
+    "failovers", "mutex", operations=5000, faults="failover", resources=1, own_servers=True, around=_lagging_standby
+)
+
+
+# All planted bugs: what is broken, and which model of the checker has to find it in which run.
+
 
 # Bugs of the SQL that judges tokens and keeps marks (migrations/schema, ops/protecting).
 
@@ -158,7 +351,7 @@ def _check_then_write() -> None:
         return made
 
     async def checked(
-        statement: WriteStatement, connection: Connection, batch: Sequence[RowWrite]
+        statement: WriteStatement, connection: BugsConnection, batch: Sequence[RowWrite]
     ) -> list[FencedRow | None]:
         table = tables.get(id(statement.statement))
         if table is None or table.fence.scope is not None:
@@ -180,7 +373,7 @@ def _check_then_write() -> None:
 
 
 def _zero_rows_is_stale() -> None:
-    async def broken(_connection: Connection, table: ProtectedTable, keys: Sequence[Any]) -> list[KeyState]:
+    async def broken(_connection: BugsConnection, table: ProtectedTable, keys: Sequence[Any]) -> list[KeyState]:
         return [KeyState(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
 
     swap(marks, "ask", broken)
@@ -190,7 +383,7 @@ def _question_is_remembered() -> None:
     """Each key's first answer is used for a second: as if the snapshot were that of an older transaction."""
     known: dict[Any, tuple[float, KeyState]] = {}
 
-    async def broken(connection: Connection, table: ProtectedTable, keys: Sequence[Any]) -> list[KeyState]:
+    async def broken(connection: BugsConnection, table: ProtectedTable, keys: Sequence[Any]) -> list[KeyState]:
         fresh = await ask(connection, table, keys)
         now = time.monotonic()
         for key, state in zip(keys, fresh, strict=True):
@@ -218,7 +411,7 @@ def _the_array_is_judged_by_its_first_row() -> None:
 
 
 def _claim_is_rolled_back() -> None:
-    async def broken(operation: ClaimOfRow, connection: Connection) -> Any:
+    async def broken(operation: ClaimOfRow, connection: BugsConnection) -> Any:
         transaction = connection.transaction()
         await transaction.start()
         try:
@@ -303,7 +496,7 @@ OF_STATEMENTS: Final = [
 
 
 def _answer_before_commit() -> None:
-    async def broken(queue: Any, connection: Connection, _behind: Any, batch: Sequence[Any]) -> None:
+    async def broken(queue: Any, connection: BugsConnection, _behind: Any, batch: Sequence[Any]) -> None:
         async with connection.transaction():
             answers = await queue.run(connection, [waiting.write for waiting in batch])
             for waiting, answer in zip(batch, answers, strict=True):
@@ -315,7 +508,7 @@ def _answer_before_commit() -> None:
 
 
 def _answers_are_shifted() -> None:
-    async def broken(queue: Any, connection: Connection, behind: Any, batch: Sequence[Any]) -> None:
+    async def broken(queue: Any, connection: BugsConnection, behind: Any, batch: Sequence[Any]) -> None:
         answers = await queue.run(connection, [waiting.write for waiting in batch])
         behind.require_replicated()
         for waiting, answer in zip(batch, [*answers[1:], *answers[:1]], strict=True):
@@ -368,7 +561,7 @@ def _records_are_written_after_the_commit() -> None:
     async def nothing(*_: object) -> None:
         return None
 
-    async def broken(batches: _Batches, connection: Connection, batch: Sequence[Any]) -> Any:
+    async def broken(batches: _Batches, connection: BugsConnection, batch: Sequence[Any]) -> Any:
         answers = await run(batches, connection, batch)
         await record(connection, batch, range(len(batch)), answers)
         return answers

@@ -9,9 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.torture.bugs import PLANTED
+from tests.torture.bugs import PLANTED, Planted, Setting, config, plant, protecting
 from tests.torture.conftest import FOUND, assert_valid
-from tests.torture.planted import Planted, Setting, config, plant, protecting
 
 from fencepost.testing.torture import run
 
@@ -30,7 +29,7 @@ assert {planted.name for planted in PLANTED} >= SIX
 SETTINGS = {planted.setting.name: planted.setting for planted in PLANTED}
 OF_TEST_ALL = {"crashes", "generations"}
 """Of `make test-all`: those that crash and promote a PostgreSQL, which no other test of torture does. That the product
-passes the workloads of the others is shown by test_workloads.py, with more faults.
+passes the workloads of the others is shown by test_torture.py, with more faults.
 """
 assert SETTINGS.keys() >= OF_TEST_ALL
 PAGE = Path(__file__).parents[2] / "docs" / "torture.md"

@@ -1,4 +1,4 @@
-"""How queues stand, by what was noted where logs do not answer. Where they do: integration/test_queue_command.py."""
+"""How queues stand, by what was noted where logs do not answer. Where they do: integration/test_commands.py."""
 
 import pytest
 

@@ -119,30 +119,43 @@ async def test_a_service_account_without_a_namespace_is_refused(
 
 
 SOUND = "postgresql://u:p%40%2F@db-1.example:5432/shop"
-GOOD_URLS = (
-    *(
-        SOUND,
-        SOUND.replace("postgresql", "postgres"),
-        f"{SOUND}?sslmode=require&application_name=x",
-        "postgresql:///shop",
-    ),
-    *("postgresql://u@[::1]:5432/x", "postgresql://a:1,b:2/x?target_session_attrs=read-write"),
-    "postgresql:///shop?host=/run/postgresql",
-)
-BAD_URLS = {
-    "a blank, or more than one line": (f"{SOUND}\nsecond", f"{SOUND} ", "postgresql://u:s3 cret@db/x", f"{SOUND}\x00"),
-    "postgresql://user": ("postgresql:u:s3cret@db/x", "u:s3cret@db/x", "mysql://u:s3cret@db/x", "host=a"),
-    "a # or an @ where none": ("postgresql://u:s3@x@db/x", "postgresql://u:s3#cret@db/x", "postgresql://u:s3/x@db/x"),
-    "host number 2": ("postgresql://u:s3cret@a:1,/x", "postgresql://u:s3cret@a,b:99999/x", "postgresql://u@a,b:0/x"),
-    "host number 1": ("postgresql://u:s3cret@a:1:2/x", "postgresql://u:s3cret@[::1/x"),
-    "no name=value": ("postgresql://u:s3cret@a/x?sslmode", "postgresql://u@a/x?a=b&"),
-}
 
 
 def test_a_database_url_is_one_url_and_its_fault_is_said_without_it() -> None:
-    for good in GOOD_URLS:
+    good_urls = (
+        *(
+            SOUND,
+            SOUND.replace("postgresql", "postgres"),
+            f"{SOUND}?sslmode=require&application_name=x",
+            "postgresql:///shop",
+        ),
+        *("postgresql://u@[::1]:5432/x", "postgresql://a:1,b:2/x?target_session_attrs=read-write"),
+        "postgresql:///shop?host=/run/postgresql",
+    )
+    for good in good_urls:
         assert Settings(database_url=SecretStr(good)).database_url is not None
-    for fault, urls in BAD_URLS.items():
+    bad_urls = {
+        "a blank, or more than one line": (
+            f"{SOUND}\nsecond",
+            f"{SOUND} ",
+            "postgresql://u:s3 cret@db/x",
+            f"{SOUND}\x00",
+        ),
+        "postgresql://user": ("postgresql:u:s3cret@db/x", "u:s3cret@db/x", "mysql://u:s3cret@db/x", "host=a"),
+        "a # or an @ where none": (
+            "postgresql://u:s3@x@db/x",
+            "postgresql://u:s3#cret@db/x",
+            "postgresql://u:s3/x@db/x",
+        ),
+        "host number 2": (
+            "postgresql://u:s3cret@a:1,/x",
+            "postgresql://u:s3cret@a,b:99999/x",
+            "postgresql://u@a,b:0/x",
+        ),
+        "host number 1": ("postgresql://u:s3cret@a:1:2/x", "postgresql://u:s3cret@[::1/x"),
+        "no name=value": ("postgresql://u:s3cret@a/x?sslmode", "postgresql://u@a/x?a=b&"),
+    }
+    for fault, urls in bad_urls.items():
         for bad in urls:
             with pytest.raises(ValidationError) as raised:
                 Settings(database_url=SecretStr(bad))

@@ -1,6 +1,7 @@
 """fencepost torture: histories of several processes become one, what answers say, and the reads at the end."""
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -8,12 +9,21 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner, Result
+from tests.support.histories import Script, paused_holder
+from tests.support.selection import runs_on
+from tests.support.violations import Violation, judging, violations_in
 
-from fencepost.testing.checker import Verdict, check
-from fencepost.testing.history import End, FaultEvent, Invoke, Reason, Recorder, read
+from fencepost.cli.main import main
+from fencepost.testing.checker import Verdict, assert_fenced, check
+from fencepost.testing.history import NOT_READ, BadHistoryError, End, FaultEvent, Invoke, Note, Reason, Recorder, read
+from fencepost.testing.servers.processes import range_of
 from fencepost.testing.torture.assignment import BadInputError, Counts, Fenced, Kind, RunFailedError, Tally
 from fencepost.testing.torture.config import Config
 from fencepost.testing.torture.faults import choose
@@ -27,6 +37,7 @@ from fencepost.testing.torture.holders import (
     outcome,
 )
 from fencepost.testing.torture.merging import Merged, Voided, merge, read_all, written
+from fencepost.testing.torture.report import write_report
 from fencepost.testing.torture.running import judge, require_accepted, require_faults, require_shown, share_of
 from fencepost.testing.torture.stages import own_available
 from fencepost.testing.torture.workloads import WORKLOADS
@@ -280,3 +291,236 @@ def test_holders_that_stop_in_time_keep_the_connections_that_leases_of_postgresq
     assert {"pause-holder", "kill-holder", "pause-gateway", "partition-client", "cut-client"} <= set(chosen)
     assert ends <= set(choose("all", own_available(Config(Path("out"), 1, "client", "redis"))))
     assert ends <= set(choose("all", own_available(Config(Path("out"), 1, "mutex", "postgres-advisory"))))
+
+
+# Which tests run on which PostgreSQL, what an oracle's Violation is, and the ports that servers of tests get.
+
+
+FIRST, SECOND = BOTH = ("embedded-18", "debian-15")
+ANY, VERSIONS = (), (pytest.mark.versions,)
+
+
+def collected(folder: str, *marks: pytest.MarkDecorator, file: str = "test_it.py", **parameters: object) -> pytest.Item:
+    """Stand in for a test of this file, with these marks and parameters."""
+    of_name = {mark.name: mark.mark for mark in marks}
+    callspec = SimpleNamespace(params=parameters)
+    item: Any = SimpleNamespace(path=Path("tests") / folder / file, callspec=callspec, get_closest_marker=of_name.get)
+    return cast("pytest.Item", item)
+
+
+def on(folder: str, marks: tuple[pytest.MarkDecorator, ...] = ANY, **how: bool) -> list[str]:
+    """List the servers on which the two of a test run that were collected."""
+    how = {"by_name": False, "spread": False} | how
+    return [each for each in BOTH if runs_on(collected(folder, *marks, postgres=each), BOTH, **how)]
+
+
+def test_a_test_runs_on_the_first_server_and_what_versions_change_on_both() -> None:
+    assert on("integration") == [FIRST]
+    assert on("integration", VERSIONS) == on("integration", VERSIONS, spread=True) == [*BOTH]
+    assert runs_on(collected("unit"), BOTH, by_name=False, spread=True)
+
+
+def test_all_tests_are_spread_over_the_servers_a_file_on_one() -> None:
+    files = [f"test_{number}.py" for number in range(100)]
+    ran = {
+        server: [
+            file
+            for file in files
+            if runs_on(collected("http", file=file, bin_dir=server), BOTH, by_name=False, spread=True)
+        ]
+        for server in BOTH
+    }
+    assert sorted(ran[FIRST] + ran[SECOND]) == sorted(files)
+    assert min(len(ran[FIRST]), len(ran[SECOND])) > 30
+
+
+def test_one_that_is_named_runs_on_both_but_in_folders_of_one_server() -> None:
+    assert on("http", by_name=True) == [*BOTH]
+    assert on("cli", by_name=True) == on("cli", VERSIONS, spread=True) == [FIRST]
+
+
+def test_a_violation_is_found_in_a_group_and_in_what_an_exception_was_raised_from() -> None:
+    violation = Violation("two hold x")
+    later = TimeoutError()
+    later.__cause__ = ExceptionGroup("tasks", [ValueError(), ExceptionGroup("inner", [violation])])
+    assert violations_in(later) == [violation]
+    assert violations_in(AssertionError("a mere one")) == violations_in(None) == []
+
+
+def test_what_a_scenario_asserts_is_a_violation_and_says_what_was_asserted() -> None:
+    with pytest.raises(Violation, match="failing_scenario: ") as raised, judging():
+        failing_scenario()
+    assert "the second holder" in str(raised.value)
+
+
+def failing_scenario() -> None:
+    raise AssertionError("the second holder")
+
+
+@pytest.mark.parametrize(("error", "within"), [(TimeoutError(), 9.0), (AssertionError(), -1.0)])
+def test_a_wait_that_came_to_its_end_and_what_comes_too_late_are_none(error: Exception, within: float) -> None:
+    with pytest.raises(type(error)) as raised, judging(within):
+        raise error
+    assert raised.value is error
+
+
+def test_no_two_workers_share_a_port_and_no_outgoing_connection_has_one() -> None:
+    ranges = [range_of(worker, 32768) for worker in ("", *(f"gw{n}" for n in range(15)))]
+    for one, other in itertools.combinations(ranges, 2):
+        assert not set(one) & set(other)
+    assert max(map(max, ranges)) < 32768
+    assert range_of("gw0", 1024) == range(1), "the system chooses"
+
+
+# What a Recorder takes, in memory and in a file, and that a file is read back as it was recorded.
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_field_that_cannot_be_is_refused_where_it_is_recorded(tmp_path: Path, *, in_memory: bool) -> None:
+    recorder: Any = Recorder(None if in_memory else tmp_path / "history.jsonl")
+    begin = {"process": "w1", "op": "write", "resource": "orders/7", "value": "a"}
+    wrongs: tuple[dict[str, object], ...] = (
+        {"op": "wrte"},
+        {"token": "abc"},
+        {"token": 2**63},
+        {"token": True},
+        {"value": {}},
+        {"value": "\ud800"},
+        {"rule": "epoc"},
+    )
+    for wrong in wrongs:
+        [(field, value)] = wrong.items()
+        with pytest.raises(BadHistoryError, match=re.escape(f"'{field}' cannot be {value!r}: it must be ")):
+            recorder.invoke(**(begin | wrong))
+    write = recorder.invoke(**begin, token=7)
+    with pytest.raises(BadHistoryError, match="'reason' cannot be 'Stale': it must be one of stale, spent"):
+        write.refused("Stale")
+    write.ok()  # what was refused has not ended it
+    assert_fenced(recorder)
+    recorder.invoke(**begin, token=7).ok()
+    with pytest.raises(AssertionError, match="orders/7"):
+        assert_fenced(recorder)
+    with pytest.raises(TypeError, match=r"takes a Recorder, or a history as read\(path\)"):
+        assert_fenced(recorder.path)
+    recorder.close()
+
+
+def test_what_was_recorded_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with Recorder(path, seed=7, workload="register") as recorder:
+        write = recorder.invoke(process="w1", op="write", resource="orders/7", token=33, value="a", key="k")
+        stale = recorder.invoke(process="w2", op="write", resource="orders/7", token=32, value="b", rule="epoch")
+        fault = recorder.fault("paused", "w1")
+        write.ok(replayed=True)
+        stale.refused("stale", mark=33)
+        fault.healed()
+        reading = recorder.invoke(process="w1", op="read", resource="orders/8")
+        reading.ok(value=None)
+        recorder.invoke(process="w1", op="read_set", resource="s").ok(values=("a", "b"))
+        recorder.invoke(process="w1", op="claim", resource="orders/7", token=34).unknown("the connection broke")
+        recorder.note("the end")
+    history = read(path)
+    assert history.header == {"history": "fencepost/1", "seed": 7, "workload": "register"}
+    events = list(history)
+    assert events == list(history)
+    first = events[0]
+    assert first == Invoke(first.time, 1, "w1", "write", "orders/7", token=33, value="a", key="k")
+    ends = [event for event in events if isinstance(event, End)]
+    assert [end.value for end in ends] == [NOT_READ, NOT_READ, None, NOT_READ, NOT_READ]
+    assert (ends[1].reason, ends[1].mark, ends[3].values) == ("stale", 33, ("a", "b"))
+    assert isinstance(events[-1], Note)
+    assert [event.time for event in events] == sorted(event.time for event in events)
+
+
+# The report as a file: what it says, that it loads nothing, and that nothing of a history is taken for HTML.
+
+
+EVIL = "<script>alert(1)</script>\"'&\u202e\x00\ud800"
+
+
+class Elements(HTMLParser):
+    """Collects the elements of a page and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def report(history: Path, folder: Path) -> tuple[str, str]:
+    words = write_report(history, check(read(history)), folder / "report.html")
+    return (folder / "report.html").read_text("utf-8"), words
+
+
+def test_a_violation_is_at_the_top_with_the_checkers_words_and_the_command(tmp_path: Path) -> None:
+    history = paused_holder(fenced=False).write(tmp_path / "h.jsonl")
+    page, words = report(history, tmp_path)
+    (violation,) = check(read(history)).violations
+    text = " ".join(Elements(page).words)
+    for expected in (
+        "Not valid: 1 violation in 10 operations",
+        "workload register, source builtin, seed 7, 5.21 s, 1 resource",
+        "9 accepted, 0 refused, 1 unknown",
+        "Faults: paused 1",
+        "fencepost torture --seed 7 --workload register --source builtin",
+        violation.words.splitlines()[0],
+    ):
+        assert expected in text
+        assert expected in words
+    assert "the lock's TTL is 5 s" in text
+
+
+def test_text_of_a_history_is_shown_and_never_run(tmp_path: Path) -> None:
+    evil = EVIL.removesuffix("\ud800")  # JSON in UTF-8 cannot have it
+    story = Script(seed=evil, workload=evil, source=evil, command=f"x {evil}", **{evil: evil})
+    story.fault(0, 5, evil, evil)
+    story.note(1, evil)
+    story.did(2, 3, evil, "write", evil, token=9, value=evil, key=evil)
+    story.did(4, 6, evil, "write", evil, token=8, value=f"{evil}2", key=evil)
+    story.did(7, 8, evil, "read", evil, answer_value=evil)
+    story.did(9, 10, evil, "read", evil, event="unknown", answer_why=evil)
+    page, _ = report(story.write(tmp_path / "h.jsonl"), tmp_path)
+    plain = report(paused_holder(fenced=False).write(tmp_path / "plain.jsonl"), tmp_path)[0]
+    elements = Elements(page)
+    assert set(elements.names) <= set(Elements(plain).names)
+    assert elements.names.count("script") == 1
+    assert "<script>alert(1)</script>" in " ".join(elements.words)
+    assert not re.search("[\u202e\x00]", page)
+    assert r"\u202e\x00" in page, "they are written out"
+
+
+def run(*arguments: str | Path, command: str = "report") -> Result:
+    return CliRunner().invoke(main, [command, *map(str, arguments)])
+
+
+def test_the_command_prints_the_verdict_and_its_exit_code_is_the_verdict(tmp_path: Path) -> None:
+    good = paused_holder().write(tmp_path / "good.jsonl")
+    result = run(good)
+    assert (result.exit_code, result.output.splitlines()[0]) == (0, "Valid: no violation in 10 operations")
+    assert (tmp_path / "good.html").exists()
+    bad = paused_holder(fenced=False).write(tmp_path / "bad.jsonl")
+    result = run(bad, "-o", tmp_path / "named.html")
+    assert (result.exit_code, result.output.splitlines()[0]) == (1, "Not valid: 1 violation in 10 operations")
+    assert result.output.endswith(f"The report: {tmp_path / 'named.html'}\n")
+
+
+@pytest.mark.parametrize(("command", "option"), [("report", "-o"), ("check", "--porcupine")])
+def test_a_history_is_not_written_over_and_a_file_that_cannot_be_written_is_named(
+    tmp_path: Path, command: str, option: str
+) -> None:
+    history = paused_holder().write(tmp_path / "h.jsonl")
+    before = history.read_bytes()
+    itself = run(history, option, tmp_path / "." / "h.jsonl", command=command)
+    assert (itself.exit_code, "is the history itself" in itself.output) == (2, True)
+    nowhere = run(history, option, tmp_path / "no such folder" / "r", command=command)
+    assert (nowhere.exit_code, "could not be written to" in nowhere.output) == (2, True)
+    assert ([each.name for each in tmp_path.iterdir()], history.read_bytes()) == (["h.jsonl"], before)

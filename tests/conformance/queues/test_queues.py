@@ -1,10 +1,24 @@
 """How every log of writes behaves (queues/log.py), each on its real server: messages and dead letters."""
 
 import asyncio
+import os
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from tests.conformance.queues.conftest import KEYS, PARTITIONS, Another, Join, filled, message, positions
+import pytest
+from tests.conformance.queues.bench import QueueBench, log_of
+from tests.conformance.queues.conftest import (
+    KEYS,
+    PARTITIONS,
+    Another,
+    Join,
+    Member,
+    MemberProcess,
+    filled,
+    message,
+    positions,
+)
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.seal import SealKeys
@@ -13,6 +27,8 @@ from fencepost.server.queues.log import (
     TAKEN_BYTES,
     DeadLetter,
     Log,
+    LogConfigError,
+    LogUnavailableError,
     Message,
     Position,
     Received,
@@ -275,3 +291,214 @@ async def test_a_dead_letter_can_be_dropped_once(log: Log, another: Another) -> 
 async def test_what_the_logs_settings_may_lose_is_said_in_sentences(log: Log) -> None:
     for sentence in await log.advice():
         assert sentence.endswith("."), sentence
+
+
+# Who takes from a log, on each one's real server: what members share, and what becomes of one that leaves or dies.
+
+
+Start = Callable[[str], Awaitable[MemberProcess]]
+
+
+@pytest.mark.realtime
+async def test_members_share_the_partitions_and_one_that_closes_hands_over_at_once(
+    bench: QueueBench, log: Log, another: Another, join: Join
+) -> None:
+    first, second = join("a"), join("b", of=await another())
+    await first.has(PARTITIONS)
+    first.keep_taking()
+
+    async def shared() -> bool:
+        await second.take(wait_s=0.05)
+        mine, theirs = first.consumer.partitions, second.consumer.partitions
+        heard = frozenset().union(*first.lost) >= theirs
+        return bool(theirs) and heard and not mine & theirs and mine | theirs == set(range(PARTITIONS))
+
+    await eventually(shared, within=2 * PATIENCE, what="partitions of both members")
+    second.keep_taking()
+    places = await filled(log)
+
+    async def all_came() -> bool:
+        return len(first.taken) + len(second.taken) >= len(places)
+
+    await eventually(all_came, what="all messages")
+    assert sorted(map(str, positions([*first.taken, *second.taken]))) == sorted(map(str, places))
+    await first.consumer.done(first.taken)
+    await second.stop()
+    await first.close()
+    started = asyncio.get_running_loop().time()
+    await second.has(PARTITIONS)
+    assert asyncio.get_running_loop().time() - started < bench.handed_over_within_s / 2
+    before = len(second.taken)
+    await filled(log)
+    await second.take_until(before + len(KEYS))
+
+
+async def test_all_partitions_are_taken_from_after_some_were_gained_while_nothing_was_asked_for(
+    log: Log, another: Another, join: Join
+) -> None:
+    first, second = join("a"), join("b", of=await another())
+    await first.has(PARTITIONS)
+    first.keep_taking()
+    await second.has(1)
+    await first.stop()
+    for _ in range(8):
+        await first.take(0)
+    await second.close()
+
+    async def gained() -> bool:
+        await first.take(0)
+        return len(first.consumer.partitions) == PARTITIONS
+
+    await eventually(gained, within=2 * PATIENCE, what="the other's partitions")
+    await filled(log)
+    await first.take_until(len(KEYS))
+
+
+async def test_a_member_that_is_started_again_goes_on(log: Log, join: Join, member_process: Start) -> None:
+    killed = await member_process("a")
+    await killed.says()
+    os.kill(killed.pid, signal.SIGKILL)
+    await killed.process.wait()
+    places = await filled(log)
+    received = await join("a").take_until(len(places))
+    assert set(positions(received)) == set(places)
+
+
+@pytest.mark.realtime
+@pytest.mark.long("logs that are killed or paused")
+async def test_what_a_paused_member_held_goes_to_another_and_it_hears_of_it(
+    bench: QueueBench, log: Log, join: Join, member_process: Start
+) -> None:
+    """So does what one held that was killed, whose connections end as well."""
+    paused = await member_process("a")
+    assert (await paused.says())["partitions"] == list(range(PARTITIONS))
+    places = await filled(log)
+    taken: list[list[int]] = []
+    while len(taken) < len(places):
+        taken += (await paused.says())["taken"]
+    os.kill(paused.pid, signal.SIGSTOP)
+    started = asyncio.get_running_loop().time()
+    survivor = join("b")
+    received = await survivor.take_until(len(places))
+    assert asyncio.get_running_loop().time() - started < bench.handed_over_within_s
+    assert set(positions(received)) == set(places)
+    survivor.keep_taking()
+    os.kill(paused.pid, signal.SIGCONT)
+    lost: set[int] = set()
+    while lost != set(range(PARTITIONS)):  # one after another, or all at once: as the log notices
+        lost.update((await paused.says()).get("lost", ()))
+
+
+async def refused(member: Member) -> str | None:
+    """Take once, and return what is said of the member's name, if anything is."""
+    try:
+        await member.take(wait_s=0.05)
+    except LogConfigError as error:
+        return str(error)
+    except LogUnavailableError:  # Kafka ends the connection of one of them before it is known why
+        return None
+    return None
+
+
+async def test_of_two_with_one_name_one_takes_and_the_other_says_that_there_are_two(
+    log: Log, another: Another, join: Join
+) -> None:
+    older = join("a")
+    await older.has(PARTITIONS)
+    younger = join("a", await another())
+    said: dict[str, str | None] = {}
+
+    async def one_is_refused() -> bool:
+        said["older"], said["younger"] = await asyncio.gather(refused(older), refused(younger))
+        return any(said.values())
+
+    await eventually(one_is_refused, within=2 * PATIENCE, what="which one is refused")
+    (sentence,) = filter(None, said.values())
+    assert "another process takes as member a: give each its own --member" in sentence
+    going_on, other = (younger, older) if said["older"] else (older, younger)
+    assert other.consumer.partitions == frozenset()
+    await log.append(message("orders/1"))
+
+    async def taken() -> bool:
+        assert await refused(going_on) is None
+        return bool(going_on.taken)
+
+    await eventually(taken, within=2 * PATIENCE, what="a message for the one that goes on")
+
+
+# Servers of logs that are killed, stopped, or were made again: each log on its real one.
+
+
+async def test_after_the_server_was_killed_all_go_on_where_they_were(
+    bench: QueueBench, url: str, log: Log, join: Join
+) -> None:
+    """What was acknowledged comes, and no offset comes twice."""
+    member = join("a")
+    done = await filled(log)
+    await member.consumer.done(await member.take_until(len(done)))
+    waiting = await filled(log, 2)
+    before = await log.state()
+    late = log_of(bench.name, url)
+    if bench.name == "postgres":  # whose database is the gateway's, which does not start without it
+        await late.open()
+        await bench.crash()
+    else:
+        await bench.crash()
+        await late.open()
+    asked = asyncio.gather(log.append(message(KEYS[0])), log.state(), late.state(), return_exceptions=True)
+    assert {isinstance(each, LogUnavailableError) for each in await asked} == {True}
+    await bench.restart()
+    after = await filled(log)
+    for place in after:
+        assert place.offset >= before.ends[place.partition]
+    assert (await log.state()).incarnation == before.incarnation
+
+    async def all_came() -> bool:
+        try:
+            await member.take()
+            return (await late.state()).partitions == PARTITIONS and {*waiting, *after} <= {*positions(member.taken)}
+        except LogUnavailableError:
+            return False
+
+    await eventually(all_came, within=2 * PATIENCE, what="the messages after the restart")
+    await late.close()
+
+
+async def test_offsets_do_not_repeat_after_everything_was_done(bench: QueueBench, log: Log, join: Join) -> None:
+    """A log may remove what is done, and knows its ends nevertheless."""
+    before = await filled(log)
+    member = join("a")
+    await member.consumer.done(await member.take_until(len(before)))
+    await member.close()
+    ends = (await log.state()).ends
+    await bench.crash()
+    await bench.restart()
+    assert (await log.state()).ends >= ends
+    for place in await filled(log):
+        assert place.offset >= ends[place.partition]
+
+
+@pytest.mark.long("logs that are killed or paused")
+async def test_a_server_that_does_not_answer_is_unavailable_in_time(
+    bench: QueueBench, log: Log, another: Another
+) -> None:
+    other = await another()
+    await asyncio.gather(log.append(message(KEYS[0])), other.state())
+    await bench.pause()
+    try:
+        asked = asyncio.gather(log.append(message(KEYS[0])), other.state(), return_exceptions=True)
+        assert {isinstance(each, LogUnavailableError) for each in await asyncio.wait_for(asked, PATIENCE)} == {True}
+    finally:
+        await bench.resume()
+    await log.append(message(KEYS[0]))
+
+
+async def test_a_log_that_was_made_again_is_another_incarnation(bench: QueueBench, url: str, log: Log) -> None:
+    await filled(log)
+    before = await log.state()
+    await bench.make_again(url)
+
+    async def another_one() -> bool:
+        return (await log.state()).incarnation != before.incarnation
+
+    await eventually(another_one, what="another incarnation")

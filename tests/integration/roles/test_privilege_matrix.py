@@ -1,6 +1,6 @@
 """Roles by routes, tables and paths: 403 exactly where PostgreSQL says that the role lacks a privilege.
 
-Which privileges a route needs stands in docs/roles.md, and in ways.py, by column. Whether a role has them says
+Which privileges a route needs stands in docs/roles.md, and in test_roles.py, by column. Whether a role has them says
 has_column_privilege, or has_table_privilege for DELETE. The grants are drawn at random: of the table, or of some of its
 columns.
 """
@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.integration.roles.ways import COLUMNS, WAYS
+from tests.integration.test_roles import COLUMNS, WAYS
 from tests.support.asking import WEB, Acting, acting
 from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
@@ -129,19 +129,6 @@ async def test_halves_of_a_batch_have_the_same_privileges(stage: Acting, race: R
 RULED = f"""
 ALTER TABLE jobs ENABLE ROW LEVEL SECURITY; GRANT SELECT, INSERT, UPDATE, DELETE ON jobs TO {WEB};
 CREATE POLICY own ON jobs USING (account_id::text = current_setting('request.jwt.claims', true)::json ->> 'account')"""
-OF_OWN = {
-    "GET row",
-    "PATCH batched",
-    "PATCH keyed",
-    "PATCH array",
-    "DELETE batched",
-    "DELETE keyed",
-    "claim",
-    "fences",
-    "claim of a lease",
-    "line batched",
-    "whole",
-}
 
 
 @pytest.mark.versions
@@ -150,6 +137,19 @@ async def test_a_policy_that_reads_the_claims_rules_every_route(stage: Acting, r
     await race.observer.execute(RULED.replace("jobs", table))
     await stage.gateway.catalog.reload()
     numbers = itertools.count(1000)
+    of_own = {
+        "GET row",
+        "PATCH batched",
+        "PATCH keyed",
+        "PATCH array",
+        "DELETE batched",
+        "DELETE keyed",
+        "claim",
+        "fences",
+        "claim of a lease",
+        "line batched",
+        "whole",
+    }
     for name, way in WAYS.items():
         for own in (True, False):
             number = next(numbers)
@@ -160,7 +160,7 @@ async def test_a_policy_that_reads_the_claims_rules_every_route(stage: Acting, r
             answer = await way.send(gateway, table, number, 100_000 + number, number)
             if own:
                 assert result_of(answer) in ("ok", "created"), name
-            elif name.removesuffix(", n") in OF_OWN:
+            elif name.removesuffix(", n") in of_own:
                 assert result_of(answer) == "FP006", (name, answer)
             elif name in ("PUT there", "PUT new", "POST batched", "POST keyed", "POST alone"):
                 assert result_of(answer) in ("42501", "FP006"), (name, answer)

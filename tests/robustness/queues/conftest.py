@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.robustness.queues.log_servers import KINDS, THREE, OneKafka
+from tests.robustness.queues.world import KINDS, THREE, OneKafka
 
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.launcher import Launcher

@@ -1,0 +1,390 @@
+"""Leases as an operator reads and changes them, and a source on them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from tests.kube.manifests import FOLDER, objects
+
+from fencepost.server.locks import kubernetes_api
+from fencepost.server.locks.kubernetes import KubernetesLeases, from_url
+from fencepost.server.locks.kubernetes_api import KubernetesApi, LeaseObject, hashed_name, own_name
+from fencepost.server.locks.source import Grant, Holder, SourceContext, SourceError, SourceUnavailableError
+from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
+from fencepost.testing.servers.processes import PATIENCE, eventually
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+
+
+LOCK = "orders/order-123"
+Make = Callable[..., KubernetesLeases]
+
+
+class Leases:
+    """What an operator sees and does."""
+
+    def __init__(self, kube: Cluster, url: str) -> None:
+        self._kube = kube
+        self._path = LEASES.replace(NAMESPACE, url.partition("?")[0].rpartition("/")[2])
+
+    def get(self, lock: str, name: str | None = None) -> dict[str, Any]:
+        answer = self._kube.ask("GET", f"{self._path}/{name or hashed_name(lock)}")
+        return answer.json() if answer.is_success else {}
+
+    def put(self, lease: dict[str, Any]) -> dict[str, Any]:
+        answer = self._kube.ask("PUT", f"{self._path}/{lease['metadata']['name']}", lease)
+        assert answer.is_success, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def post(self, lease: dict[str, Any]) -> dict[str, Any]:
+        answer = self._kube.ask("POST", self._path, lease)
+        assert answer.is_success, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def delete(self, lock: str) -> None:
+        assert self._kube.ask("DELETE", f"{self._path}/{hashed_name(lock)}").is_success
+
+
+async def granted(source: KubernetesLeases, lock: str = LOCK, *, ttl_ms: int = 1000, **how: Any) -> Grant:
+    wanted = {"owner": "somebody", "tokens": 1, "wait_s": 0.0, **how}
+    grant = await source.acquire(lock, ttl_ms=ttl_ms, **wanted)
+    assert isinstance(grant, Grant), grant
+    return grant
+
+
+def elected(name: str, identity: str, seconds: int = 1) -> dict[str, Any]:
+    """Write a Lease as client-go's leader election does."""
+    spec = {"holderIdentity": identity, "leaseDurationSeconds": seconds, "leaseTransitions": 3}
+    return {"kind": "Lease", "metadata": {"name": name, "labels": {"their": "own"}}, "spec": spec}
+
+
+def api_of(source: KubernetesLeases) -> KubernetesApi:
+    return source._api  # noqa: SLF001 - to break the line at one place
+
+
+# A namespace of a real kube-apiserver for each test, and sources on it.
+
+
+@pytest.fixture
+def kube(apiserver: Cluster) -> Cluster:
+    return apiserver
+
+
+@pytest.fixture
+def url(kube: Cluster) -> str:
+    """Of a namespace of the test's own."""
+    made = kube.ask("POST", "/api/v1/namespaces", {"kind": "Namespace", "metadata": {"generateName": "test-"}})
+    return (
+        f"kubernetes://kubeconfig/{made.json()['metadata']['name']}?file={kube.kubeconfig('admin', {'token': ADMIN})}"
+    )
+
+
+@pytest.fixture
+async def make(url: str) -> AsyncIterator[Make]:
+    """Give a function that makes a source, as another worker would."""
+    async with AsyncExitStack() as stack:
+
+        def one(options: str = "") -> KubernetesLeases:
+            source = from_url(url + options, SourceContext("kube", ""))
+            stack.push_async_callback(source.close)
+            return source
+
+        yield one
+
+
+@pytest.fixture
+def leases(kube: Cluster, url: str) -> Leases:
+    return Leases(kube, url)
+
+
+# Leases that an operator deletes, expired locks that are taken again, and what a token is.
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_its_holder(
+    make: Make, leases: Leases
+) -> None:
+    source = make()
+    grant = await granted(source, tokens=5, ttl_ms=30_000)
+    leases.delete(LOCK)
+    # It has seen the Lease, and asks for the update straight away: the API server creates what a PUT does not find.
+    assert await source.mint(LOCK, grant.handle, 1) is None
+    assert leases.get(LOCK) == {}
+    assert await source.renew(LOCK, grant.handle, 30_000) is False
+    await source.release(LOCK, grant.handle)
+    assert leases.get(LOCK) == {}
+    after = await granted(make(), tokens=2)
+    assert after.tokens[0] > grant.tokens[-1]
+    assert await source.mint(LOCK, grant.handle, 1) is None
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_who_takes_his_own_expired_lock_again_gets_a_newer_token_under_a_new_identity(
+    make: Make, leases: Leases
+) -> None:
+    source = make()
+    first = await granted(source, owner="one and the same")
+    second = await granted(source, owner="one and the same", wait_s=20)
+    assert second.tokens[0] > first.tokens[0]
+    assert second.handle != first.handle
+    assert leases.get(LOCK)["spec"]["leaseTransitions"] == 1
+    assert await source.mint(LOCK, first.handle, 1) is None
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_clock_that_stands_still_draws_new_numbers_all_the_same(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update that changes nothing is no write: two mints in one microsecond would be one number."""
+    monkeypatch.setattr(kubernetes_api, "wall_clock", lambda: "2026-01-02T03:04:05.000006Z")
+    source = make()
+    grant = await granted(source, tokens=3)
+    minted = await source.mint(LOCK, grant.handle, 3)
+    assert minted is not None
+    drawn = [*grant.tokens, *minted]
+    assert drawn == sorted(set(drawn))
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_token_is_the_resource_version_that_its_own_update_drew(make: Make, leases: Leases) -> None:
+    source = make()
+    for count in (1, 3):
+        grant = await granted(source, tokens=count, ttl_ms=30_000)
+        assert str(grant.tokens[-1]) == leases.get(LOCK)["metadata"]["resourceVersion"], count
+        minted = await source.mint(LOCK, grant.handle, count)
+        assert minted is not None, count
+        assert str(minted[-1]) == leases.get(LOCK)["metadata"]["resourceVersion"], count
+        await source.release(LOCK, grant.handle)
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize("time", ["2999-01-01T00:00:00.000000Z", None])
+async def test_times_in_a_lease_decide_nothing(make: Make, leases: Leases, time: str | None) -> None:
+    source = make()
+    grant = await granted(source, ttl_ms=2000)
+    lease = leases.get(LOCK)
+    lease["spec"] |= {"renewTime": time, "acquireTime": time}
+    leases.put(lease)
+    other = make()
+    held = await other.acquire(LOCK, owner="other", ttl_ms=1000, tokens=1, wait_s=0)
+    assert isinstance(held, Holder)
+    assert held.expires_ms is not None
+    assert 1000 < held.expires_ms <= 2000, "it has yet to be seen unchanged for its whole length"
+    assert (await granted(other, wait_s=20)).tokens[0] > grant.tokens[0]
+
+
+# Names and contents of Leases, shared with client-go; what doctor reports; the manifests.
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_lock_that_a_lease_can_be_named_after_is_shared_with_client_go(make: Make, leases: Leases) -> None:
+    source = make("&names=own")
+    lease = leases.post(elected("the-leader", "pod-1_0b1c2d", seconds=600))
+    held = await source.acquire("the-leader", owner="we", ttl_ms=1000, tokens=1, wait_s=0)
+    assert isinstance(held, Holder)
+    assert held.owner == "pod-1_0b1c2d"
+    assert held.expires_ms is not None
+    assert 590_000 < held.expires_ms <= 600_000
+    lease["spec"]["holderIdentity"] = ""  # its ReleaseOnCancel
+    leases.put(lease)
+    grant = await granted(source, "the-leader")
+    found = leases.get("", "the-leader")
+    assert found["spec"]["holderIdentity"] == grant.handle
+    assert found["spec"]["leaseTransitions"] == 4
+    assert found["metadata"]["labels"] == {"their": "own"}
+    assert str(grant.tokens[0]) == found["metadata"]["resourceVersion"]
+    # client-go sees ours for its duration unchanged, and takes it.
+    found["spec"]["holderIdentity"] = "pod-2_0b1c2d"
+    leases.put(found)
+    assert await source.mint("the-leader", grant.handle, 1) is None
+    await source.release("the-leader", grant.handle)
+    assert leases.get("", "the-leader")["spec"]["holderIdentity"] == "pod-2_0b1c2d"
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_two_locks_never_share_a_lease_by_accident(make: Make) -> None:
+    source = make("&names=own")
+    other = hashed_name("orders/1")
+    await granted(source, "orders/1", ttl_ms=3_600_000)
+    with pytest.raises(SourceError, match=f"lock {other}: .* is one of lock orders/1"):
+        await granted(source, other)
+
+
+@pytest.mark.long("tests of Kubernetes")
+def test_each_lock_has_a_lease_name_that_kubernetes_takes() -> None:
+    names = ("a", "A", "orders/1", "orders//1", "..", "*", "ünï", "x" * 512, "-", "a.b-c", "1", " ", "x" * 253)
+    assert len({hashed_name(name) for name in names}) == len(names)
+    for name in names:
+        assert own_name(hashed_name(name)) is not None, name
+    assert [name for name in names if own_name(name)] == ["a", "a.b-c", "1", "x" * 253]
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_what_newer_versions_put_into_a_lease_stays_there(make: Make, leases: Leases) -> None:
+    source = make()
+    grant = await granted(source, ttl_ms=30_000)
+    lease = leases.get(LOCK)
+    lease["metadata"]["annotations"]["somebody/elses"] = "kept"
+    leases.put(lease)
+    assert await source.renew(LOCK, grant.handle, 30_000) is True
+    await source.release(LOCK, grant.handle)
+    assert leases.get(LOCK)["metadata"]["annotations"] == {"fencepost/lock": LOCK, "somebody/elses": "kept"}
+    assert "fencepost" in {one["manager"] for one in leases.get(LOCK)["metadata"]["managedFields"]}
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_doctor_names_an_old_version_and_a_counter_that_runs_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make()
+    assert await source.advice() == []
+
+    async def old() -> dict[str, Any]:
+        return {"major": "1", "minor": "29+", "gitVersion": "v1.29.4-eks-036c24b"}
+
+    async def high() -> int:
+        return 2**47 + 1
+
+    monkeypatch.setattr(api_of(source), "version", old)
+    monkeypatch.setattr(api_of(source), "counter", high)
+    version, counter = await source.advice()
+    assert version.startswith("Kubernetes v1.29.4-eks-036c24b does not promise")
+    assert counter.startswith("the cluster's resourceVersion is 140737488355329")
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.yaml")))
+def test_the_api_server_takes_the_manifests_to_the_last_field(kube: Cluster, file: str) -> None:
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "fencepost"}})
+    for one in objects(file):
+        group, kind = one["apiVersion"], one["kind"].lower()
+        root = f"/api/{group}" if "/" not in group else f"/apis/{group}"
+        plural = f"{kind}s"
+        path = f"{root}/namespaces/fencepost/{plural}?dryRun=All&fieldValidation=Strict"
+        answer = kube.ask("POST", path, one)
+        assert answer.is_success, answer.text
+        assert "Warning" not in answer.headers, answer.headers["Warning"]
+
+
+# Answers of the API server that are lost, requests that are sent twice or cancelled.
+
+
+Real = Callable[[dict[str, Any]], Awaitable[LeaseObject | None]]
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize("what", ["create", "update"])
+@pytest.mark.parametrize("twice", [False, True], ids=["its answer is lost", "it is sent twice on its way"])
+async def test_a_grant_is_found_though(make: Make, monkeypatch: pytest.MonkeyPatch, what: str, twice: bool) -> None:
+    source = make()
+    if what == "update":
+        await source.release(LOCK, (await granted(source)).handle)
+    real: Real = getattr(api_of(source), what)
+
+    async def harmed(lease: dict[str, Any]) -> LeaseObject | None:
+        await real(lease)
+        if twice:
+            return await real(lease)
+        raise SourceUnavailableError("the connection broke")
+
+    monkeypatch.setattr(api_of(source), what, harmed)
+    grant = await granted(source, ttl_ms=30_000)
+    monkeypatch.undo()
+    assert await source.renew(LOCK, grant.handle, 30_000) is True
+    assert await make().mint(LOCK, grant.handle, 1) is not None
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize("landed", [True, False], ids=["after it landed", "before it landed"])
+async def test_an_acquire_that_is_cancelled_while_it_writes_leaves_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    source, other = make(), make()
+    writing, go_on = asyncio.Event(), asyncio.Event()
+    real = api_of(source).create
+
+    async def slow(lease: dict[str, Any]) -> LeaseObject | None:
+        made = await real(lease) if landed else None
+        writing.set()
+        await go_on.wait()
+        return made if landed else await real(lease)
+
+    monkeypatch.setattr(api_of(source), "create", slow)
+    acquiring = asyncio.create_task(granted(source, ttl_ms=3_600_000))
+    await writing.wait()
+    acquiring.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await acquiring
+    assert await other.inspect(LOCK) is None
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_an_acquire_that_fails_while_it_mints_leaves_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make()
+
+    async def fails(lock: str, handle: str, count: int) -> tuple[int, ...] | None:
+        raise SourceUnavailableError(f"{lock} {handle} {count}")
+
+    monkeypatch.setattr(source, "mint", fails)
+    with pytest.raises(SourceUnavailableError):
+        await granted(source, tokens=5, ttl_ms=3_600_000)
+    assert await make().inspect(LOCK) is None
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_number_that_has_no_room_in_a_token_is_refused_and_nothing_is_held(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of clusters that do not keep their state in etcd."""
+    monkeypatch.setattr(kubernetes_api, "MOST_NATIVE", 0)
+    with pytest.raises(SourceError, match="cannot be a source of tokens"):
+        await granted(make(), ttl_ms=3_600_000)
+    monkeypatch.undo()
+    assert await make().inspect(LOCK) is None
+
+
+# Who gets an expired or released Lease.
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_those_who_only_ask_now_and_then_get_an_expired_lock_too(make: Make) -> None:
+    await granted(make())
+    other = make()
+
+    async def asks() -> bool:
+        return isinstance(await other.acquire(LOCK, owner="other", ttl_ms=1000, tokens=1, wait_s=0), Grant)
+
+    assert not await asks()
+    await eventually(asks, what="the lock of a holder that does not renew")
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.realtime
+async def test_a_mint_keeps_waiters_away_as_a_renewal_does(make: Make) -> None:
+    source = make()
+    grant = await granted(source)
+    waiter = asyncio.create_task(make().acquire(LOCK, owner="other", ttl_ms=1000, tokens=1, wait_s=2.5))
+    while not waiter.done():
+        assert await source.mint(LOCK, grant.handle, 1) is not None
+        await asyncio.wait([waiter], timeout=0.25)
+    assert isinstance(await waiter, Holder)
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_waiter_sees_a_release_and_a_deletion_at_once(make: Make, leases: Leases, deleted: bool) -> None:
+    source = make()
+    grant = await granted(source, ttl_ms=3_600_000)
+    waiter = asyncio.create_task(granted(make(), wait_s=600))
+    await asyncio.wait([waiter], timeout=0.5)
+    if deleted:
+        leases.delete(LOCK)
+    else:
+        await source.release(LOCK, grant.handle)
+    async with asyncio.timeout(PATIENCE):
+        await waiter

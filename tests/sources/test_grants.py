@@ -1,0 +1,456 @@
+"""A grant with claims (locks/source_leases.py), and requests that are repeated while it is under way."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.sources.scripted import NAME, Scripted
+from tests.support.interleave import Connect, Connection
+from tests.support.manual_clock import ManualClock, settled
+
+from fencepost.server.locks.leases import Overtaken
+from fencepost.server.locks.source import Capabilities, SourceError, SourceQuarantinedError
+from fencepost.server.locks.source_leases import SourceLocks
+from fencepost.server.postgres import sources
+from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.leases import LockRequest
+from fencepost.server.times import SourceTimes, Times
+from fencepost.testing.servers.processes import PATIENCE, eventually
+
+
+async def test_a_claim_that_is_overtaken_takes_newer_tokens_and_so_does_the_answer(make: Callable[..., Any]) -> None:
+    """The first request has marked the resource with a token above those that came with the grant."""
+    tokens: list[int] = []
+
+    async def claim(_connection: object, token: int, repeated: bool) -> str:
+        tokens.append(token)
+        if len(tokens) < 3:
+            raise Overtaken
+        return f"claimed, {repeated}"
+
+    async with make() as stage:
+        attempted = await stage.acquire("a", claim=claim)
+        assert attempted.claims == "claimed, False"
+        assert tokens == [1, 3, 5]
+        assert attempted.acquired.tokens == (6,), "the first token of each draw was for the claim"
+        again = await stage.acquire("a", claim=claim, secret=stage.secret)
+        assert (again.acquired.verdict, again.acquired.tokens, again.claims) == ("repeated", (6,), "claimed, True")
+
+
+async def test_a_request_that_is_repeated_while_it_claims_waits_and_gets_the_same(make: Callable[..., Any]) -> None:
+    claiming, go_on = asyncio.Event(), asyncio.Event()
+    seen: list[bool] = []
+
+    async def claim(_connection: object, token: int, repeated: bool) -> int:
+        seen.append(repeated)
+        claiming.set()
+        await go_on.wait()
+        return token
+
+    async with make() as stage:
+        first = asyncio.create_task(stage.acquire("a", claim=claim))
+        await claiming.wait()
+        secret = stage.secret
+        second = asyncio.create_task(stage.acquire("a", claim=claim, secret=secret))
+        await waits_for_advisory_lock(stage.observer)
+        go_on.set()
+        one, two = await first, await second
+        assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
+        assert (one.claims, two.claims, seen) == (1, 1, [False, True])
+        assert one.acquired.tokens == two.acquired.tokens
+
+
+async def waits_for_advisory_lock(observer: Connection) -> None:
+    async def waits() -> bool:
+        found: bool = await observer.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'advisory'"
+            " AND datname = current_database())"
+        )
+        return found
+
+    await eventually(waits, what="a second request with one secret")
+
+
+@pytest.mark.parametrize("harm", ["renewed no more", "generation raised", "ended by its row"])
+async def test_a_lease_that_is_lost_over_its_claims_is_no_grant(make: Callable[..., Any], harm: str) -> None:
+    tries: list[int] = []
+
+    async def claim(_connection: object, token: int, _repeated: bool) -> str:
+        tries.append(token)
+        if len(tries) == 1:
+            if harm == "generation raised":
+                await stage.raised()
+                raise SourceError("its token is void now")
+            if harm == "ended by its row":
+                await stage.observer.execute("UPDATE fencepost.source_leases SET ended_at = clock_timestamp()")
+            else:
+                stage.service.held.clear()
+        return "claimed"
+
+    never_late = harm == "ended by its row"  # else it is renewed after its claims, which shows that it is lost
+    async with make(Times(sources=SourceTimes(late_share=never_late))) as stage:
+        attempted = await stage.acquire("a", claim=claim)
+        assert attempted.acquired.verdict == "granted"
+        assert attempted.acquired.lease_id == 2**47 + 2, "the second lease; the first came to nothing"
+        assert len(tries) == 2
+        assert await stage.live() == 1
+
+
+async def test_a_wait_is_reported_without_the_time_that_the_claims_took(make: Callable[..., Any]) -> None:
+    """Clients trust a lease from then on: the request's start plus what it waited."""
+    clock = ManualClock()
+
+    async def claim(_connection: object, _token: int, _repeated: bool) -> None:
+        await clock.advance(0.3)
+
+    async with make(Times(clock=clock)) as stage:
+        attempted = await stage.acquire("a", claim=claim)
+        assert attempted.waited_ms == 0
+        assert attempted.acquired.due_ms is not None
+        assert attempted.acquired.due_ms <= 20_000 - 300
+
+
+async def test_two_requests_with_one_secret_are_not_in_each_others_way(make: Callable[..., Any]) -> None:
+    """The one that the service refuses gets the lease that is its own."""
+    async with make(slow={"a"}) as stage:
+        first = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        secret = stage.secret
+        stage.service.refuses.add("a")
+        stage.service.refused_until = asyncio.Event()
+        second = asyncio.create_task(stage.acquire("a", secret=secret))
+        await asyncio.sleep(0)
+        stage.service.gate.set()
+        one = await first
+        stage.service.refused_until.set()
+        two = await second
+        assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
+        assert one.acquired.lease_id == two.acquired.lease_id
+
+
+@pytest.mark.parametrize("end", [SourceError("refused"), asyncio.CancelledError()])
+async def test_a_claim_that_fails_gives_the_lock_back(make: Callable[..., Any], end: BaseException) -> None:
+    async def claim(_connection: object, _token: int, _repeated: bool) -> None:
+        raise end
+
+    async with make() as stage:
+        with pytest.raises(type(end)):
+            await stage.acquire("a", claim=claim)
+        assert stage.service.released == ["a#1"]
+        assert await stage.live() == 0
+
+
+# Interleavings of a grant (locks/source_leases.py): between the service's answer, its record, and another grant's.
+
+
+async def test_a_generation_that_is_raised_under_way_makes_the_grant_void(make: Callable[..., Any]) -> None:
+    async with make(slow={"a"}) as stage:
+        asking = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        await stage.raised()
+        stage.service.slow.clear()
+        stage.service.gate.set()
+        granted = (await asking).acquired
+        assert granted.verdict == "granted"
+        assert granted.tokens[0] > 2**48
+        assert stage.service.released == ["a#1"], "what was asked for in the generation before is given back"
+        assert not stage.quarantined
+
+
+async def test_a_grant_that_is_recorded_after_its_successors_is_void(make: Callable[..., Any]) -> None:
+    """The first grant's gateway was slow to record it; meanwhile it expired, and the lock was granted again."""
+    async with make(slow={"a"}) as stage:
+        first = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        stage.service.slow.clear()
+        second = (await stage.acquire("a")).acquired
+        assert (second.verdict, second.tokens) == ("granted", (2,))
+        stage.service.gate.set()
+        again = (await first).acquired
+        assert again.tokens[0] > 2, "never the token of its first grant, which is older than the second's"
+        assert "a#1" in stage.service.released
+        assert not stage.quarantined, "it was not backwards: nothing above it was known when it was asked for"
+
+
+async def test_a_number_that_a_restored_service_gives_again_is_recorded_once(make: Callable[..., Any]) -> None:
+    """Both grants were asked for when nothing was recorded: neither number is below what was known."""
+    async with make(slow={"a"}) as stage:
+        first = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        stage.service.slow.clear()
+        stage.service.numbers = itertools.count(1)
+        assert (await stage.acquire("a")).acquired.tokens == (1,)
+        stage.service.gate.set()
+        assert (await first).acquired.tokens == (2,)
+
+
+async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_asked(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make() as stage:
+        await stage.acquire("a", secret="mine")
+
+        async def renew(*_: object) -> bool:
+            shorter = "UPDATE fencepost.source_leases SET expires_at = expires_at - interval '10 s'"
+            return bool(await stage.observer.execute(shorter))
+
+        monkeypatch.setattr(stage.service, "renew", renew)
+        again = (await stage.acquire("a", secret="mine")).acquired
+        assert (again.verdict, again.due_ms <= 10_000) == ("repeated", True), again
+
+
+@pytest.mark.parametrize("number", [5, 4])
+async def test_a_number_that_is_not_above_what_was_issued_quarantines_the_source(
+    make: Callable[..., Any], number: int
+) -> None:
+    async with make(numbers=itertools.count(5)) as stage:
+        assert (await stage.acquire("a")).acquired.tokens == (5,)
+        stage.service.numbers = itertools.count(number)
+        with pytest.raises(SourceQuarantinedError, match=f"has the token {number}, which is not above all that had"):
+            await stage.acquire("b")
+        assert f"b#{number}" in stage.service.released
+        with pytest.raises(SourceQuarantinedError):
+            await stage.acquire("c")
+        assert len(stage.quarantined) == 1, "said once"
+        await stage.raised()
+        assert (await stage.acquire("d")).acquired.tokens[0] > 2**48
+
+
+async def test_where_numbers_rise_within_a_lock_another_locks_are_not_compared(make: Callable[..., Any]) -> None:
+    async with make(capabilities=Capabilities("lock", fair=True, verifies=False), numbers=itertools.count(5)) as stage:
+        await stage.acquire("a")
+        stage.service.numbers = itertools.count(1)
+        assert (await stage.acquire("b")).acquired.tokens == (1,)
+        stage.service.numbers = itertools.count(5)
+        with pytest.raises(SourceQuarantinedError):
+            await stage.acquire("a")
+
+
+@pytest.mark.parametrize(("minted", "number"), [(0, 7), (50, 40)])
+async def test_a_mint_that_repeats_its_grant_or_an_earlier_mint_quarantines_the_source(
+    make: Callable[..., Any], minted: int, number: int
+) -> None:
+    async with make(numbers=itertools.count(5)) as stage:
+        granted = (await stage.acquire("a", tokens=3)).acquired
+        if minted:
+            await stage.locks.mint(granted.lease_id, stage.secret_hash, minted)
+        stage.service.numbers = itertools.count(number)
+        with pytest.raises(SourceQuarantinedError):
+            await stage.locks.mint(granted.lease_id, stage.secret_hash, 1)
+        assert len(stage.quarantined) == 1
+
+
+async def test_a_grant_that_waited_is_judged_by_what_is_known_when_it_came(make: Callable[..., Any]) -> None:
+    """The service was restored while it waited: numbers that others were given meanwhile would come again."""
+    async with make(Times(sources=SourceTimes(fresh=0)), waits={"a"}) as stage:
+        waiting = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        for lock in "bcd":
+            await stage.acquire(lock, tokens=3)
+        stage.service.numbers = itertools.count(2)
+        stage.service.gate.set()
+        with pytest.raises(SourceQuarantinedError):
+            await waiting
+        assert stage.service.released
+
+
+async def test_a_source_that_could_not_be_registered_is_when_it_is_asked(make: Callable[..., Any]) -> None:
+    """At the start the database takes no writes, for example: reads go on (R13, R19)."""
+    async with make() as stage:
+        locks = SourceLocks("later", "mock", Scripted(), stage.database, failed=stage.troubles.append)
+        await stage.observer.execute("ALTER TABLE fencepost.sources RENAME TO away")
+        await locks.open()
+        assert "not registered yet" in stage.troubles[-1]
+        await stage.observer.execute("ALTER TABLE fencepost.away RENAME TO sources")
+        wanted = LockRequest(("a",), "later", "me", 20_000)
+        attempted = await locks.take(wanted, None, asyncio.get_running_loop().create_future())
+        assert attempted.acquired.verdict == "granted"
+        await locks.close()
+
+
+async def test_a_gateway_starts_while_a_grant_holds_the_sources_row(make: Callable[..., Any], connect: Connect) -> None:
+    async with make() as stage:
+        holder = await connect()
+        await holder.execute("BEGIN; SELECT FROM fencepost.sources FOR UPDATE")
+        again = SourceLocks(NAME, "mock", Scripted(), stage.database)
+        await asyncio.wait_for(again.open(), PATIENCE)
+        await again.close()
+        await holder.execute("ROLLBACK")
+
+
+async def test_numbers_without_room_for_a_generation_are_refused(make: Callable[..., Any]) -> None:
+    async with make(numbers=itertools.count(2**48)) as stage:
+        with pytest.raises(SourceError, match="a token has room for"):
+            await stage.acquire("a")
+        assert stage.service.released == [f"a#{2**48}"]
+        assert await stage.live() == 0
+
+
+# Holds of a lock service that became no lease, or whose lease is over: they are given back.
+
+
+async def test_a_hold_that_is_lost_while_its_tokens_are_drawn_is_no_grant(make: Callable[..., Any]) -> None:
+    """Drawn in PostgreSQL: only if the service confirms afterwards that the lock is still held, it was held then."""
+    async with make(capabilities=Capabilities("database", fair=False, verifies=False), lost=True) as stage:
+        assert (await stage.acquire("a")).acquired.verdict == "held"
+        assert await stage.live() == 0
+        stage.service.lost = False
+        granted = (await stage.acquire("b")).acquired
+        assert granted.verdict == "granted"
+        secret = stage.secret_hash
+        stage.service.lost = True
+        assert await stage.locks.mint(granted.lease_id, secret, 1) is None
+        stage.service.lost = False
+        assert await stage.locks.renew(granted.lease_id, secret, None) is None, "over is over"
+
+
+@pytest.mark.parametrize("verb", ["grant", "mint", "repeat"])
+async def test_a_hold_whose_lease_ends_under_way_is_given_back(make: Callable[..., Any], verb: str) -> None:
+    """The generation is raised between two steps. The service knows nothing of that, and holds on."""
+    async with make(capabilities=Capabilities("database", fair=False, verifies=False)) as stage:
+        service, renew, draw = stage.service, stage.service.renew, sources.draw
+        granted = None if verb == "grant" else (await stage.acquire("a")).acquired
+        released = len(service.released)
+
+        async def raised_before_the_draw(*asked: Any) -> Any:
+            monkeypatch.undo()
+            await stage.raised()
+            return await draw(*asked)
+
+        async def raised_after_the_renewal(*asked: Any) -> bool:
+            held: bool = await renew(*asked)
+            service.renew = renew
+            await stage.raised()
+            return held
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if verb == "repeat":
+                service.renew = raised_after_the_renewal
+                again = await stage.acquire("a", secret=stage.secret)
+                assert again.acquired.verdict == "granted", "anew"
+            else:
+                monkeypatch.setattr(sources, "draw", raised_before_the_draw)
+                if granted is None:
+                    assert (await stage.acquire("a")).acquired.verdict == "granted", "at the second try"
+                else:
+                    assert await stage.locks.mint(granted.lease_id, stage.secret_hash, 1) is None
+        assert len(service.released) == released + 1
+
+
+async def test_a_client_that_goes_leaves_no_hold(make: Callable[..., Any]) -> None:
+    async with make(waits={"a"}) as stage:
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asking = asyncio.create_task(stage.acquire("a", gone=gone))
+        await stage.service.asked.wait()
+        gone.set_result(None)
+        assert (await asking).acquired.verdict == "held"
+        assert not stage.service.held
+
+
+async def test_a_hold_that_cannot_be_given_back_is_reported(make: Callable[..., Any]) -> None:
+    async with make(slow={"a"}, release_fails=True) as stage:
+        asking = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        await stage.database.close()
+        stage.service.gate.set()
+        with pytest.raises(UnavailableError):
+            await asking
+        assert len(stage.troubles) == 1
+        assert "could not be given back" in stage.troubles[0]
+
+
+async def test_a_holder_may_release_what_is_over_by_our_record(make: Callable[..., Any]) -> None:
+    async with make() as stage:
+        granted = (await stage.acquire("a")).acquired
+        await stage.raised()
+        assert stage.service.held == {"a": "a#1"}, "the service knows nothing of generations"
+        assert await stage.locks.release(granted.lease_id, b"not mine")
+        assert stage.service.held
+        assert await stage.locks.release(granted.lease_id, stage.secret_hash)
+        assert not stage.service.held
+
+
+async def test_a_request_that_is_cancelled_with_its_grant_leaves_no_hold(make: Callable[..., Any]) -> None:
+    async with make(slow={"a"}) as stage:
+        asking = asyncio.create_task(stage.acquire("a"))
+        await stage.service.asked.wait()
+        stage.service.gate.set()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+        async def free() -> bool:
+            return not stage.service.held
+
+        await eventually(free, what="the hold given back")
+
+
+async def test_a_gateway_that_stops_lets_a_hold_be_given_back_before_it_leaves_the_service(
+    make: Callable[..., Any],
+) -> None:
+    done: list[str] = []
+    async with make(slow={"a"}) as stage:
+        service, release = stage.service, stage.service.release
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def release_later(*asked: Any) -> None:
+            begun.set()
+            await may_end.wait()
+            await release(*asked)
+            done.append("released")
+
+        async def close() -> None:
+            done.append("closed")
+
+        service.release, service.close = release_later, close
+        asking = asyncio.create_task(stage.acquire("a"))
+        await service.asked.wait()
+        service.gate.set()
+        asking.cancel()
+        await begun.wait()
+        asking.cancel()  # the caller waits no longer
+        await asyncio.wait([asking])
+        closing = asyncio.create_task(stage.locks.close())
+        await settled()
+        may_end.set()
+        await closing
+        assert done == ["released", "closed"]
+
+
+async def test_one_hold_that_cannot_be_ended_keeps_no_other(make: Callable[..., Any]) -> None:
+    capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
+    async with make(capabilities=capabilities, stuck={"a"}) as stage:
+        for lock in "ab":
+            wanted = LockRequest((lock,), lock, "me", 300)
+            await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
+
+        async def ended() -> bool:
+            return "b" not in stage.service.held
+
+        await eventually(ended, what="the other hold's end")
+        assert "a" in stage.service.held
+
+        async def output() -> bool:
+            return any("could not be ended yet" in trouble for trouble in stage.troubles)
+
+        await eventually(output, what="what is said of the first one")
+        stage.service.stuck.clear()
+
+
+async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Callable[..., Any]) -> None:
+    capabilities = Capabilities("source", fair=True, verifies=True, ttl_from_server=False)
+    async with make(capabilities=capabilities) as stage:
+        wanted = LockRequest(("a",), "mine", "me", 300)
+        granted = await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
+        assert granted.acquired.verdict == "granted"
+
+        async def given_back() -> bool:
+            released: list[str] = stage.service.released
+            return released == ["a#1"]
+
+        await eventually(given_back, what="the end of a hold whose lease has expired")
+        kept = (await stage.acquire("b")).acquired
+        assert kept.verdict == "granted"
+    assert "b#2" in stage.service.released, "a gateway that stops takes its holds along"
