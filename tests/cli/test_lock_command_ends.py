@@ -1,4 +1,4 @@
-"""A lock that is lost while the command runs: the command, and all that it has started, is ended in time."""
+"""`fencepost lock` when the lock is lost, and when a signal comes."""
 
 import asyncio
 import contextlib
@@ -18,6 +18,9 @@ from tests.support.servers import all_gone
 
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import PATIENCE, alive, descendants, eventually
+
+# A lock that is lost while the command runs: the command, and all that it has started, is ended in time.
+
 
 ENV = "env > env.new && mv env.new env"
 FOR_EVER = "while :; do sleep 0.02; done"

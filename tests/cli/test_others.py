@@ -1,4 +1,4 @@
-"""`fencepost elect`: a command that runs as long as we lead."""
+"""`fencepost elect`, `fencepost batch` and the relay that stands between a command and its lock."""
 
 import asyncio
 import json
@@ -34,6 +34,9 @@ from fencepost.cli.main import main
 from fencepost.cli.running import Child, Relay, members
 from fencepost.client import SystemClock
 from fencepost.testing.servers.processes import PATIENCE, alive, eventually, wait_until
+
+# `fencepost elect`: a command that runs as long as we lead.
+
 
 ENV = "env > env.new && mv env.new env"
 FOR_EVER = "while :; do sleep 0.02; done"

@@ -1,4 +1,4 @@
-"""Leases that get lost, gateways that go away, answers that never come."""
+"""Leases that get lost, gateways that go away, processes that sleep, calls that are cancelled."""
 
 import asyncio
 import json
@@ -21,6 +21,9 @@ from fencepost import Client, Leader, LeaseLost, OutcomeUnknown, Retry, StaleTok
 from fencepost.client import BadRequest, elections
 from fencepost.testing import Link, cut, partitioned
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# Leases that get lost, gateways that go away, answers that never come.
+
 
 ORDER = "orders/order-123"
 

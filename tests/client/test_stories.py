@@ -1,4 +1,4 @@
-"""The client on a real gateway and a real PostgreSQL: locks, leases, writes."""
+"""The client on a real gateway: locks, writes, values, queued writes, batches, and the docs' examples."""
 
 import asyncio
 import json
@@ -37,6 +37,9 @@ from fencepost.client.errors import BadRequest, Unauthenticated
 from fencepost.server.ops.protect import protect
 from fencepost.testing import Link, cut
 from fencepost.testing.servers.processes import PATIENCE
+
+# The client on a real gateway and a real PostgreSQL: locks, leases, writes.
+
 
 ORDER = "orders/order-123"
 

@@ -297,7 +297,7 @@ on_its_server = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 
 
 @pytest.fixture
-async def other_url(bench: AdvisoryBench) -> AsyncIterator[Connection]:
+async def other_program(bench: AdvisoryBench) -> AsyncIterator[Connection]:
     """Give a connection of another program."""
     connection = await asyncpg.connect(bench.dsn)
     yield connection
@@ -327,16 +327,16 @@ CALLS = {
 
 @on_its_server
 async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
-    numbers: AdvisorySource, other_url: Connection
+    numbers: AdvisorySource, other_program: Connection
 ) -> None:
     grants = {lock: await taking(numbers, lock) for lock in CALLS}
     for lock, key in CALLS.items():
         grant = grants[lock]
         assert isinstance(grant, Grant), "one number and two are different keys"
         assert await numbers.renew(lock, grant.handle, 60_000) is True
-        assert await other_url.fetchval(f"SELECT pg_try_advisory_lock({key})") is False
+        assert await other_program.fetchval(f"SELECT pg_try_advisory_lock({key})") is False
         await numbers.release(lock, grant.handle)
-        assert await other_url.fetchval(f"SELECT pg_try_advisory_lock({key})") is True
+        assert await other_program.fetchval(f"SELECT pg_try_advisory_lock({key})") is True
         assert isinstance(await taking(numbers, lock), Holder)
     no_keys = [
         *(

@@ -1,4 +1,4 @@
-"""What tests of the source etcd ask of it and of its server."""
+"""The source etcd: its URL, holds, waiting, lost answers, and what etcdctl sees."""
 
 import asyncio
 import json
@@ -26,6 +26,9 @@ from fencepost.server.locks.source import (
 )
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
+# What tests of the source etcd ask of it and of its server.
+
+
 TTL = 60_000
 """No hold ends by itself while a test looks: a test has `etcdctl` revoke its lease."""
 
@@ -48,7 +51,7 @@ async def leases(bench: EtcdBench) -> set[str]:
     return {f"{lease['id']:x}" for lease in (await bench.ctl("lease", "list")).get("leases") or ()}
 
 
-# An etcd of one node for the tests of this folder, a source on it, and a lock for each test.
+# An etcd of one node for the tests of this file, a source on it, and a lock for each test.
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,4 @@
-"""Leases as an operator reads and changes them, and a source on them."""
+"""The source kubernetes: holds, Leases as an operator sees them, waiting, lost answers."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +14,9 @@ from fencepost.server.locks.kubernetes_api import KubernetesApi, LeaseObject, ha
 from fencepost.server.locks.source import Grant, Holder, SourceContext, SourceError, SourceUnavailableError
 from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# Leases as an operator reads and changes them, and a source on them.
+
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 

@@ -1,4 +1,4 @@
-"""All that a gateway does with a source on Kubernetes."""
+"""How the source kubernetes gets to its API server: pods, kubeconfig, and failures."""
 
 import asyncio
 import copy
@@ -23,6 +23,9 @@ from fencepost.server.locks.source import (
 )
 from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
 from fencepost.testing.servers.processes import eventually
+
+# All that a gateway does with a source on Kubernetes.
+
 
 LOCK = "orders/order-123"
 GATEWAY = {"token": "gateway-token"}

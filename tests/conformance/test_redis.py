@@ -1,4 +1,4 @@
-"""One lock of the source redis, taken and looked at."""
+"""The source redis: its counter, lost answers, and what is refused."""
 
 import asyncio
 import socket
@@ -27,6 +27,9 @@ from fencepost.server.locks.source import (
 from fencepost.testing.servers.lock_services import DURABLE
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 
+# One lock of the source redis, taken and looked at.
+
+
 Opened = Callable[[str], Source]
 
 
@@ -44,7 +47,7 @@ async def free(source: Source) -> bool:
     return await source.inspect(LOCK) is None
 
 
-# A Redis of this folder's own, emptied before each test, and sources on it.
+# A Redis of this file's own, emptied before each test, and sources on it.
 
 
 @pytest.fixture(scope="package")

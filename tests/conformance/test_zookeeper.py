@@ -1,4 +1,4 @@
-"""A lock of the source zookeeper, its queue, and who waits in it."""
+"""The source zookeeper: sessions, the queue of a lock, and permissions."""
 
 import asyncio
 import contextlib
@@ -23,6 +23,9 @@ from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.server.locks.zookeeper_session import parse
 from fencepost.testing.faults.network import Link
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
+
+# A lock of the source zookeeper, its queue, and who waits in it.
+
 
 Open = Callable[..., Any]
 
@@ -64,7 +67,7 @@ async def asleep(zookeeper: ZooKeeperBench, source: ZooKeeperSource, lock: str) 
     await source.inspect(lock)  # answers of one connection come in order
 
 
-# A ZooKeeper of this folder's own, and sources on it.
+# A ZooKeeper of this file's own, and sources on it.
 
 
 @pytest.fixture(scope="package")

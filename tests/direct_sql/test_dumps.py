@@ -1,4 +1,4 @@
-"""pg_dump and its restore: what is restored is protected as before, and remembers what was refused."""
+"""Dumps that are restored, and keys under other collations."""
 
 import asyncio
 import itertools
@@ -19,6 +19,9 @@ from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import ask_elements, in_key_order
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import PATIENCE
+
+# pg_dump and its restore: what is restored is protected as before, and remembers what was refused.
+
 
 pytestmark = pytest.mark.versions
 

@@ -1,4 +1,4 @@
-"""Django's ORM, as a plain role, on protected tables that Django made; `fenced` is the page's recipe."""
+"""Django's ORM on protected tables, and the recipes in SQL."""
 
 import asyncio
 import itertools
@@ -29,6 +29,9 @@ from tests.support.shops import OrmShop, orm_shop
 from fencepost.server.ops import demo
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect
+
+# Django's ORM, as a plain role, on protected tables that Django made; `fenced` is the page's recipe.
+
 
 _keys = itertools.count(1)
 

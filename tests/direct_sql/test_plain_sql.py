@@ -1,8 +1,4 @@
-"""R14: whatever SQL writes a row, and by whichever client, the same rule judges it.
-
-Each statement is run without a token, below the mark and above it, and the plain ones at it, too; once
-by a role that may just write to the table, under strict, and once by the table's owner, under epoch.
-"""
+"""R14: whatever SQL writes a row, and by whichever client, one rule judges it: statements, sessions, errors."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -20,6 +16,11 @@ from fencepost.server.ops.checks import EVENT_TRIGGERS
 from fencepost.server.ops.doctor_tables import examine_tables
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep
+
+# R14: whatever SQL writes a row, and by whichever client, the same rule judges it.
+# Each statement is run without a token, below the mark and above it, and the plain ones at it, too; once by a role
+# that may just write to the table, under strict, and once by the table's owner, under epoch.
+
 
 MARK = 30
 

@@ -1,4 +1,4 @@
-"""What a read may ask for: types that a value is cast to, how many columns and patterns, how many bytes."""
+"""Bounds of reads, writes and kept answers: columns, patterns, rows, bytes."""
 
 import asyncio
 import itertools
@@ -19,6 +19,9 @@ from fencepost.server.gateway.outcomes import MOST_KEPT, SMALL_KEPT
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import group_commit, reading
 from fencepost.testing.servers.processes import PATIENCE
+
+# What a read may ask for: types that a value is cast to, how many columns and patterns, how many bytes.
+
 
 TOKENS = itertools.count(10)
 

@@ -1,4 +1,4 @@
-"""/docs in a real browser: it works without the internet, and its "Try it out" shows the fence at work."""
+"""Real browsers: /docs without the internet, and pages of other sites."""
 
 import http.server
 import re
@@ -16,6 +16,9 @@ from tests.support.gateways import FOR_ALL
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import api_keys
+
+# /docs in a real browser: it works without the internet, and its "Try it out" shows the fence at work.
+
 
 # What the browser sees does not depend on PostgreSQL's version.
 pytestmark = [*in_a_browser, pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)]

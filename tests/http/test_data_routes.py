@@ -1,4 +1,4 @@
-"""/v1/data/{table}: many rows, over real HTTP (R10)."""
+"""/v1/data over real HTTP: rows by key and by filter, tokens, errors, request ids, health and metrics."""
 
 import asyncio
 import re
@@ -26,6 +26,9 @@ from fencepost.server.ops.protect import protect
 from fencepost.server.ops.schema import newest
 from fencepost.server.quota import most_of
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# /v1/data/{table}: many rows, over real HTTP (R10).
+
 
 ONE_OBJECT = {"Accept": "application/vnd.pgrst.object+json"}
 

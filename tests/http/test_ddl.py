@@ -1,4 +1,4 @@
-"""`protect` is repeated, or undone and done again, while DELETEs wait for the table: each is decided, none is a 500."""
+"""Requests beside DDL: protect again, old plans of queries, triggers of others, operators that are captured."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,6 +12,9 @@ from tests.support.interleave import Connect, Connection, blocks_another_session
 
 from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect
 from fencepost.testing.servers.processes import eventually
+
+# `protect` is repeated, or undone and done again, while DELETEs wait for the table: each is decided, none is a 500.
+
 
 TABLE = "CREATE TABLE public.t (a int, b text, PRIMARY KEY (a, b))"
 ROWS = "INSERT INTO public.t (a, b, last_fence_token) SELECT n, 'x', 1 FROM generate_series(1, 9) n"

@@ -1,4 +1,4 @@
-"""A gateway, and the owner of its table, who changes it."""
+"""A table that its owner changes while a gateway serves it: columns, keys, and fences that are damaged."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,6 +12,9 @@ from tests.support.interleave import Connection
 from fencepost.server.ops.protect import protect, unprotect
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
+
+# A gateway, and the owner of its table, who changes it.
+
 
 EVERY_WRITE: list[tuple[str, str, object]] = [
     ("PATCH", "data/t/1", {"v": "x"}),

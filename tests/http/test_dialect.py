@@ -1,4 +1,4 @@
-"""What the dialect honours, by its effect: limits, counts, schemas, numbers past all floats, tokens on reads."""
+"""The dialect of queries, by its effect: limits, counts, values there and back, return=minimal, which tables."""
 
 import asyncio
 import json
@@ -26,6 +26,8 @@ from tests.support.shops import Shop
 from fencepost.cli.main import main
 from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.processes import PATIENCE
+
+# What the dialect honours, by its effect: limits, counts, schemas, numbers past all floats, tokens on reads.
 
 
 async def test_one_row_more_than_max_affected_refuses_all_and_a_write_counts(api: Api, shop: Shop) -> None:

@@ -1,4 +1,4 @@
-"""What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open."""
+"""The edge: what may arrive, byte by byte, how many connections, the admin port, sites, and the gateway's end."""
 
 import asyncio
 import gc
@@ -39,6 +39,9 @@ from fencepost.server.serving.guarded import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import EdgeTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# What may arrive at a connection: no trailers, heads and bodies within bounds. And how many may be open.
+
 
 T = TypeVar("T")
 HEAD_BYTES = ConnectionBounds().head_bytes

@@ -1,4 +1,4 @@
-"""Idempotency-Key over real HTTP (R16): what landed is answered again; nothing happens twice."""
+"""Idempotency-Key over real HTTP (R16), and keys combined with scopes."""
 
 import asyncio
 import itertools
@@ -25,6 +25,9 @@ from tests.support.shops import Shop, running_shop
 from fencepost.server.ops.protect import protect
 from fencepost.testing.servers.gateway import run_command
 from fencepost.testing.servers.processes import eventually, free_port
+
+# Idempotency-Key over real HTTP (R16): what landed is answered again; nothing happens twice.
+
 
 _tokens = itertools.count(100)
 

@@ -1,4 +1,4 @@
-"""Authentication, on both stacks: who is let in, what is open, what refusals say, and what stays out of the logs."""
+"""Who asks: JWTs and API keys, waits of callers whose key is revoked, claims as Supabase has them, and roles."""
 
 import asyncio
 import re
@@ -52,6 +52,9 @@ from fencepost.server.postgres.api_keys import NewKey
 from fencepost.server.startup import StartupError
 from fencepost.server.times import TIMES, IdentityTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# Authentication, on both stacks: who is let in, what is open, what refusals say, and what stays out of the logs.
+
 
 ROUTES = [
     ("GET", "/v1/data/orders", "read"),

@@ -1,4 +1,4 @@
-"""Leases and locks over real HTTP: a lease's life, who waits, what is shown of both, and what is refused."""
+"""Leases and locks over real HTTP; a source of a third party; elections; reads beside leases."""
 
 import asyncio
 import itertools
@@ -38,6 +38,9 @@ from tests.support.use_cases import streaming
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# Leases and locks over real HTTP: a lease's life, who waits, what is shown of both, and what is refused.
+
 
 STATE = {
     "lease_id", "source", "lock", "locks", "owner", "ttl_ms", "granted_at", "expires_at", "remaining_ms", "claims",

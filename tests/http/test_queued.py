@@ -1,4 +1,4 @@
-"""`Prefer: respond-async`: what is queued, what is answered, and what is refused before that."""
+"""`Prefer: respond-async` over HTTP: what is queued, answered, retried and late."""
 
 import asyncio
 import json
@@ -38,6 +38,9 @@ from fencepost.server.queues.log import DeadLetter, Message, Position, Received,
 from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message, sign
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# `Prefer: respond-async`: what is queued, what is answered, and what is refused before that.
+
 
 ASYNC = "respond-async"
 

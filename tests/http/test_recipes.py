@@ -1,4 +1,4 @@
-"""docs/recipes/payments-without-locks.md runs as it stands; the provider is a stand-in that loses answers."""
+"""Three recipes of the docs run as they stand: payments, a lock in Redis, one active worker."""
 
 import asyncio
 import re
@@ -20,6 +20,9 @@ from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
+
+# docs/recipes/payments-without-locks.md runs as it stands; the provider is a stand-in that loses answers.
+
 
 PAGE = DOCS / "recipes" / "payments-without-locks.md"
 PAYMENT = ("pay-7", "order-123", Decimal("42.50"))

@@ -1,4 +1,4 @@
-"""`fencepost serve` as a process: what it starts, and what it leaves behind however it ends."""
+"""`fencepost serve` as a process: its start, its end, several workers, and what it refuses."""
 
 import asyncio
 import errno
@@ -27,6 +27,9 @@ from fencepost.server.ops.migrate import upgrade
 from fencepost.server.serving.server import ListenError, listen
 from fencepost.testing.servers.postgres import run_on
 from fencepost.testing.servers.processes import PATIENCE, alive, descendants, eventually, free_port, mentioning
+
+# `fencepost serve` as a process: what it starts, and what it leaves behind however it ends.
+
 
 ORDER = "/v1/data/orders/order-123"
 

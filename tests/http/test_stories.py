@@ -1,4 +1,4 @@
-"""Stories in the docs are run as they stand: each `$ command` against a fresh demo, its answer compared."""
+"""Stories in the docs, and clients that are not ours, run as they stand."""
 
 import asyncio
 import os
@@ -17,6 +17,9 @@ from tests.support.recipes import steps as steps_of
 
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.processes import free_port
+
+# Stories in the docs are run as they stand: each `$ command` against a fresh demo, its answer compared.
+
 
 ROOT = Path(__file__).parents[2]
 PATH = f"{Path(sys.executable).parent}:{embedded_bin_dir()}:{os.environ['PATH']}"

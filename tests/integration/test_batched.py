@@ -1,4 +1,4 @@
-"""Six rows that one batch writes."""
+"""Rows that one batch writes: verdicts, shares of callers, tables, waiting, and the order of a batch's lines."""
 
 import asyncio
 import itertools
@@ -31,6 +31,9 @@ from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.keyed import Batch, FencedRow, WriteStatement
 from fencepost.server.postgres.tables import EVERYTHING
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# Six rows that one batch writes.
+
 
 LOADED = """
 CREATE TABLE public.customers (id int PRIMARY KEY);

@@ -1,4 +1,4 @@
-"""The commands that need a database and no gateway: migrate, protect, unprotect, status, doctor."""
+"""The commands that need a database and no gateway: protect, status, doctor, keys, queues and dead letters."""
 
 import asyncio
 import gc
@@ -40,6 +40,9 @@ from fencepost.server.wiring import consumer_gateway
 from fencepost.testing.servers.gateway import run_command
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually, free_port
+
+# The commands that need a database and no gateway: migrate, protect, unprotect, status, doctor.
+
 
 Run = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""Connections of the gateway that cannot be had, come back broken, or have become read-only; the pool."""
+"""Connections of the gateway: lost, behind a pooler, given back with what a request left, at the start; and health."""
 
 import asyncio
 import dataclasses
@@ -49,6 +49,8 @@ from fencepost.server.startup import StartupError, UnreachableError, within
 from fencepost.server.times import ConnectionTimes, HealthTimes, Times
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import PATIENCE, descendants, eventually, wait_until
+
+# Connections of the gateway that cannot be had, come back broken, or have become read-only; the pool.
 
 
 async def test_a_connection_that_breaks_while_it_is_given_back_changes_no_answer(database: str) -> None:

@@ -5,6 +5,7 @@ import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.manual_clock import UNHURRIED
 from tests.support.postgres import database_away, failing, renamed
 
 from fencepost.server.consuming.applying import Applier, Kept, Ledger, QueueNow, Result
+from fencepost.server.consuming.consumer import ConsumerLimits
 from fencepost.server.consuming.deciding import MOST_FAULTS
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.seal import parse_keys
@@ -213,6 +215,22 @@ async def test_no_more_are_in_hand_than_the_limit_and_those_that_are_held_keep_t
         await k1.let_go()
         await queue.empty()
     assert await effects(queue) == [("k1", n) for n in range(1, 11)]
+
+
+async def test_none_are_taken_while_as_many_bytes_are_in_hand_as_the_limit(
+    queue: Queue, k1: Held, takes: Takes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost.server.parts.ConsumerLimits", partial(ConsumerLimits, bytes=1000))
+    await writes(queue, *["k1"] * 5)
+    async with consumed(queue, SOON):
+        await k1.is_waited_for()
+        await takes.go_on()
+        await writes(queue, *["k1"] * 5)
+        await takes.go_on()
+        assert (len(takes.taken), takes.asked[-1]) == (5, 0)
+        await k1.let_go()
+        await queue.empty()
+    assert await effects(queue) == [("k1", n) for n in (1, 2, 3, 4, 5) * 2]
 
 
 # What concerns everything: the log is another one, or away, or the database is.
@@ -454,9 +472,17 @@ async def test_a_raise_while_a_message_is_written_makes_no_dead_letter_and_ends_
 
 
 async def test_a_consumer_that_can_never_decide_a_message_leaves_it_and_all_else_to_others_and_says_so(
-    queue: Queue,
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no keys, to verify of whom a message is."""
+    """It has no keys, to verify of whom a message is. It tries once, of two such messages of a row."""
+    tried: list[bytes] = []
+    apply = Applier.apply
+
+    async def applying(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Result:
+        tried.append(received.message.key)
+        return await apply(applier, received, standing, name)
+
+    monkeypatch.setattr(Applier, "apply", applying)
     keys = parse_keys(f"k1:{base64.b64encode(bytes(32)).decode()}")
 
     async def noted() -> str | None:
@@ -473,11 +499,30 @@ async def test_a_consumer_that_can_never_decide_a_message_leaves_it_and_all_else
         assert (one.consumer.partitions, await members(queue)) == (frozenset(), 0)
         paused = [each for each in one.reported if isinstance(each, ConsumerPaused)]
         assert len(paused) == 1
-        assert (await waits(queue)).count("orders/k2") == 2
-    assert ("k2", 2) not in await effects(queue)
+        await queue.append(write("orders/k4", body={"n": 4}))
+        left = await waits(queue)
+        assert (left.count("orders/k2"), "orders/k4" in left) == (2, True)
+    assert tried.count(b"orders/k2") == 1
+    assert {key for key, _ in await effects(queue)} <= {"k1", "k3"}
 
 
 # What a message comes to, step by step: kept first, then a dead letter, and what a repetition finds.
+
+
+async def test_a_message_that_is_tried_in_vain_for_a_short_time_is_not_reported(queue: Queue, k1: Held) -> None:
+    times = replace(SOON, consuming=replace(SOON.consuming, blocked_after=3600.0, pause=0.01, longest_pause=0.01))
+    queue.settings = queue.settings.model_copy(update={"lock_timeout": 0.05})
+    await writes(queue, "k1")
+
+    async def tried_again() -> bool:
+        return sum(isinstance(each, Refused) and each.code == "55P03" for each in one.reported) > 3
+
+    async with consumed(queue, times) as one:
+        await eventually(tried_again, what="several tries")
+        await k1.let_go()
+        await queue.empty()
+    assert not [each for each in one.reported if isinstance(each, QueueBlocked)]
+    assert await effects(queue) == [("k1", 1)]
 
 
 BAD = {"status": "bad"}
@@ -499,6 +544,22 @@ async def deciding_queue(database: str, deciding_owner: Connection) -> AsyncIter
 async def consume(queue: Queue) -> None:
     async with consumed(queue):
         await queue.empty()
+
+
+async def forget(_consumer: PostgresConsumer, _received: object) -> None:
+    """Say nothing of what is done, in place of the log's `done`."""
+
+
+async def applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a consumer apply all, and end before it says so."""
+
+    async def applied() -> bool:
+        return await queue.states() == {"applied": 1}
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresConsumer, "done", forget)
+        async with consumed(queue):
+            await eventually(applied, what="the record")
 
 
 async def stopped(queue: Queue) -> list[tuple[str, str]]:
@@ -567,10 +628,6 @@ async def test_a_letter_that_was_dropped_while_it_was_put_again_is_removed(
 ) -> None:
     """Two consumers had the message: the letter of the first was dropped before the second one put it."""
     holder = await connect()
-
-    async def forget(_consumer: PostgresConsumer, _received: object) -> None:
-        """Say nothing."""
-
     await deciding_queue.append(write("orders/k1", body=BAD))
     with monkeypatch.context() as patched:
         patched.setattr(PostgresConsumer, "done", forget)
@@ -587,23 +644,32 @@ async def test_a_letter_that_was_dropped_while_it_was_put_again_is_removed(
     assert (bool(await deciding_queue.letters()), bool(await stopped(deciding_queue))) == (stays, stays)
 
 
-@pytest.mark.parametrize(("hours", "looked_up"), [(11, False), (13, True)])
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("minutes", "looked_up"), [(11 * 60 + 50, False), (12 * 60 + 1, True)])
 async def test_an_old_message_is_looked_up_before_it_is_applied(
-    deciding_queue: Queue, hours: int, looked_up: bool, monkeypatch: pytest.MonkeyPatch
+    deciding_queue: Queue, minutes: int, looked_up: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records are kept for a day."""
-    asked: list[MessageName] = []
-    genuine = Ledger.result
+    """Records are kept for a day. What is `known` is not applied: its record may go at any moment."""
+    steps: list[str] = []
+    result, apply = Ledger.result, Applier.apply
 
-    async def result(ledger: Ledger, name: MessageName) -> Kept | None:
-        asked.append(name)
-        return await genuine(ledger, name)
+    async def asking(ledger: Ledger, name: MessageName) -> Kept | None:
+        steps.append("looked up")
+        return await result(ledger, name)
 
-    monkeypatch.setattr(Ledger, "result", result)
+    async def applying(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Result:
+        steps.append("applied")
+        return await apply(applier, received, standing, name)
+
     await deciding_queue.append(write("orders/k1", body={"n": 1}))
-    await deciding_queue.owner.execute(f"UPDATE fencepost.queued SET appended_at = now() - interval '{hours} h'")
+    if known:
+        await applied_and_not_done(deciding_queue, monkeypatch)
+    monkeypatch.setattr(Ledger, "result", asking)
+    monkeypatch.setattr(Applier, "apply", applying)
+    await deciding_queue.owner.execute(f"UPDATE fencepost.queued SET appended_at = now() - interval '{minutes} min'")
     await consume(deciding_queue)
-    assert (bool(asked), await deciding_queue.n("k1")) == (looked_up, 1)
+    assert (steps[0], "applied" in steps) == ("looked up" if looked_up else "applied", not (looked_up and known))
+    assert (await deciding_queue.n("k1"), await deciding_queue.states()) == (1, {"applied": 1})
 
 
 async def test_the_message_that_stopped_its_resource_does_not_wait_for_itself(deciding_queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""A gateway, rows, and the statements that reads share: they can be stopped, and made to fail."""
+"""Reads that share a statement: the answers of reads alone, callers, connections, and what is left out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -30,6 +30,9 @@ from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import ProtectedTable
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# A gateway, rows, and the statements that reads share: they can be stopped, and made to fail.
+
 
 run = KeyedReads.run
 

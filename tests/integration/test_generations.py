@@ -1,4 +1,4 @@
-"""Generations (R19): the command, doctor, and a gateway that meets another origin."""
+"""Generations of the database and of token sources (R19), and the pruning of marks."""
 
 import asyncio
 import re
@@ -34,6 +34,8 @@ from fencepost.server.postgres.sources import GrantRecord
 from fencepost.server.postgres.upkeep import Pruner
 from fencepost.server.startup import StartupError
 from fencepost.testing.servers.processes import eventually
+
+# Generations (R19): the command, doctor, and a gateway that meets another origin.
 
 
 async def run(*arguments: str) -> Result:

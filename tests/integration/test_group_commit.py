@@ -1,4 +1,4 @@
-"""The protocol of group commit, on real connections. What a queue runs is the test's own, and time stands still."""
+"""Writes that share a commit: the protocol, shares, prepared transactions, statements that are sent, and a walk."""
 
 import asyncio
 import os
@@ -37,6 +37,9 @@ from fencepost.server.quota import UNKNOWN
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.postgres import clone, in_database, run_on
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# The protocol of group commit, on real connections. What a queue runs is the test's own, and time stands still.
+
 
 Words = Sequence[str]
 

@@ -1,4 +1,4 @@
-"""A lease belongs to the caller that acquired it, and callers see and take only locks that their patterns name."""
+"""Requests for leases: whose they are, shares of places, withdrawal, and release by force."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -49,6 +49,9 @@ from fencepost.server.postgres.leases import (
 )
 from fencepost.server.postgres.sources import GrantRecord
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# A lease belongs to the caller that acquired it, and callers see and take only locks that their patterns name.
+
 
 SECRET = "0123456789abcdef0123456789abcdef"
 ANN, BOB = Caller("jwt:issuer|ann"), Caller("jwt:issuer|bob")

@@ -1,6 +1,4 @@
-"""An answer of the database that gets lost: a secret finds its lease again, and what is not known is not answered
-(R15).
-"""
+"""A lease's states: answers that get lost (R15), the queue of waiters, and what a review finds."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,6 +29,10 @@ from fencepost.server.postgres.leases import Acquired, LockRequest, hash_secret
 from fencepost.server.postgres.marks import in_key_order
 from fencepost.server.times import TIMES, QueueTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# An answer of the database that gets lost: a secret finds its lease again, and what is not known is not answered
+# (R15).
+
 
 GATEWAYS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'fencepost' AND datname = current_database()"
 

@@ -1,4 +1,4 @@
-"""A request that failed because of DDL is run again, on the table as it is then, and a few times at most."""
+"""Requests that meet DDL, rows that are made meanwhile, and filters compared with Python."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -31,6 +31,8 @@ from fencepost.server.postgres.row_sql import Bound, compiled
 from fencepost.server.postgres.tables import EVERYTHING, Table
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import Configured
+
+# A request that failed because of DDL is run again, on the table as it is then, and a few times at most.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`protect` and `unprotect`: what they check, what they do, and what they leave alone."""
+"""`protect` and `unprotect`: checks, queues, tokens, scopes, ceilings, and what they leave alone."""
 
 import asyncio
 import inspect
@@ -26,6 +26,9 @@ from fencepost.server.ops.protect import LOCK_TIMEOUT_MS, apply, plan_protect, p
 from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.upkeep import ResetError, reset
 from fencepost.testing.servers.processes import PATIENCE
+
+# `protect` and `unprotect`: what they check, what they do, and what they leave alone.
+
 
 # What protect may change of a table: columns, constraints, triggers (of partitions too), functions, its own registers.
 STATE = """

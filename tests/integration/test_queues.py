@@ -1,4 +1,4 @@
-"""Queued writes are applied: in order of each resource, each once, and what cannot be is a dead letter."""
+"""Queued writes on the log postgres:default: applied in order and once, copied, delivered again, recorded."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -47,6 +47,8 @@ from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# Queued writes are applied: in order of each resource, each once, and what cannot be is a dead letter.
 
 
 @pytest.fixture

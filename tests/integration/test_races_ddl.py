@@ -1,8 +1,4 @@
-"""A claim of a key without a row, while its table is protected otherwise: it fences the key, or it is not answered 200.
-
-No trigger of the table sees such a claim. It is stepped by another transaction that is making the key's mark: the claim
-waits for it, has looked at the table before, and looks at it once more afterwards (R7).
-"""
+"""Stepped against DDL: claims, triggers that appear, and unprotect."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -44,6 +40,11 @@ from fencepost.server.ops.protect import plan_unprotect, protect, unprotect
 from fencepost.server.postgres import many
 from fencepost.server.postgres.marks import Appeared, Mark, claim_absent, mark_of
 from fencepost.server.postgres.row_sql import MARK, TOKEN
+
+# A claim of a key without a row, while its table is protected otherwise: it fences the key, or it is not answered 200.
+# No trigger of the table sees such a claim. It is stepped by another transaction that is making the key's mark: the
+# claim waits for it, has looked at the table before, and looks at it once more afterwards (R7).
+
 
 SCOPED = "customer/{customer}"
 

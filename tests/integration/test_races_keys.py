@@ -1,6 +1,4 @@
-"""Stepped against each other through the use cases: single-row writes by key (R1, R2, R4, R5); claims, which fence
-before the first write (R7); multi-row writes, which are all or nothing (R10); and marks, which outlive rows (R6).
-"""
+"""Stepped through the use cases: writes by key and claims (R1 to R5, R7), several rows (R10), and the commit."""
 
 import json
 from collections.abc import Callable, Coroutine, Sequence
@@ -40,6 +38,9 @@ from fencepost.server.postgres.many import ManyWritten
 from fencepost.server.postgres.marks import KeyState, ask
 from fencepost.server.postgres.query import Condition, Field
 from fencepost.server.postgres.tables import ProtectedTable
+
+# Stepped against each other through the use cases: single-row writes by key (R1, R2, R4, R5); claims, which fence
+# before the first write (R7); multi-row writes, which are all or nothing (R10); and marks, which outlive rows (R6).
 
 
 @BOTH_RULES

@@ -1,4 +1,4 @@
-"""A table of orders that fp_web and fp_other may write to, fp_reader may read, and fp_nothing may not see."""
+"""Writes and reads as a role of PostgreSQL: which roles are taken, what they may do, and what they leave behind."""
 
 import asyncio
 import base64
@@ -59,6 +59,9 @@ from fencepost.server.queues.message import WriteMessage
 from fencepost.server.queues.postgres import PostgresLog
 from fencepost.server.times import TIMES, BatchTimes, QueueTimes, Times
 from fencepost.testing.servers.processes import PATIENCE
+
+# A table of orders that fp_web and fp_other may write to, fp_reader may read, and fp_nothing may not see.
+
 
 GRANTED = f"""
 GRANT SELECT, INSERT, UPDATE, DELETE ON orders TO {WEB}, {OTHER}; GRANT SELECT ON orders TO {READER}"""

@@ -1,4 +1,4 @@
-"""What a table's owner does to the table must not run in the name of the schema's owner, whichever client writes."""
+"""What owners, callers and names may not do: act as the schema's owner, read past row security, take another's name."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -33,6 +33,9 @@ from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.listen import Listener
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE
+
+# What a table's owner does to the table must not run in the name of the schema's owner, whichever client writes.
+
 
 EVIL = """
 CREATE TYPE public.ct AS (x text);

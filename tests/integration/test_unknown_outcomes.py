@@ -1,6 +1,4 @@
-"""R15: the connection breaks before the answer. What landed is answered as landed, what did not is done, and what
-cannot be known is answered as unknown, with what is known.
-"""
+"""R15: the connection breaks before the answer: what landed, what did not, and what cannot be known; who came after."""
 
 import asyncio
 import os
@@ -63,6 +61,9 @@ from fencepost.server.postgres.connection import Backend, Connection
 from fencepost.server.quota import PEER
 from fencepost.server.times import ConnectionTimes, RequestTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# R15: the connection breaks before the answer. What landed is answered as landed, what did not is done, and what
+# cannot be known is answered as unknown, with what is known.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The migrations: up, down, up; the same as SQL; and nothing outside of the schema fencepost."""
+"""Migrations: up, down, up; fresh and upgraded databases are the same; which versions a gateway takes."""
 
 import asyncio
 import itertools
@@ -29,6 +29,9 @@ from fencepost.server.ops.schema import known_revisions, newest
 from fencepost.server.startup import StartupError
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
+
+# The migrations: up, down, up; the same as SQL; and nothing outside of the schema fencepost.
+
 
 # What may never change by a migration of ours: everything outside of the schema fencepost.
 OTHERS = """

@@ -1,4 +1,4 @@
-"""`model/run`: what it answers when it cannot do what it was asked."""
+"""`model/run`: the command, its searches, and the page that it writes."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,8 @@ from model.page import PAGE, beside_rules, counterexamples, figures, part_of, sw
 from model.spin import ModelError, counterexample, missing, search
 from model.switches import OUTSIDE, SWITCHES, Switch
 from model.trails import KEPT, kept
+
+# `model/run`: what it answers when it cannot do what it was asked.
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Processes of `fencepost consume` that are asked to end, and workers of one that are killed: each acknowledged message
-has one effect, in the order of its resource. The oracle is a trigger's log in the database. Consumers that are killed
-or paused: queues/test_queues.py.
-"""
+"""Consumers that end or are killed, and databases that are copied: one effect of each message."""
 
 import asyncio
 import os
@@ -41,6 +38,11 @@ from fencepost.testing.servers.processes import (
     new_directory,
     remove_directory,
 )
+
+# Processes of `fencepost consume` that are asked to end, and workers of one that are killed: each acknowledged message
+# has one effect, in the order of its resource. The oracle is a trigger's log in the database. Consumers that are
+# killed or paused: queues/test_queues.py.
+
 
 RESOURCES = 40
 

@@ -1,4 +1,4 @@
-"""Failover with a real primary and a real standby (R19): what a gateway lets through, and what an operator does."""
+"""Failovers and restarts of PostgreSQL (R19), with a real standby."""
 
 import asyncio
 import os
@@ -28,6 +28,9 @@ from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.testing.servers.postgres import Pair, in_database, replicated
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
+
+# Failover with a real primary and a real standby (R19): what a gateway lets through, and what an operator does.
+
 
 SQL = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');

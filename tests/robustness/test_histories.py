@@ -1,8 +1,4 @@
-"""Two histories of one database that know nothing of one another, and each raises a generation (R19).
-
-Two standbys of one primary are promoted, the second after the first has been written to. Two point-in-time restores of
-one backup are the same: both end in two servers with one system identifier, on timeline 2, that had the same history.
-"""
+"""Two histories of one database (R19); layers; the report of a large history."""
 
 import asyncio
 import subprocess
@@ -37,6 +33,11 @@ from tests.support.violations import assert_none, promised
 from fencepost.testing.servers.lock_services import MissingServerError
 from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
+
+# Two histories of one database that know nothing of one another, and each raises a generation (R19).
+# Two standbys of one primary are promoted, the second after the first has been written to. Two point-in-time restores
+# of one backup are the same: both end in two servers with one system identifier, on timeline 2, that had the same
+# history.
 
 
 @pytest.mark.long("failovers")

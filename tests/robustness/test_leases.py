@@ -1,7 +1,4 @@
-"""Locks over several gateways, HTTP and all, of which one is killed, or whose PostgreSQL restarts.
-
-The gateway that is killed is a process of its own.
-"""
+"""Leases while gateways, leaders and holders are killed or paused: order, several gateways, elections."""
 
 import asyncio
 import contextlib
@@ -47,6 +44,10 @@ from fencepost.testing.servers.processes import (
     remove_directory,
 )
 from fencepost.testing.servers.server import Server
+
+# Locks over several gateways, HTTP and all, of which one is killed, or whose PostgreSQL restarts.
+# The gateway that is killed is a process of its own.
+
 
 WAIT = 300_000
 

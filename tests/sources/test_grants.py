@@ -1,4 +1,4 @@
-"""A grant with claims (locks/source_leases.py), and requests that are repeated while it is under way."""
+"""Grants of a lock service: with claims, in races, and given back."""
 
 import asyncio
 import itertools
@@ -18,6 +18,8 @@ from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.leases import LockRequest
 from fencepost.server.times import SourceTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+# A grant with claims (locks/source_leases.py), and requests that are repeated while it is under way.
 
 
 async def test_a_claim_that_is_overtaken_takes_newer_tokens_and_so_does_the_answer(make: Callable[..., Any]) -> None:

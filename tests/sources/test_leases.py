@@ -1,4 +1,4 @@
-"""The lease API over every lock service: the same answers as over the built-in source, with tokens that are fenced."""
+"""The lease API over every lock service: answers, ends of leases, refusals, and sources elsewhere."""
 
 import asyncio
 import itertools
@@ -18,6 +18,9 @@ from tests.support.interleave import Connect
 from fencepost.cli.main import main
 from fencepost.server.locks.source import MOST_NATIVE, Grant
 from fencepost.testing.servers.processes import eventually
+
+# The lease API over every lock service: the same answers as over the built-in source, with tokens that are fenced.
+
 
 ROW = "orders/k"
 _numbers = itertools.count(1)

@@ -59,6 +59,7 @@ class Noted:
         self._passed: set[str] = set()
         self._failed: dict[str, str] = {}
         self._final = False
+        self._violations: list[str] = []
 
     @property
     def _alone(self) -> list[str]:
@@ -83,7 +84,8 @@ class Noted:
         for text in [str(text) for name, text in report.user_properties if name == _VIOLATION]:
             self._final = True
             self._reporter.ensure_newline()
-            self._reporter.write_line(f"VIOLATION {report.nodeid}: {text}", red=True, bold=True)
+            self._violations.append(f"VIOLATION {report.nodeid}: {text}")
+            self._reporter.write_line(self._violations[-1], red=True, bold=True)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a file whose tests are not known. Workers of xdist run the others all the same."""
@@ -115,13 +117,17 @@ class Noted:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """List what passed only alone, with the message of its first failure."""
-        for what, tests in (
-            ("failed before, and was skipped now or did not run", self._missing),
-            (f"passed only alone: {len(self._alone)} ({MOST} may)", self._alone),
+        """List what an oracle found, and what passed only alone, with the message of its first failure."""
+        if self._violations:
+            terminalreporter.section("violations: no second look", red=True)
+        for each in self._violations:
+            terminalreporter.line(each)
+        for what, tests, red in (
+            ("failed before, and was skipped now or did not run: red", self._missing, True),
+            (f"passed only alone: {len(self._alone)} ({MOST} may)", self._alone, len(self._alone) > MOST),
         ):
             if tests:
-                terminalreporter.section(what, yellow=True)
+                terminalreporter.section(what, red=red, yellow=not red)
             for test in tests:
                 lines = self.before["failed"][test].splitlines()
                 terminalreporter.line("\n    ".join([test, *lines[:_LINES]]))

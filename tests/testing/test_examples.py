@@ -1,4 +1,4 @@
-"""examples/orders: its test finds the bug each time, and passes with the fix."""
+"""Examples and packages: orders, the producer, docs/testing.md, Porcupine's history, the wheel."""
 
 import asyncio
 import hashlib
@@ -30,6 +30,9 @@ from fencepost.testing.history.history import export
 from fencepost.testing.servers.kafka import Kafka, jars
 from fencepost.testing.servers.processes import PATIENCE
 from fencepost.testing.servers.server import made_once
+
+# examples/orders: its test finds the bug each time, and passes with the fix.
+
 
 ORDERS = Path(__file__).parents[2] / "examples" / "orders"
 TIMES = 2

@@ -1,4 +1,4 @@
-"""Connections that are cut before and after a commit: on the gateway's side and on the database's."""
+"""Faults of the harness: cuts, links, processes that stop, and the launcher."""
 
 import contextlib
 import dataclasses
@@ -52,6 +52,9 @@ from fencepost.testing.servers.processes import (
     wait_until,
 )
 from fencepost.testing.servers.server import ServerError
+
+# Connections that are cut before and after a commit: on the gateway's side and on the database's.
+
 
 UPDATE = "UPDATE plain SET status = %s WHERE order_id = '7'"
 

@@ -1,4 +1,4 @@
-"""The pytest plugin, in projects of their own: pytest runs as a process in each, with real servers."""
+"""The pytest plugin in projects of their own: gateways, directories and the cache."""
 
 import os
 import re
@@ -29,6 +29,9 @@ from fencepost.testing.servers.processes import (
     wait_until,
 )
 from fencepost.testing.servers.server import ServerError, made_once
+
+# The pytest plugin, in projects of their own: pytest runs as a process in each, with real servers.
+
 
 LONG = pytest.mark.long("projects that use the plugin")
 PROJECTS = Path(__file__).parent / "projects"
@@ -255,7 +258,7 @@ def test_it(fencepost_gateway):
 def test_tables_are_made_there_and_dropped_and_one_that_was_there_is_left_alone(
     gateway: GatewayServer, tmp_path: Path
 ) -> None:
-    (tmp_path / "test_ddl_changes.py").write_text(TABLES)
+    (tmp_path / "test_tables.py").write_text(TABLES)
     (tmp_path / "test_there.py").write_text(
         "import sqlalchemy as sa\n"
         "ORDERS = sa.Table('orders', sa.MetaData(), sa.Column('order_id', sa.Text, primary_key=True))\n"

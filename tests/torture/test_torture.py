@@ -1,4 +1,4 @@
-"""`fencepost torture` as a command: exit codes, Ctrl-C, and bad input, after which nothing is left behind."""
+"""`fencepost torture`: the command, its workloads, sources, and a primary that it fails over."""
 
 import asyncio
 import os
@@ -28,6 +28,9 @@ from fencepost.testing.torture.holders import Actor, HeldLease, HolderDatabase, 
 from fencepost.testing.torture.merging import read_all
 from fencepost.testing.torture.stages import OwnPrimary
 from fencepost.testing.torture.workloads import WORKLOADS
+
+# `fencepost torture` as a command: exit codes, Ctrl-C, and bad input, after which nothing is left behind.
+
 
 TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%' AND relkind = 'r'"
 

@@ -1,4 +1,4 @@
-"""How a batch is read: its lines, however they are cut; no more of them than verdicts are taken; and where it ends."""
+"""Batches without a database: how lines are read, their order, rounds, and the rate of requests."""
 
 import asyncio
 import contextlib
@@ -36,6 +36,9 @@ from fencepost.server.postgres.group_commit import AGAIN, ALONE
 from fencepost.server.postgres.row_sql import RowWrite
 from fencepost.server.times import TIMES
 from fencepost.testing.servers.processes import PATIENCE
+
+# How a batch is read: its lines, however they are cut; no more of them than verdicts are taken; and where it ends.
+
 
 LINES = 8
 LONGEST = 20

@@ -1,4 +1,4 @@
-"""What a body is kept as, how much of bodies a process has, and how large their numbers may become."""
+"""Bodies of requests and their preferences: what is read, kept and refused."""
 
 import json
 from dataclasses import replace
@@ -27,6 +27,9 @@ from fencepost.server.http.headers import (
 )
 from fencepost.server.http.problems import RequestError
 from fencepost.server.quota import UNKNOWN
+
+# What a body is kept as, how much of bodies a process has, and how large their numbers may become.
+
 
 JSON = {b"content-type": b"application/json"}
 MB = 1 << 20

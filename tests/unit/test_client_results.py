@@ -1,4 +1,4 @@
-"""Errors: every problem and every failure of the transport has one."""
+"""What the client makes of answers and failures: errors, retries, values, and how long it waits."""
 
 import asyncio
 import contextlib
@@ -39,6 +39,9 @@ from fencepost.server.fence.problem_types import PROBLEM_TYPES
 from fencepost.server.fence.problems import Problem as ServersProblem
 from fencepost.server.fence.resource import decode_key, decode_segment, parse_resource
 from fencepost.testing.servers.processes import PATIENCE
+
+# Errors: every problem and every failure of the transport has one.
+
 
 READ = Call(method="GET", path="/v1/data/orders")
 WRITE = Call(method="PATCH", path="/v1/data/orders/1", writes=True, resource="orders/1", token=34)

@@ -1,4 +1,4 @@
-"""Who gets which connection: the pool's rules, on connections that are made up, opened when the test lets it."""
+"""The pool on connections that are made up; PostgreSQL's errors; which database it is; who gets to PostgreSQL."""
 
 import ast
 import asyncio
@@ -29,6 +29,8 @@ from fencepost.server.postgres.errors import (
 )
 from fencepost.server.postgres.pool import ClosedError, Pool
 from fencepost.server.startup import LEAST, Stopping
+
+# Who gets which connection: the pool's rules, on connections that are made up, opened when the test lets it.
 
 
 class Made:

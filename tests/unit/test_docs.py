@@ -1,4 +1,4 @@
-"""What documents, comments and docstrings name exists in the clone: files, folders, links, objects in the schema."""
+"""Documents name what exists, and have what they must: names, rules, sources, proof, problems, checklists."""
 
 import ast
 import html
@@ -42,6 +42,9 @@ from fencepost.server.postgres.tables import Catalog, Fence, Table
 from fencepost.server.settings import Settings
 from fencepost.testing.torture.config import SOURCES
 from fencepost.testing.torture.workloads import WORKLOADS
+
+# What documents, comments and docstrings name exists in the clone: files, folders, links, objects in the schema.
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -281,7 +284,7 @@ PROVING_COMMANDS = sorted(set(re.findall(r"`((?:\.venv/bin/|fencepost )[^`]+)`",
 
 
 def test_commands_that_show_a_bug_again_can_be_run() -> None:
-    """Tests that are named with their file exist: tests/unit/test_docs.py."""
+    """Tests that are named with their file exist: see above."""
     known = CliRunner().invoke(main, ["torture", "--help"]).output
     for line in PROVING_COMMANDS:
         program, *words = shlex.split(line)

@@ -16,13 +16,6 @@ from tests.support.asking import PROBLEM_MEMBERS
 
 from fencepost import client
 from fencepost.server.fence import problem_types
-from fencepost.server.fence import problem_types as access_problem_types
-from fencepost.server.fence import problem_types as database_problem_types
-from fencepost.server.fence import problem_types as edge_problem_types
-from fencepost.server.fence import problem_types as identity_problem_types
-from fencepost.server.fence import problem_types as queue_problem_types
-from fencepost.server.fence import problem_types as role_problem_types
-from fencepost.server.fence import problem_types as seal_problem_types
 from fencepost.server.fence.problem_types import BAD_REQUEST, PROBLEM_TYPES, STALE_TOKEN, ProblemType
 from fencepost.server.fence.problems import Problem, problem_of
 from fencepost.server.fence.resource import in_json
@@ -323,11 +316,7 @@ def test_a_request_gets_each_problem() -> None:
 
 
 def test_every_type_is_in_the_tuple() -> None:
-    files = (
-        access_problem_types, database_problem_types, edge_problem_types, identity_problem_types, problem_types,
-        queue_problem_types, role_problem_types, seal_problem_types,
-    )  # fmt: skip
-    declared = {value for each in files for value in vars(each).values() if isinstance(value, ProblemType)}
+    declared = {value for value in vars(problem_types).values() if isinstance(value, ProblemType)}
     assert declared == set(PROBLEM_TYPES)
 
 

@@ -1,4 +1,4 @@
-"""How the URLs of token sources are read: strictly, and without a word of a password."""
+"""URLs in settings: token sources, names in ZooKeeper, the database."""
 
 import json
 from pathlib import Path
@@ -21,6 +21,9 @@ from fencepost.server.locks.zookeeper import QueueNode, in_order, parent_of, tok
 from fencepost.server.parts import check_sources
 from fencepost.server.settings import Settings, database_url_fault
 from fencepost.server.startup import StartupError
+
+# How the URLs of token sources are read: strictly, and without a word of a password.
+
 
 SIGNED = [
     "redis://user:{}@one/0",

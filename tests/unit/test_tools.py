@@ -1,8 +1,4 @@
-"""Bounds of how the code is cut (CONTRIBUTING.md, "How the code is laid out"): chapters do not fall apart again.
-
-A bound is what the tree had when it was last made better. Who makes it better still lowers the bound; who cannot keep
-one says why in the commit that raises it.
-"""
+"""Tools of the repository: the shape of the code, its wings, the audit, compose, alerts, benchmarks, test servers."""
 
 import json
 import re
@@ -40,10 +36,14 @@ from fencepost.server.observe.metrics import Metrics
 from fencepost.server.parts import read_queues, read_source
 from fencepost.server.settings import Settings
 
+# Bounds of how the code is cut (CONTRIBUTING.md, "How the code is laid out"): chapters do not fall apart again.
+# A bound is what the tree had when it was last made better. Who makes it better still lowers the bound; who cannot
+# keep one says why in the commit that raises it.
+
 
 @pytest.mark.parametrize(
     ("found", "files", "lines", "pages"),
-    [(shape.app(), 212, 67_800, 0), (shape.tests(), 258, 71_300, 4)],
+    [(shape.app(), 212, 67_800, 0), (shape.tests(), 258, 71_500, 4)],
     ids=["app", "tests"],
 )
 def test_it_is_cut_into_no_more_files_lines_and_pages(found: Shape, files: int, lines: int, pages: int) -> None:

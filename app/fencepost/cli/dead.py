@@ -88,7 +88,7 @@ class Retrying:
             async with database.connection() as connection:
                 await _require_newer(connection, catalog, letter)
 
-        # What is messages.claimed stays so: it comes when nothing else can fail.
+        # What is claimed stays so: it comes when nothing else can fail.
         for check in (self.require, require_place, require_newer, self._claim):
             for letter in tuple(good):
                 try:
@@ -124,7 +124,7 @@ class Retrying:
             raise NotRetriedError(f"{_name(letter)}: {error}; drop it") from error
 
     async def _require_record(self, connection: Connection, letter: DeadLetter) -> None:
-        """Raise messages.MalformedMessageError where the write of the letter did not fail as the letter says."""
+        """Raise MalformedMessageError where the write of the letter did not fail as the letter says."""
         if self.keys is None or not _has_caller(letter):
             known = (await queues.results(connection, [letter.id])).get(letter.id)
             if known is not None and not {CALLER_HEADER, CLAIMED_HEADER}.isdisjoint(dict(known.answer.headers)):

@@ -1,4 +1,4 @@
-"""A Redis of this folder's own, emptied before each test, and queues in it."""
+"""Queues in Redis Streams: answers, losses, and who owns a partition."""
 
 import asyncio
 import re
@@ -23,6 +23,9 @@ from fencepost.server.settings import Settings
 from fencepost.testing.servers.lock_services import DURABLE
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 from fencepost.testing.servers.server import Server
+
+# A Redis of this file's own, emptied before each test, and queues in it.
+
 
 Opened = Callable[[str], RedisLog]
 QUEUE = "fencepost:{orders}"

@@ -1,8 +1,4 @@
-"""Eight producers, and three consumers that come and go: each acknowledged submission has one effect, in the order of
-its row.
-
-FENCEPOST_STORM_MESSAGES=100000 makes it a long run, FENCEPOST_STORM_SEED repeats one.
-"""
+"""Queued writes while consumers come and go, are paused or killed, or share a broker: one effect each, in order."""
 
 import asyncio
 import functools
@@ -40,6 +36,11 @@ from fencepost.testing.servers.launcher import Launcher
 from fencepost.testing.servers.postgres import Postgres
 from fencepost.testing.servers.processes import PATIENCE, eventually, wait_until
 from fencepost.testing.servers.server import Server
+
+# Eight producers, and three consumers that come and go: each acknowledged submission has one effect, in the order of
+# its row.
+# FENCEPOST_STORM_MESSAGES=100000 makes it a long run, FENCEPOST_STORM_SEED repeats one.
+
 
 CHANGES = 8
 """How often a consumer leaves or comes during a storm."""

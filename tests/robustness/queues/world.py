@@ -1,8 +1,4 @@
-"""An oracle inside the database: which submissions had which effect, in which order of their rows.
-
-Its trigger draws a number while the row is locked, so the numbers order the effects of a row. The oracle shares no code
-with the product; of its interface it knows what a token is made of (R12), and the column with a row's mark.
-"""
+"""Queued writes from eight clients: the log's servers, the submitters, consumers, and the oracle in the database."""
 
 import asyncio
 import itertools
@@ -34,6 +30,11 @@ from fencepost.testing.servers.lock_services import DURABLE, redis
 from fencepost.testing.servers.postgres import Postgres, in_database, quick_logins, run_on
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, server_directory
 from fencepost.testing.servers.server import ChildProcess, Server
+
+# An oracle inside the database: which submissions had which effect, in which order of their rows.
+# Its trigger draws a number while the row is locked, so the numbers order the effects of a row. The oracle shares no
+# code with the product; of its interface it knows what a token is made of (R12), and the column with a row's mark.
+
 
 ROWS = 64
 KEYS = tuple(f"k{number}" for number in range(ROWS))
