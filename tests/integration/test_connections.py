@@ -41,9 +41,9 @@ from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect
-from fencepost.server.postgres.connection import Limits, gateway_connection
+from fencepost.server.postgres.connection import Limits, Session
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.errors import RefusedError, SessionError, UnavailableError
+from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, SessionError, UnavailableError
 from fencepost.server.postgres.query import Condition, Field, Query, Selected
 from fencepost.server.startup import StartupError, UnreachableError, within
 from fencepost.server.times import ConnectionTimes, HealthTimes, Times
@@ -59,7 +59,7 @@ async def test_a_connection_that_breaks_while_it_is_given_back_changes_no_answer
         for _ in range(3):
             async with opened.connection() as connection:
                 # The server's FIN arrives in the turn of the event loop after this block.
-                asyncio.get_running_loop().call_soon(gateway_connection(connection).terminate)
+                asyncio.get_running_loop().call_soon(connection.terminate)
             await asyncio.sleep(0)
         async with opened.connection() as connection:
             assert await connection.fetchval("SELECT 1") == 1
@@ -242,6 +242,34 @@ async def test_errors_of_reads_are_mapped_on_each_way_to_a_connection(database: 
         await opened.close()
 
 
+STATEMENTS = ("execute", "fetch", "fetchrow", "fetchval", "fetchmany", "ask")
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+@pytest.mark.parametrize("transaction", [False, True])
+async def test_a_break_under_a_write_is_unknown_and_under_a_question_only_in_a_transaction(
+    database: str, name: str, transaction: bool
+) -> None:
+    pool = await Database.open(database, Limits())
+    question = name == "ask" and not transaction
+    arguments = ("SELECT pg_sleep(60 + $1)", [[1]]) if name == "fetchmany" else ("SELECT pg_sleep(60)",)
+
+    async def broken(lent: AbstractAsyncContextManager[Session]) -> None:
+        async with lent as session:
+            if transaction:
+                await session.transaction().start()
+            asyncio.get_running_loop().call_soon(session.terminate)
+            await getattr(session, name)(*arguments)
+
+    try:
+        with pytest.raises(UnavailableError if question else OutcomeUnknownError):
+            await broken(pool.for_writing())
+        with pytest.raises(UnavailableError):
+            await broken(pool.connection())
+    finally:
+        await pool.close()
+
+
 async def test_a_connection_that_ends_as_it_is_handed_over_is_replaced(database: str) -> None:
     pool = await Database.open(database, Limits(pool_size=1))
 
@@ -255,7 +283,7 @@ async def test_a_connection_that_ends_as_it_is_handed_over_is_replaced(database:
             async with lend() as first:
                 waits = asyncio.create_task(used(lend()))
                 await settled()
-            gateway_connection(first).terminate()  # its next caller has not run yet
+            first.terminate()  # its next caller has not run yet
             assert await waits == 1
     finally:
         await pool.close()

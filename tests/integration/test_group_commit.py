@@ -28,7 +28,7 @@ from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed, many
 from fencepost.server.postgres.connection import Connection, Limits
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError, map_errors
+from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.server.postgres.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, GroupCommit
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.row_sql import literal
@@ -60,10 +60,9 @@ class Stage:
         self.batches.append(list(words))
         self.begun.set()
         await self.gate.wait()
-        with map_errors(writing=True):
-            if self.answer is not None:
-                return await self.answer(connection, words)
-            return [word.upper() for word in words]
+        if self.answer is not None:
+            return await self.answer(connection, words)
+        return [word.upper() for word in words]
 
     def queue(self, *, most: int = 256) -> BatchQueue[str, str]:
         # Words that end in x may not meet.
@@ -332,8 +331,7 @@ class Slow:
 
     async def run(self, connection: Connection, words: Sequence[str]) -> Sequence[str | Alone]:
         self.batches.append(list(words))
-        with map_errors(writing=True):
-            await connection.execute("SELECT 1 / 0" if "bad" in words else "SELECT 1")
+        await connection.execute("SELECT 1 / 0" if "bad" in words else "SELECT 1")
         if any(word.startswith("slow") for word in words):
             await self.over.wait()
         return words

@@ -38,7 +38,7 @@ from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.postgres import keyed, queues, sources
 from fencepost.server.postgres import keyed as idempotency
-from fencepost.server.postgres.connection import GatewayConnection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.keyed import OF_QUEUES, Recorded
 from fencepost.server.postgres.queues import MessageRow, append
 from fencepost.server.queues.log import Message, Position, partition_of
@@ -675,13 +675,13 @@ async def test_a_batch_of_256_messages_looks_nothing_up_and_records_all(
 ) -> None:
     race = await audited_race(connect, unmade, "strict", counting=False)
     sent: list[str] = []
-    genuine = GatewayConnection.fetch
+    genuine = Session.fetch
 
-    async def seen(self: GatewayConnection, query: str, *args: Any, **more: Any) -> Any:
+    async def seen(self: Session, query: str, *args: Any, **more: Any) -> Any:
         sent.append(query)
         return await genuine(self, query, *args, **more)
 
-    monkeypatch.setattr(GatewayConnection, "fetch", seen)
+    monkeypatch.setattr(Session, "fetch", seen)
     keys = [f"k{n:03}" for n in range(257)]
     async with open_gateway(race.dsn) as gateway:
         writes = (of_queue(gateway, "put", key, 31, f"id-{key}", n=1) for key in keys)

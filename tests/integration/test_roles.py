@@ -49,7 +49,7 @@ from fencepost.server.gateway.write import Verb, Write
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import database, group_commit, scopes
 from fencepost.server.postgres import database as allowed_roles
-from fencepost.server.postgres.connection import GatewayConnection, Limits
+from fencepost.server.postgres.connection import Limits, Session
 from fencepost.server.postgres.database import NO_LIST, AllowedRoles, Database
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.group_commit import BatchQueue, GroupCommit
@@ -663,11 +663,11 @@ class Interrupter:
         self.at, self.moment, self.seen = -1, "before", 0
         for name in STATEMENTS:
             real = getattr(asyncpg.Connection, name)
-            monkeypatch.setattr(GatewayConnection, name, self._interrupting(real))
+            monkeypatch.setattr(asyncpg.Connection, name, self._interrupting(real))
 
     def _interrupting(self, real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def run(connection: GatewayConnection, *args: Any, **options: Any) -> Any:
-            if not connection.acting:
+        async def run(connection: "asyncpg.Connection[asyncpg.Record]", *args: Any, **options: Any) -> Any:
+            if not (isinstance(connection, Session) and connection.acting):
                 return await real(connection, *args, **options)
             mine = self.seen == self.at
             self.seen += 1
@@ -721,7 +721,7 @@ async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_ans
     ended = []
     one_by_one = asyncio.Lock()  # a lane gives its role back a moment later, beside the next request
 
-    async def broken(connection: GatewayConnection, within: float = 5) -> str | None:
+    async def broken(connection: Session, within: float = 5) -> str | None:
         ended.append(connection.backend.pid)
         async with one_by_one:
             await race.observer.execute("SELECT pg_terminate_backend($1, 5000)", connection.backend.pid)
@@ -740,14 +740,14 @@ async def test_a_connection_whose_backend_ended_right_after_an_answer_changes_no
 ) -> None:
     """The library may still wait for the end of that answer, and has an error of its own for it."""
     await race.insert(race.a, "k", 30)
-    real = asyncpg.Connection.fetchrow
+    real = asyncpg.Connection.fetch
 
-    async def unfinished(connection: GatewayConnection, query: str, *args: Any, **options: Any) -> Any:
+    async def unfinished(connection: Session, query: str, *args: Any, **options: Any) -> Any:
         if query == database._GIVE_BACK:  # noqa: SLF001 - it is the one statement that meets this
             raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
         return await real(connection, query, *args, **options)
 
-    monkeypatch.setattr(GatewayConnection, "fetchrow", unfinished)
+    monkeypatch.setattr(asyncpg.Connection, "fetch", unfinished)
     for way in ("batched", "alone", "read"):
         answer = await WAYS_BACK[way](stage.of(WEB))
         assert result_of(answer) in ("ok", "created"), answer  # type: ignore[arg-type]
@@ -781,13 +781,13 @@ async def test_a_batch_whose_connection_breaks_leaves_no_role_behind(
     real = asyncpg.Connection.fetchmany
     broken: list[int] = []
 
-    async def break_once(connection: GatewayConnection, *args: Any, **options: Any) -> Any:
+    async def break_once(connection: Session, *args: Any, **options: Any) -> Any:
         if not broken:
             broken.append(connection.backend.pid)
             connection.terminate()
         return await real(connection, *args, **options)
 
-    monkeypatch.setattr(GatewayConnection, "fetchmany", break_once)
+    monkeypatch.setattr(asyncpg.Connection, "fetchmany", break_once)
     answer = await patch(stage.of(WEB), keyed("k", token, n=7))
     assert broken
     assert result_of(answer) == ("ok" if token == 40 else "FP009")
@@ -800,13 +800,13 @@ async def test_a_role_that_may_not_be_taken_any_more_is_no_answer_to_a_write_tha
     await race.insert(race.a, "k", 30)
     real = asyncpg.Connection.fetchmany
 
-    async def cut(connection: GatewayConnection, *args: Any, **options: Any) -> Any:
+    async def cut(connection: Session, *args: Any, **options: Any) -> Any:
         await real(connection, *args, **options)
         await race.observer.execute(f"REVOKE {WEB} FROM {LOGIN}")
         connection.terminate()
         raise asyncpg.InterfaceError("cut off")
 
-    monkeypatch.setattr(GatewayConnection, "fetchmany", cut)
+    monkeypatch.setattr(asyncpg.Connection, "fetchmany", cut)
     answer = await patch(replace(stage.of(WEB), times=IN_A_HURRY), keyed("k", 40, n=7))
     assert await race.live_mark("k") == 40, "it landed"
     assert result_of(answer) == "FP009"
@@ -841,7 +841,7 @@ async def test_without_giving_back_the_pool_would_lend_none_of_them(
 async def test_without_both_lines_a_role_would_be_lent_to_the_next(
     stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def pretend(connection: GatewayConnection, _within: float = 5) -> None:
+    async def pretend(connection: Session, _within: float = 5) -> None:
         connection.acting = False
 
     await race.insert(race.a, "k", 30)

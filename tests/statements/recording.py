@@ -13,7 +13,6 @@ import asyncpg
 import pytest
 
 from fencepost.server.fence.token import Rule
-from fencepost.server.postgres.connection import GatewayConnection
 
 _ONE = ("fetch", "fetchrow", "fetchval", "execute")
 _WRITES = re.compile(
@@ -66,9 +65,9 @@ class Recorder:
         self._found: dict[str, tuple[tuple[object, ...], list[str]]] = {}
         self._oids: dict[int, str] = {}
         for name in _ONE:
-            monkeypatch.setattr(GatewayConnection, name, _recording(getattr(asyncpg.Connection, name)), raising=False)
+            monkeypatch.setattr(asyncpg.Connection, name, _recording(getattr(asyncpg.Connection, name)))
         many = _recording(asyncpg.Connection.fetchmany, many=True)
-        monkeypatch.setattr(GatewayConnection, "fetchmany", many, raising=False)
+        monkeypatch.setattr(asyncpg.Connection, "fetchmany", many)
 
     async def know_oids(self, url: str) -> None:
         """Look up the oids of tables, of their keys, and of types, which differ from run to run."""
@@ -158,7 +157,7 @@ def _lines(sql: str) -> str:
 
 
 def _recording(original: Any, *, many: bool = False) -> Any:
-    async def recorded(self: GatewayConnection, sql: str, *arguments: Any, **options: Any) -> Any:
+    async def recorded(self: "asyncpg.Connection[asyncpg.Record]", sql: str, *arguments: Any, **options: Any) -> Any:
         request = _current.get()
         if request is None or any(part in sql for part in _NOT_OF_REQUESTS):
             return await original(self, sql, *arguments, **options)

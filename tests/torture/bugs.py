@@ -222,7 +222,7 @@ def _lagging_standby() -> Iterator[None]:
 ROWS: Final = Setting("rows", "register", operations=1200)
 SCOPES: Final = Setting("scopes", "register", operations=800, faults="delay-database")
 LOCKS: Final = Setting("locks", "mutex", operations=6000, resources=1, gateways=2, loaders=2, tasks=4)
-"""One lock for four processes of clients and of gateways: what two sessions do to its row at the same time is met often."""
+"""One lock, two processes of clients, two gateways: two sessions often meet at its row."""
 KEYS: Final = Setting("keys", "idempotent", operations=600)
 KEYS_AT_ONCE: Final = Setting("keys at once", "idempotent", operations=2500, faults="delay-database", gateways=2)
 """Answers of PostgreSQL that come late leave time between the steps of a write."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import asyncpg
 import orjson
 import pytest
 from hypothesis import example, given
@@ -31,7 +30,7 @@ from fencepost.server.http.edge import HEADERS, Admission, RateLimitError, RateL
 from fencepost.server.http.guard import Arrival
 from fencepost.server.http.problems import RequestError
 from fencepost.server.identity.authenticator import Authenticator
-from fencepost.server.postgres.errors import RefusedError
+from fencepost.server.postgres.errors import RefusedError, conflict
 from fencepost.server.postgres.group_commit import AGAIN, ALONE
 from fencepost.server.postgres.row_sql import RowWrite
 from fencepost.server.times import TIMES
@@ -449,7 +448,7 @@ class Unreachable:
         raise NotImplementedError
 
     async def never_reached(self, *_: object) -> NoReturn:
-        raise asyncpg.SerializationError("the last question")
+        raise conflict("the last question")
 
 
 class Idle:

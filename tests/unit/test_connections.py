@@ -26,6 +26,7 @@ from fencepost.server.postgres.errors import (
     StorageError,
     UnavailableError,
     map_errors,
+    ours,
 )
 from fencepost.server.postgres.pool import ClosedError, Pool
 from fencepost.server.startup import LEAST, Stopping
@@ -282,25 +283,21 @@ def test_every_error_of_the_server_is_translated(writing: bool) -> None:
     kinds = server_errors()
     assert len(kinds) > 200
     for kind in kinds:
-        with pytest.raises(StorageError) as caught, map_errors(writing=writing):
-            raise kind("what it said")
+        error = ours(kind("what it said"), writing=writing)
         expected = becomes(str(kind.sqlstate), writing=writing)
         if expected is RefusedError:
-            assert isinstance(caught.value, RefusedError), kind
-            assert caught.value.sqlstate == kind.sqlstate
+            assert isinstance(error, RefusedError), kind
+            assert error.sqlstate == kind.sqlstate
         else:
-            assert type(caught.value) is expected, kind
+            assert type(error) is expected, kind
 
 
 @pytest.mark.parametrize("sqlstate", ["26000", "42P05"])
 def test_of_prepared_statements_only_what_postgresql_said_is_shown(sqlstate: str) -> None:
     error = asyncpg.PostgresError.new({"C": sqlstate, "M": 'prepared statement "s1" does not exist'})
     assert "asyncpg" in str(error), "what is taken out"
-    with (
-        pytest.raises(SessionError, match='nothing was done: prepared statement "s1" does not exist') as caught,
-        map_errors(writing=True),
-    ):
-        raise error
+    with pytest.raises(SessionError, match='nothing was done: prepared statement "s1" does not exist') as caught:
+        raise ours(error, writing=True)
     assert "asyncpg" not in str(caught.value)
 
 
@@ -312,16 +309,16 @@ def test_a_broken_connection_is_unknown_after_a_write_and_unavailable_before(wri
         asyncpg.InterfaceError("closed"), asyncpg.InternalClientError("oops"), asyncpg.exceptions.ProtocolError("odd"),
         asyncpg.exceptions.ConnectionDoesNotExistError("gone"), _base.ClientConfigurationError("bad"),
     ):  # fmt: skip
-        with pytest.raises(OutcomeUnknownError if writing else UnavailableError) as caught, map_errors(writing=writing):
-            raise error
-        assert str(caught.value), repr(error)
+        mapped = ours(error, writing=writing)
+        assert type(mapped) is (OutcomeUnknownError if writing else UnavailableError)
+        assert str(mapped), repr(error)
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("a bug"), KeyError("a bug"), asyncio.CancelledError(), StorageError("ours")]
 )
 def test_what_is_not_foreign_passes(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, map_errors(writing=True):
+    with pytest.raises(type(error)) as caught, map_errors():
         raise error
     assert caught.value is error
 
@@ -344,9 +341,9 @@ def test_a_function_that_was_dropped_makes_a_session_new(
     error: asyncpg.PostgresError, of_an_old_query_plan: bool
 ) -> None:
     """Only PostgreSQL's own words for it, which it does not translate."""
-    with pytest.raises(RefusedError) as caught, map_errors(writing=True):
-        raise error
-    assert caught.value.of_an_old_query_plan is of_an_old_query_plan
+    mapped = ours(error, writing=True)
+    assert isinstance(mapped, RefusedError)
+    assert mapped.of_an_old_query_plan is of_an_old_query_plan
 
 
 # What a process remembers of the database, and what it makes of answers that come in any order (R19).

@@ -218,8 +218,8 @@ class Finisher:
 # 3. What cannot be decided now is tried again after a pause; if that takes long, it is reported. Where the reason
 #    concerns everything (the database is away, the source is quarantined), nothing more is taken, and all lanes wait
 #    until the log has been looked at again. Meanwhile `take` is called with 0, so that this member stays one.
-# 4. A generation that was raised ends the session: what is in hand may be of another log, and is left out. The next
-#    session takes from where the log's consumers are.
+# 4. A generation that was raised ends the membership: what is in hand may be of another log, and is left out. The next
+#    membership takes from where the log's consumers are.
 # 5. What is decided is said to be done, many at once (`Finisher`). After a crash before that they come again
 #    (deciding.py).
 # 6. Partitions that are lost: what has not begun of them is left out. What has begun may still land: then the next
@@ -237,8 +237,8 @@ class ConsumerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionParts:
-    """What a session works with."""
+class MembershipParts:
+    """What a membership works with."""
 
     log: Log
     member: str
@@ -251,10 +251,10 @@ class SessionParts:
     progress: Progress = field(default_factory=Progress)
 
 
-class Session:
+class Membership:
     """One of them. `over` ends it."""
 
-    def __init__(self, parts: SessionParts) -> None:
+    def __init__(self, parts: MembershipParts) -> None:
         self._parts = parts
         self._hand = InHand(parts.limits.messages, parts.limits.bytes)
         self._lanes = KeyQueues(self._decide)
@@ -365,7 +365,7 @@ class Session:
 
     def _wait_all(self, reason: str) -> None:
         """Nothing can be decided: all messages wait until the log has been looked at again. That is no more done after
-        the end of the session: what is not decided by then is left out.
+        the end of the membership: what is not decided by then is left out.
         """
         if self.over.is_set():
             return
@@ -402,7 +402,7 @@ class Session:
     # Deciding
 
     async def _decide(self, received: Received) -> None:
-        """Have a message decided, however long it takes; when the session is over, it is left out instead."""
+        """Have a message decided, however long it takes; when the membership is over, it is left out instead."""
         parts, backoff, faults, reported = self._parts, Backoff(self._times), 0, False
         too_slow: Problem | None = None
         began = asyncio.get_running_loop().time()
@@ -498,17 +498,17 @@ class QueueConsumer:
         self._reports = reports
         self._progress = Progress()
         self._pause = Pause(reports)
-        self._parts = SessionParts(log, member, ledger, decider, reports, limits, self._pause, times, self._progress)
+        self._parts = MembershipParts(log, member, ledger, decider, reports, limits, self._pause, times, self._progress)
         self._times = times
         self._stopping = asyncio.Event()
-        self._session: Session | None = None
+        self._membership: Membership | None = None
         self._noted_pause: str | None = _OF_BEFORE
         self._committed: tuple[int, list[int]] | None = None
         """What was noted last: the generation, and by partition below which offset all is committed."""
 
     @property
     def partitions(self) -> frozenset[int]:
-        return self._session.consumer.partitions if self._session is not None else frozenset()
+        return self._membership.consumer.partitions if self._membership is not None else frozenset()
 
     @property
     def paused_because(self) -> str | None:
@@ -525,15 +525,15 @@ class QueueConsumer:
         ]
         try:
             while not self._stopping.is_set():
-                self._session = session = Session(self._parts)
-                await session.run()
-                if session.left_because is not None:
+                self._membership = membership = Membership(self._parts)
+                await membership.run()
+                if membership.left_because is not None:
                     # Others that can go on have its partitions now. Were it to stay, its hand would fill in silence.
-                    self._session = None
-                    self._pause.begin(session.left_because)
+                    self._membership = None
+                    self._pause.begin(membership.left_because)
                     await self._stopping.wait()
         finally:
-            self._session = None
+            self._membership = None
             for task in noting:
                 task.cancel()
             await asyncio.wait(noting)
@@ -545,8 +545,8 @@ class QueueConsumer:
     def stop(self) -> None:
         """Have `run` return when what has begun is decided."""
         self._stopping.set()
-        if self._session is not None:
-            self._session.over.set()
+        if self._membership is not None:
+            self._membership.over.set()
 
     async def stopped(self, within: float) -> bool:
         """Wait so many seconds for `stop` to be called; whether it was."""

@@ -29,7 +29,7 @@ from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.rounds import Evidence, Operation, Replayed, attempt_keyed, landed_meanwhile
 from fencepost.server.gateway.write import with_column
 from fencepost.server.postgres import connection as backends
-from fencepost.server.postgres.connection import Connection, GatewayConnection, gateway_connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import as_gateway, in_transaction
 from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
@@ -37,7 +37,6 @@ from fencepost.server.postgres.errors import (
     RoleError,
     UnavailableError,
     UncommittedError,
-    map_errors,
 )
 from fencepost.server.postgres.group_commit import Broken
 
@@ -59,11 +58,11 @@ async def perform(gateway: Gateway, operation: Operation, after: Broken | None =
 async def _until_decided(gateway: Gateway, operation: Operation, after: Broken | None) -> Outcome:
     times, clock = gateway.times.requests, gateway.times.clock
     unknown: OutcomeUnknownError | None = after.error if after is not None else None
-    broken: GatewayConnection | None = after.connection if after is not None else None
-    deciding: GatewayConnection | None = None
+    broken: Session | None = after.connection if after is not None else None
+    deciding: Session | None = None
     deadline = 0.0 if after is None else clock.monotonic() + times.resolve_within
 
-    async def decide(connection: Connection) -> Outcome:
+    async def decide(connection: Session) -> Outcome:
         nonlocal broken, deciding
         if unknown is not None and broken is not None:
             async with as_gateway(connection, gateway.caller):  # whose backend it was
@@ -71,7 +70,7 @@ async def _until_decided(gateway: Gateway, operation: Operation, after: Broken |
             if (settled := await _settle(connection, operation, unknown, ended=ended)) is not None:
                 return settled
             broken = None  # only now: whatever breaks before is asked again
-        deciding = gateway_connection(connection)
+        deciding = connection
         return await _decide(connection, operation)
 
     while True:
@@ -94,12 +93,10 @@ async def _until_decided(gateway: Gateway, operation: Operation, after: Broken |
         await clock.sleep(pause)
 
 
-async def _end(
-    gateway: Gateway, connection: Connection, unknown: OutcomeUnknownError, broken: GatewayConnection
-) -> bool:
+async def _end(gateway: Gateway, connection: Session, unknown: OutcomeUnknownError, broken: Session) -> bool:
     """End the backend of the broken connection. False: it is one of another history, where nothing can be asked."""
     uncommitted = isinstance(unknown, UncommittedError)
-    if not uncommitted and not gateway_connection(connection).origin.same_history(broken.origin):
+    if not uncommitted and not connection.origin.same_history(broken.origin):
         return False
     try:
         await backends.end(connection, broken.backend, gateway.times.connections.end_backend_within)
@@ -109,7 +106,7 @@ async def _end(
 
 
 async def _settle(
-    connection: Connection, operation: Operation, unknown: OutcomeUnknownError, *, ended: bool
+    connection: Session, operation: Operation, unknown: OutcomeUnknownError, *, ended: bool
 ) -> Problem | None:
     """Find out what a backend did that was ended. None: it can be tried again."""
     if not ended:
@@ -117,8 +114,7 @@ async def _settle(
     if isinstance(unknown, UncommittedError) or operation.once is not None:
         return None
     try:
-        with map_errors(writing=False):
-            evidence = await operation.marks.evidence(connection, operation)
+        evidence = await operation.marks.evidence(connection, operation)
     except RefusedError as error:  # a lock or time limit: our question was refused, and not the write
         raise UnavailableError(_NOT_ASKED.format(error)) from error
     return None if evidence.landed is False else _unknown(unknown, evidence, operation)
@@ -130,7 +126,7 @@ def _give_up(unknown: OutcomeUnknownError, operation: Operation) -> Problem:
     return _unknown(unknown, Evidence(None), operation, may_still_land=True)
 
 
-async def _decide(connection: Connection, operation: Operation) -> Outcome:
+async def _decide(connection: Session, operation: Operation) -> Outcome:
     async with with_column(connection, operation.table, operation.body, operation.row.key, operation.query):
         try:
             return await _once(connection, operation)
@@ -141,7 +137,7 @@ async def _decide(connection: Connection, operation: Operation) -> Outcome:
             return problem
 
 
-async def _once(connection: Connection, operation: Operation) -> Outcome:
+async def _once(connection: Session, operation: Operation) -> Outcome:
     once = operation.once
     whole = operation.binding is not None or operation.marks.in_transaction
     if once is None and not whole and not connection.is_in_transaction():
@@ -154,10 +150,10 @@ async def _once(connection: Connection, operation: Operation) -> Outcome:
                 raise
 
 
-async def _attempted(connection: Connection, operation: Operation) -> Outcome:
+async def _attempted(connection: Session, operation: Operation) -> Outcome:
     """Attempt it in the transaction that is open."""
 
-    def attempt(connection: Connection) -> Awaitable[Outcome]:
+    def attempt(connection: Session) -> Awaitable[Outcome]:
         return operation.marks.attempt(connection, operation)
 
     once, binding = operation.once, operation.binding

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import asyncpg
-
 from fencepost.server.fence.problem_types import OUTCOME_UNKNOWN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
@@ -23,9 +21,15 @@ from fencepost.server.gateway.outcomes import NOTHING, Together
 from fencepost.server.gateway.refusals import RETRY_AFTER, acting, as_for, problem_of_refused, unavailable
 from fencepost.server.gateway.use_cases import MOST_DOUBTS
 from fencepost.server.observe.events import Accepted, Event, Refused
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import in_transaction
-from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, UnavailableError, UncommittedError
+from fencepost.server.postgres.errors import (
+    OutcomeUnknownError,
+    RefusedError,
+    UnavailableError,
+    UncommittedError,
+    cancelled,
+)
 from fencepost.server.postgres.tables import Table
 
 T = TypeVar("T")
@@ -84,7 +88,7 @@ async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run
     return answer
 
 
-async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run, connection: Connection) -> T:
+async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run, connection: Session) -> T:
     run.events.clear()
     run.doubted.clear()
     whole = Together(connection, doubted=run.doubted)
@@ -97,7 +101,7 @@ async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _
             async with asyncio.timeout_at(run.until):
                 return await use(part)
         except TimeoutError:
-            raise asyncpg.QueryCanceledError(
+            raise cancelled(
                 f"the batch took more than {seconds:g} s (FENCEPOST_STATEMENT_TIMEOUT), and nothing was written"
             ) from None
 

@@ -53,9 +53,8 @@ from fencepost.server.gateway.rounds import (
 from fencepost.server.gateway.write import IdempotencyKey, enter, needs_fitting, refused_scope, require_fitting
 from fencepost.server.locks.leases import Overtaken
 from fencepost.server.postgres import keyed, reading, scopes
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import as_caller, users_code
-from fencepost.server.postgres.errors import map_errors
 from fencepost.server.postgres.group_commit import AGAIN
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import Appeared, claim_absent, in_key_order, read_resource
@@ -95,7 +94,7 @@ def claimable(table: ProtectedTable, resource: Resource) -> Scope | Problem | No
     )
 
 
-async def require_storable(connection: Connection, tables: Sequence[Table], values: Key) -> None:
+async def require_storable(connection: Session, tables: Sequence[Table], values: Key) -> None:
     """Refuse the claim of a scope that no row can have (QueryError): none of its tables stores the values as they are.
     The claim would fence no holder.
     """
@@ -103,9 +102,8 @@ async def require_storable(connection: Connection, tables: Sequence[Table], valu
     if any(not scopes.may_change(table, scope, values) for table, scope in sharing):
         return
     for table, scope in sharing:
-        with map_errors(writing=False):
-            if await scopes.stores(connection, table, scope, values):
-                return
+        if await scopes.stores(connection, table, scope, values):
+            return
     if sharing:
         named = f"{sharing[0][1].prefix}/{','.join(values)}"
         where = ", ".join(table.name for table, _ in sharing)
@@ -113,7 +111,7 @@ async def require_storable(connection: Connection, tables: Sequence[Table], valu
 
 
 async def refuse_scope(
-    connection: Connection, caller: Caller, scope: Scope, tables: Sequence[Table], name: str, *, writing: bool
+    connection: Session, caller: Caller, scope: Scope, tables: Sequence[Table], name: str, *, writing: bool
 ) -> Problem | None:
     """Refuse a caller whose role may not see the scope of this name, or (writing) claim it: no row stands for it, which
     PostgreSQL would judge. It needs the privilege for one of the scope's tables; where row security rules them, also
@@ -121,17 +119,16 @@ async def refuse_scope(
     """
     if caller.role is None:
         return None
-    with map_errors(writing=False):
-        open_tables = await scopes.tables_open(connection, scope, writing=writing)
-        if not open_tables:
-            verb = "claim" if writing else "see"
-            detail = f"permission denied for scope {scope.prefix}: {caller.role} may {verb} none of its tables"
-            return Problem(PERMISSION_DENIED, detail, code="42501", status=403)
-        if not all(open_tables.values()):
+    open_tables = await scopes.tables_open(connection, scope, writing=writing)
+    if not open_tables:
+        verb = "claim" if writing else "see"
+        detail = f"permission denied for scope {scope.prefix}: {caller.role} may {verb} none of its tables"
+        return Problem(PERMISSION_DENIED, detail, code="42501", status=403)
+    if not all(open_tables.values()):
+        return None
+    for table in tables:
+        if open_tables.get(table.oid) and await scopes.has_row(connection, table, name, writing=writing):
             return None
-        for table in tables:
-            if open_tables.get(table.oid) and await scopes.has_row(connection, table, name, writing=writing):
-                return None
     return Problem(ROW_NOT_FOUND, f"There is no row of the scope {name}.")
 
 
@@ -200,10 +197,10 @@ class ClaimOfRow(Operation):
     most_bytes: int
     """How many bytes the row may have, which is the answer."""
 
-    async def write(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Session) -> Outcome:
         return await claim_row(connection, self.table, self.row, self.most_bytes)
 
-    async def evidence(self, connection: Connection) -> Evidence:
+    async def evidence(self, connection: Session) -> Evidence:
         return await row_evidence(connection, self.table, self.row.key, self.row.token)
 
 
@@ -221,19 +218,19 @@ class ClaimOfScope(Operation):
         """Values are stored nowhere, but all tables are asked whether one could store them."""
         return any(table.runs_code for table in self.sharing)
 
-    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
+    async def scopes(self, connection: Session, scope: Scope) -> list[str]:
         names = await scopes_typed(connection, self.table, scope, [self.values])
         await require_storable(connection, self.sharing, self.values)
         return names
 
-    async def write(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Session) -> Outcome:
         """Nothing is written: no older holder can write to the rows of the scope from now on."""
         name = self.row.scope
         refused = await refuse_scope(connection, self.caller, self.scope, self.sharing, name, writing=True)
         return refused or Done([], self.row.token, resource=name, scope=name)
 
 
-async def claim_row(connection: Connection, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:
+async def claim_row(connection: Session, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
     outcome = await decide_alone(connection, table.kept(_steps, most_bytes), row)
     if table.row_security and isinstance(outcome, Problem) and outcome.type is ROW_NOT_FOUND:
@@ -257,7 +254,7 @@ class Claiming(VerbStatements):
         return not self.table.row_security
 
     async def create(
-        self, connection: Connection, missing: Sequence[tuple[RowWrite, MissingRow]], _number: int
+        self, connection: Session, missing: Sequence[tuple[RowWrite, MissingRow]], _number: int
     ) -> Sequence[Answer]:
         """Raise the mark of a key without a row; a row that it has by now is written in the next round."""
         ((write, verdict),) = missing
@@ -329,7 +326,7 @@ def resolve(catalog: Catalog, claims: Sequence[str], source: str = BUILTIN) -> l
 
 
 async def claim_all(
-    connection: Connection,
+    connection: Session,
     gateway: Gateway,
     claimed: Sequence[ClaimTarget],
     token: Token,
@@ -346,7 +343,7 @@ async def claim_all(
 
 
 async def _claim_all(
-    connection: Connection,
+    connection: Session,
     gateway: Gateway,
     claimed: Sequence[ClaimTarget],
     token: Token,
@@ -369,8 +366,7 @@ async def _claim_all(
         if len(numbers) == 1:
             order = [(0, "")]
         else:
-            with map_errors(writing=False):
-                order = await in_key_order(connection, table, [claimed[number].key for number in numbers])
+            order = await in_key_order(connection, table, [claimed[number].key for number in numbers])
         known_as: dict[str, Done] = {}
         for position, resource in order:
             if resource not in known_as:
@@ -385,7 +381,7 @@ async def _claim_all(
 
 
 async def _claim_scopes(
-    connection: Connection,
+    connection: Session,
     caller: Caller,
     claimed: Sequence[ClaimTarget],
     token: Token,
@@ -398,16 +394,14 @@ async def _claim_scopes(
     named: list[tuple[str, int, Scope]] = []
     for number, each in enumerate(claimed):
         if each.scope is not None:
-            with map_errors(writing=False):
-                names = await scopes_typed(connection, each.table, each.scope, [each.key])
+            names = await scopes_typed(connection, each.table, each.scope, [each.key])
             if not repeated:
                 await require_storable(connection, each.sharing, each.key)
             named.append((names[0], number, each.scope))
     for name, number, scope in sorted(named, key=lambda each: each[0].encode()):
         table = claimed[number].table
         if repeated:
-            with map_errors(writing=False):
-                found = await scope_marks(connection, scope, [name])
+            found = await scope_marks(connection, scope, [name])
             known = max(found[0].mark, token)
             mark = known if shown_mark(claimed[number].table.fence.rule, known) is not None else token
             done[number] = Done([], mark, resource=name, scope=name)
@@ -423,7 +417,7 @@ async def _claim_scopes(
 
 
 async def _claim(
-    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str, most_bytes: int
+    connection: Session, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str, most_bytes: int
 ) -> Done:
     outcome = await claim_row(connection, table, RowWrite(key, token), most_bytes)
     if isinstance(outcome, Done):
@@ -432,13 +426,12 @@ async def _claim(
 
 
 async def _roll_back(
-    connection: Connection, outcome: Problem, table: ProtectedTable, token: Token, source: str
+    connection: Session, outcome: Problem, table: ProtectedTable, token: Token, source: str
 ) -> NoReturn:
     """Roll the grant back: a younger token was there first, or the claim is refused for good."""
     if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
         raise RefusedClaim(outcome)
-    with map_errors(writing=False):
-        issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
+    issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
     if outcome.current_token is not None and outcome.current_token <= issued:
         raise Overtaken
     name = table.fence.name
@@ -458,15 +451,14 @@ async def _roll_back(
 
 
 async def _reread(
-    connection: Connection, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str, most_bytes: int
+    connection: Session, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str, most_bytes: int
 ) -> Done:
     """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
-    with map_errors(writing=False):
-        found = await read_resource(connection, table, key)
-        try:
-            row = await reading.row(connection, table, key, None, most_bytes)
-        except reading.TooManyBytesError as error:
-            raise RefusedClaim(_too_large(most_bytes)) from error
+    found = await read_resource(connection, table, key)
+    try:
+        row = await reading.row(connection, table, key, None, most_bytes)
+    except reading.TooManyBytesError as error:
+        raise RefusedClaim(_too_large(most_bytes)) from error
     known = max(found.live or 0, found.recorded or 0, token)
     mark = known if shown_mark(table.fence.rule, known) is not None else token
     return Done([row.json] if row else [], mark, resource=found.resource)

@@ -22,7 +22,7 @@ from fencepost.server.locks.leases import Leases
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import CallerRefused, Emit
 from fencepost.server.postgres.catalog_cache import CatalogCache
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import AllowedRoles, Database, run_write
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.group_commit import GroupCommit
@@ -195,7 +195,7 @@ class Share:
         self._own = asyncio.Semaphore(max(batches.of_lines - 1, 1))
 
     @asynccontextmanager
-    async def connection(self, connection: AbstractAsyncContextManager[Connection]) -> AsyncIterator[Connection]:
+    async def connection(self, connection: AbstractAsyncContextManager[Session]) -> AsyncIterator[Session]:
         """Lend it as one of the share, which is waited for as long as it takes."""
         async with self._own, self._all, connection as lent:
             yield lent
@@ -258,20 +258,20 @@ class Gateway:
         """Give the same parts to the use cases of this caller's request."""
         return self if caller is self.caller else replace(self, caller=caller)
 
-    def connection(self, table: Table) -> AbstractAsyncContextManager[Connection]:
+    def connection(self, table: Table) -> AbstractAsyncContextManager[Session]:
         """Lend a connection for questions about a user's table. Raises what Database.connection does."""
         if self.together is not None:
             return self.together.part(self.caller, runs_code=table.runs_code)
         counted = self.share is None
         return self._of_share(self.database.connection(caller=self.caller, counted=counted, runs_code=table.runs_code))
 
-    def own_connection(self) -> AbstractAsyncContextManager[Connection]:
+    def own_connection(self) -> AbstractAsyncContextManager[Session]:
         """Lend one for a question of the gateway's own, for whoever asks. Raises what Database.connection does."""
         if self.together is not None and self.caller.role is None:
             return nullcontext(self.together.connection)
         return self._of_share(self.database.connection(counted=self.share is None))
 
-    async def run_write(self, work: Callable[[Connection], Awaitable[T]], *, runs_code: bool) -> T:
+    async def run_write(self, work: Callable[[Session], Awaitable[T]], *, runs_code: bool) -> T:
         """Do a write to users' tables as the caller. `runs_code`: see Database.connection."""
         lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None, runs_code=runs_code)
         if self.share is not None:
@@ -279,7 +279,7 @@ class Gateway:
         async with self.shares.place(ASKING.get()):
             return await run_write(lend, work)
 
-    def _of_share(self, connection: AbstractAsyncContextManager[Connection]) -> AbstractAsyncContextManager[Connection]:
+    def _of_share(self, connection: AbstractAsyncContextManager[Session]) -> AbstractAsyncContextManager[Session]:
         """Have a connection lent as one of the batch's share, if a batch's line asks."""
         return connection if self.share is None else self.share.connection(connection)
 
@@ -296,7 +296,7 @@ class Gateway:
         share = Share(self.batches)
         return replace(self, share=share, turns=share.turns)
 
-    def read_connection(self, whose: str, *, runs_code: bool) -> AbstractAsyncContextManager[Connection]:
+    def read_connection(self, whose: str, *, runs_code: bool) -> AbstractAsyncContextManager[Session]:
         """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError. `runs_code`:
         see Database.connection.
         """

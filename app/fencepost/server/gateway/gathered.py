@@ -11,7 +11,7 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.outcomes import Reads
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError, UnavailableError
 from fencepost.server.postgres.group_commit import ALONE, Alone, BatchQueue, GroupCommit, RoleQueues
@@ -258,7 +258,7 @@ def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLane
     own_types = any("." in table.columns[name].base_type for name in columns)
     reads = keyed_reads(table, select, columns, most_answer_bytes)
 
-    async def run(connection: Connection, batch: Sequence[Key]) -> "list[FencedRow | Alone | None]":
+    async def run(connection: Session, batch: Sequence[Key]) -> "list[FencedRow | Alone | None]":
         return await reads.run(connection, batch)
 
     def make(lane: Caller) -> ReadQueue:

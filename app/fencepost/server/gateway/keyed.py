@@ -63,9 +63,9 @@ from fencepost.server.gateway.write import (
 )
 from fencepost.server.postgres import keyed
 from fencepost.server.postgres import marks as row_marks
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import in_transaction, savepoint
-from fencepost.server.postgres.errors import RefusedError, map_errors
+from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.server.postgres.keyed import CALLER, Change, FencedRow, Record, Wait, WriteStatement
 from fencepost.server.postgres.query import Query, Select
@@ -119,16 +119,16 @@ class VerbStatements:
         """Whether a missing row is created."""
         return self.creating is not None
 
-    async def write(self, connection: Connection, writes: Sequence[RowWrite], number: int) -> list[Answer]:
+    async def write(self, connection: Session, writes: Sequence[RowWrite], number: int) -> list[Answer]:
         """Change or delete rows that the marks let pass."""
         rows = await (self.careful if number else self.first).run(connection, writes)
         return self.marks.answers(writes, rows, created=self.inserts)
 
-    async def ask(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def ask(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Find out why rows were not reached."""
         return await self.marks.why(connection, self, writes)
 
-    async def ask_rows(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def ask_rows(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Ask for the marks of rows and keys. What kept a POST from inserting is found out alone."""
         if self.inserts:
             return [ALONE] * len(writes)
@@ -146,28 +146,27 @@ class VerbStatements:
         return [no_row(self.table, write.key) for write in writes]
 
     async def create(
-        self, connection: Connection, missing: Sequence[tuple[RowWrite, MissingRow]], number: int
+        self, connection: Session, missing: Sequence[tuple[RowWrite, MissingRow]], number: int
     ) -> Sequence[Answer]:
         """Create rows. A duplicate answers nothing in a batch, and is an error (which undoes only itself) alone."""
         writes = [write for write, _ in missing]
         if self.wait == "skip":
             return self.marks.made(writes, await self._insert(connection, writes))
         try:
-            with map_errors(writing=True):
-                async with savepoint(connection):
-                    rows = await self._insert(connection, writes)
+            async with savepoint(connection):
+                rows = await self._insert(connection, writes)
         except RefusedError as error:
             if error.sqlstate != UNIQUE_VIOLATION:
                 raise
             return [await self.marks.duplicate(connection, self, missing[0], error, number)]
         return self.marks.made(writes, rows)
 
-    async def _insert(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[FencedRow | None]:
+    async def _insert(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[FencedRow | None]:
         if self.creating is None:
             raise RuntimeError("this verb creates no rows")
         return await self.creating.run(connection, writes)
 
-    async def never_reached(self, connection: Connection, write: RowWrite) -> Outcome:
+    async def never_reached(self, connection: Session, write: RowWrite) -> Outcome:
         return await self.marks.given_up(connection, self, write)
 
 
@@ -329,14 +328,14 @@ class _Batches:
     lenient: bool
     """Whether a write alone may need fewer privileges than the batch."""
 
-    async def run(self, connection: Connection, batch: Sequence[Batched]) -> Sequence[Answer]:
+    async def run(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Write, and ask: statements that each commit by themselves."""
         try:
             return await round_of(connection, self.steps, [write.row for write in batch], committed=True)
         except RefusedError as error:
             return self._left_alone(batch, error)
 
-    async def run_in_transaction(self, connection: Connection, batch: Sequence[Batched]) -> Sequence[Answer]:
+    async def run_in_transaction(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Look the keys up, enter the scopes, write, record."""
         try:
             return await in_transaction(connection, lambda: self._steps(connection, batch))
@@ -348,7 +347,7 @@ class _Batches:
             return [ALONE] * len(batch)
         raise error
 
-    async def _steps(self, connection: Connection, batch: Sequence[Batched]) -> list[Answer]:
+    async def _steps(self, connection: Session, batch: Sequence[Batched]) -> list[Answer]:
         answers: list[Answer] = [ALONE] * len(batch)
         left: Sequence[int] = range(len(batch))
         if self.prelude is not None:
@@ -361,7 +360,7 @@ class _Batches:
         return answers
 
     async def _open(
-        self, connection: Connection, prelude: Prelude, batch: Sequence[Batched], answers: list[Answer]
+        self, connection: Session, prelude: Prelude, batch: Sequence[Batched], answers: list[Answer]
     ) -> list[int]:
         """Look keys up and enter scopes; gives the numbers of the writes that may go on."""
         left = []
@@ -392,7 +391,7 @@ def _not_entered(table: ProtectedTable, row: RowWrite, opened: Opened) -> Answer
 
 
 async def _record(
-    connection: Connection, batch: Sequence[Batched], left: Sequence[int], answers: Sequence[Answer]
+    connection: Session, batch: Sequence[Batched], left: Sequence[int], answers: Sequence[Answer]
 ) -> None:
     """Record what is answered under the keys of those that were accepted, last."""
     records: list[Record] = []
@@ -510,13 +509,13 @@ class OfRow(Operation):
     missing: bool = False
     """Whether its scope was looked for, and there is no row, and so none to write."""
 
-    async def write(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Session) -> Outcome:
         """Write, ask, create, until it is decided."""
         if self.missing:
             return no_row(self.table, self.row.key)
         return await decide_alone(connection, self.plan.alone, self.row)
 
-    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
+    async def scopes(self, connection: Session, scope: Scope) -> list[str]:
         """Read the row's scope; that of a row to be created, or that is missing, the request may name."""
         named = {*self.table.key, *self.plan.change.columns}
         if self.plan.alone.creates:
@@ -528,18 +527,17 @@ class OfRow(Operation):
             name = await self._named_scope(connection, scope)
         return [] if name is None else [name]
 
-    async def _named_scope(self, connection: Connection, scope: Scope) -> str | None:
+    async def _named_scope(self, connection: Session, scope: Scope) -> str | None:
         columns = self.plan.change.columns
         return await scope_named(connection, self.table, scope, self.row.key, columns, self.row.body)
 
-    async def explain(self, connection: Connection, error: RefusedError) -> Problem | None:
+    async def explain(self, connection: Session, error: RefusedError) -> Problem | None:
         """Answer a DELETE as stale or spent where the row was written before in the same transaction (of a batch that
         lands as a whole): PostgreSQL's function sees an own write, and takes it for a trigger's.
         """
         if error.sqlstate != SUPPRESSED or not connection.is_in_transaction():
             return None
-        with map_errors(writing=False):
-            (standing,) = await row_marks.ask(connection, self.table, [self.row.key])
+        (standing,) = await row_marks.ask(connection, self.table, [self.row.key])
         verdict = judge(standing, self.table.fence, self.row.token)
         return None if verdict is None else problem_of_verdict(verdict, self.table.fence)
 
@@ -547,7 +545,7 @@ class OfRow(Operation):
         """Name the row: that of a PUT as it was stored."""
         return (done.resource or self.name,)
 
-    async def evidence(self, connection: Connection) -> Evidence:
+    async def evidence(self, connection: Session) -> Evidence:
         """Ask for the row's mark."""
         creates = self.plan.alone.creates
         return await row_evidence(connection, self.table, self.row.key, self.row.token, creates=creates)

@@ -40,13 +40,12 @@ from fencepost.server.gateway.write import name_of_key
 from fencepost.server.locks.leases import Leases, Overtaken, TakeResult
 from fencepost.server.locks.source import SourceError
 from fencepost.server.observe.events import LeaseAsked, LeaseVerb
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
     RefusedError,
     StorageError,
     UnavailableError,
-    map_errors,
 )
 from fencepost.server.postgres.leases import (
     Acquired,
@@ -196,8 +195,7 @@ async def _name(gateway: Gateway, table: ProtectedTable, resource: Resource) -> 
     if scope is None:
         return await name_of_key(gateway, table, resource.key)
     async with gateway.connection(table) as connection:
-        with map_errors(writing=False):
-            return (await scopes_typed(connection, table, scope, [resource.key]))[0]
+        return (await scopes_typed(connection, table, scope, [resource.key]))[0]
 
 
 # Why an acquire was refused.
@@ -629,7 +627,7 @@ async def _acquire_and_seal(gateway: Gateway, wanted: LockRequest, gone: "asynci
         binding = await binding_of(gateway, wanted.source, wanted.names, wanted.claims, writes)
     wanted = replace(wanted, writes=writes)
 
-    async def claim(connection: Connection, token: Token, repeated: bool) -> list[Done]:
+    async def claim(connection: Session, token: Token, repeated: bool) -> list[Done]:
         return await claim_all(connection, gateway, claimed, token, repeated=repeated, source=wanted.source)
 
     granted = _grant_or_problem(await locks.take(wanted, claim if claimed else None, gone), wanted)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import asyncpg
-
 from fencepost.server.fence.problem_types import (
     BODY_TOO_LARGE,
     NOT_ACCEPTABLE,
@@ -50,8 +48,8 @@ from fencepost.server.gateway.rounds import (
 )
 from fencepost.server.gateway.write import Write, may_need_fitting, no_scope, require_columns_of
 from fencepost.server.postgres import keyed, marks, scopes
-from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.errors import RefusedError, map_errors
+from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.errors import RefusedError, conflict
 from fencepost.server.postgres.group_commit import AGAIN, ALONE, Alone, Broken
 from fencepost.server.postgres.keyed import Change, Wait
 from fencepost.server.postgres.many import (
@@ -224,17 +222,16 @@ class NewRows(Operation):
 
     change: Change
 
-    async def write(self, connection: Connection) -> Outcome:
-        with map_errors(writing=True):
-            statement = self.table.kept(keyed.insert, self.change, "block")
-            rows = await statement.rows(connection, self.row)
+    async def write(self, connection: Session) -> Outcome:
+        statement = self.table.kept(keyed.insert, self.change, "block")
+        rows = await statement.rows(connection, self.row)
         if len(rows) != 1:
             return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])
         done = self.marks.done(self.row, rows[0], created=True)
         done.resources = (done.resource,)
         return done
 
-    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
+    async def scopes(self, connection: Session, scope: Scope) -> list[str]:
         """Render the scopes that the body names."""
         require_columns_of(scope, self.table, self.change.columns)
         names = await scopes.scopes_of_body(connection, self.table, scope, self.row.body)
@@ -243,15 +240,14 @@ class NewRows(Operation):
     def refused(self, by: Sequence[Entered]) -> Problem:
         return refused_by_scopes(self.table, self.row.token, by)
 
-    async def explain(self, connection: Connection, error: RefusedError) -> Problem | None:
+    async def explain(self, connection: Session, error: RefusedError) -> Problem | None:
         """Answer a duplicate under a stale token as stale (FP001, not 23505), and list every row that refuses; one
         under a token that was never issued is FP018.
         """
         table, fence = self.table, self.table.fence
         if error.sqlstate not in _MAY_BE_A_MARK or not self._names_keys():
             return None
-        with map_errors(writing=False):
-            standings = await self._standings(connection)
+        standings = await self._standings(connection)
         verdicts = [judge(standing, fence, self.row.token) for standing in standings]
         problems = [problem_of_verdict(verdict, fence) for verdict in verdicts if verdict is not None]
         refusals = [p for p in problems if p.type in (STALE_TOKEN, SPENT_TOKEN)]
@@ -263,14 +259,14 @@ class NewRows(Operation):
         """Name the rows as they were stored: a trigger may have given one another key."""
         return names_of(done)
 
-    async def evidence(self, connection: Connection) -> Evidence:
+    async def evidence(self, connection: Session) -> Evidence:
         """Ask for the marks of all keys, unless the database makes or changes the keys, or a policy hides rows."""
         known = self._names_keys() and not may_need_fitting(self.table)
         if not known or self.table.row_security or await keys_may_change(connection, self.table):
             return Evidence(None)
         return rows_evidence(await self._standings(connection), self.row.token)
 
-    async def _standings(self, connection: Connection) -> list[KeyState]:
+    async def _standings(self, connection: Session) -> list[KeyState]:
         found = await marks.ask_elements(connection, self.table, self.row.body)
         return sorted((each.standing for each in found), key=lambda standing: standing.resource)
 
@@ -345,14 +341,13 @@ class RowsMatching(Operation):
     change: Change
     limit: int
 
-    async def write(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Session) -> Outcome:
         """Lock, judge and write them in one statement: all of them, or none."""
         filters = self.query.filters
-        with map_errors(writing=True):
-            outcome = await write_matching(connection, self.table, filters, self.row, self.change, self.limit)
+        outcome = await write_matching(connection, self.table, filters, self.row, self.change, self.limit)
         return self._answer(outcome)
 
-    async def scopes(self, connection: Connection, scope: Scope) -> list[str] | Outcome:
+    async def scopes(self, connection: Session, scope: Scope) -> list[str] | Outcome:
         filters = self.query.filters
         names = await scopes.scopes_matching(connection, self.table, scope, filters, self.limit)
         if isinstance(names, TooManyRows):
@@ -443,10 +438,10 @@ def _ready_for_array(
 class NoRows(Operation):
     """An empty array: a write that is recorded under its Idempotency-Key, and does nothing."""
 
-    async def write(self, _connection: Connection) -> Outcome:
+    async def write(self, _connection: Session) -> Outcome:
         return Done([])
 
-    async def scopes(self, _connection: Connection, _scope: Scope) -> list[str]:
+    async def scopes(self, _connection: Session, _scope: Scope) -> list[str]:
         """Enter none."""
         return []
 
@@ -463,12 +458,12 @@ class NamedRows(Operation):
     missing: Sequence[str] = ()
     """The rows whose scopes were looked for, and that are not there."""
 
-    async def write(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Session) -> Outcome:
         if self.missing:
             return _no_rows(self.missing)
         return await decide_alone(connection, self.rounds, self.row)
 
-    async def scopes(self, connection: Connection, scope: Scope) -> list[str]:
+    async def scopes(self, connection: Session, scope: Scope) -> list[str]:
         """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
         places = await place_elements(connection, self.table, self.row.body)
         self.rounds.know([(each.element, each.resource) for each in places])
@@ -485,7 +480,7 @@ class NamedRows(Operation):
     def written(self, done: Done) -> Sequence[str]:
         return names_of(done)
 
-    async def evidence(self, connection: Connection) -> Evidence:
+    async def evidence(self, connection: Session) -> Evidence:
         """Ask for the marks of all keys: the write would have raised all of them (R15)."""
         if self.table.row_security:
             return Evidence(None)
@@ -520,14 +515,14 @@ class _Rounds:
         _require_keys(self.table, known)
         self.known = known
 
-    async def write(self, connection: Connection, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
+    async def write(self, connection: Session, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
         outcome = await write_elements(connection, self.table, self.row, self.change)
         if not isinstance(outcome, Unwritten):
             return [Done(outcome.rows, resources=outcome.names)]
         self.met = outcome.met
         return [ALONE]
 
-    async def ask(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def ask(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Find out why not all rows were reached."""
         return await self.marks.why(connection, self, writes)
 
@@ -535,7 +530,7 @@ class _Rounds:
         """Answer as if there were none of the rows that were not met."""
         return [_no_rows(self.unmet)]
 
-    async def ask_rows(self, connection: Connection, _writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def ask_rows(self, connection: Session, _writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Ask for the marks of all keys. In a transaction, what nothing refuses starts over: step 3 above."""
         asked = await ask_elements(connection, self.table, self.row.body)
         if (problem := self._why(asked)) is not None:
@@ -545,7 +540,7 @@ class _Rounds:
             return [self._give_up()]
         # With row security it is more likely a policy that hides rows from writing: not worth the pauses.
         if connection.is_in_transaction() and not self.table.row_security:
-            raise asyncpg.SerializationError(f"{self.table.name}: a row came and went meanwhile")
+            raise conflict(f"{self.table.name}: a row came and went meanwhile")
         return [AGAIN]
 
     def _why(self, asked: Sequence[ElementState]) -> Problem | None:

@@ -10,7 +10,7 @@ from typing import Final
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_BUSY
 from fencepost.server.fence.problems import Problem
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database, users_code
 from fencepost.server.postgres.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
 from fencepost.server.postgres.row_sql import Key
@@ -113,14 +113,14 @@ NOTHING: Final = "nothing was written: {}"
 class Together:
     """The transaction."""
 
-    connection: Connection
+    connection: Session
     failed: RefusedError | None = None
     """A deadlock, a serialization failure or an old query plan: for this all of it starts over."""
     doubted: "list[tuple[str, Table | None]]" = field(default_factory=list)
     """Tables, by their names, whose picture may be outdated: a part of it was refused, maybe for that."""
 
     @asynccontextmanager
-    async def part(self, caller: Caller, *, runs_code: bool) -> AsyncIterator[Connection]:
+    async def part(self, caller: Caller, *, runs_code: bool) -> AsyncIterator[Session]:
         """Decide a part of it. `runs_code`: of users', which may change the session: what comes next finds it as it
         was. UnavailableError: the connection has broken, and nothing was written.
         """
@@ -305,7 +305,7 @@ class Reads:
         *,
         counted: bool = False,
         runs_code: bool = False,
-    ) -> AsyncIterator[Connection]:
+    ) -> AsyncIterator[Session]:
         """Lend a connection for a read of rows, which acts as the role of `acting`. `caller`: whose place it takes.
         `counted`: those it is for are counted as waiting already. `runs_code`: see Database.connection. Raises
         UnavailableError, RoleError.

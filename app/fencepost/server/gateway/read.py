@@ -15,9 +15,8 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import holder_of, is_visible, require_key, require_protected, require_served
 from fencepost.server.gateway.write import with_column
 from fencepost.server.postgres import reading
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import as_gateway
-from fencepost.server.postgres.errors import map_errors
 from fencepost.server.postgres.group_commit import Alone
 from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.leases import Issued
@@ -62,8 +61,7 @@ async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcom
             gateway.read_connection(request.caller, runs_code=table.reads_run_code) as connection,
             with_column(connection, table, query=request.query),
         ):
-            with map_errors(writing=False):
-                rows, total = await reading.rows(connection, table, request.query, most, count=request.count)
+            rows, total = await reading.rows(connection, table, request.query, most, count=request.count)
     except reading.TooManyBytesError as error:
         return bad_request(str(error), "?limit= takes fewer rows, ?select= fewer columns; FENCEPOST_MAX_ANSWER_BYTES.")
     return Done(rows, total=total)
@@ -84,8 +82,7 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
             gateway.read_connection(request.caller, runs_code=table.reads_run_code) as connection,
             with_column(connection, table, key=request.key, query=Query(request.select)),
         ):
-            with map_errors(writing=False):
-                row = await reading.row(connection, table, request.key, request.select, gateway.max_answer_bytes)
+            row = await reading.row(connection, table, request.key, request.select, gateway.max_answer_bytes)
     except reading.TooManyBytesError as error:
         return bad_request(str(error), "?select= takes fewer columns; FENCEPOST_MAX_ANSWER_BYTES.")
     return _shown(table, request, row)
@@ -128,8 +125,7 @@ async def explain(gateway: Gateway, resource: Resource, caller: str, asked: Tabl
         gateway.read_connection(caller, runs_code=table.reads_run_code) as connection,
         with_column(connection, table, key=resource.key),
     ):
-        with map_errors(writing=False):
-            found = await read_resource(connection, table, resource.key)
+        found = await read_resource(connection, table, resource.key)
         if gateway.caller.role is not None and table.row_security and found.live is None:
             return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(resource.key)}.")
         tokens = {found.live, found.recorded} - {None} if fence.pinned else set()
@@ -146,21 +142,19 @@ async def _of_scope(
     sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
     runs_code = any(each.reads_run_code for each in (table, *sharing))
     async with gateway.read_connection(caller, runs_code=runs_code) as connection:
-        with map_errors(writing=False):
-            if named:
-                name = (await scopes_typed(connection, table, scope, [key]))[0]
-            elif (of_row := await scope_of_row(connection, table, scope, key)) is not None:
-                name = of_row
-            else:
-                return bad_request(
-                    f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
-                    f"Ask for the scope: {scope.template}.",
-                )
+        if named:
+            name = (await scopes_typed(connection, table, scope, [key]))[0]
+        elif (of_row := await scope_of_row(connection, table, scope, key)) is not None:
+            name = of_row
+        else:
+            return bad_request(
+                f"resource: there is no row {table.name}/{','.join(key)}, and its mark would be that of its scope",
+                f"Ask for the scope: {scope.template}.",
+            )
         if refused := await refuse_scope(connection, gateway.caller, scope, sharing, name, writing=False):
             return refused
-        with map_errors(writing=False):
-            tables = await tables_of(connection, table.fence, scope)
-            (found,) = await marks(connection, scope, [name])
+        tables = await tables_of(connection, table.fence, scope)
+        (found,) = await marks(connection, scope, [name])
         token = found.recorded if table.fence.pinned else None
         async with as_gateway(connection, gateway.caller if token else EVERYBODY):
             by = None if token is None else await _holder(gateway, connection, token, table.fence)
@@ -181,7 +175,7 @@ async def _of_scope(
     return Explained([], body=body)
 
 
-async def _holder(gateway: Gateway, connection: Connection, token: int, fence: Fence) -> Issued | None:
+async def _holder(gateway: Gateway, connection: Session, token: int, fence: Fence) -> Issued | None:
     """Look up whose token this is; None also where the caller may not see his locks."""
     found = await holder_of(connection, token, fence.source)
     return found if found is not None and is_visible(found, gateway.caller) else None

@@ -36,14 +36,13 @@ from fencepost.server.observe.events import HolderUnknown
 from fencepost.server.postgres import upkeep
 from fencepost.server.postgres.answers import Shown, nothing
 from fencepost.server.postgres.answers import shown as read_shown
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.errors import (
     QuarantinedError,
     RefusedError,
     RoleError,
     StorageError,
     UnavailableError,
-    map_errors,
 )
 from fencepost.server.postgres.leases import Issued, issued_to
 from fencepost.server.postgres.query import OtherKeyError, QueryError, Select, UnknownColumnError
@@ -279,10 +278,9 @@ def is_visible(found: Issued, caller: Caller) -> bool:
     return all(caller.may_lock(name) for name in found.locks)
 
 
-async def holder_of(connection: Connection, token: int, source: str) -> Issued | None:
+async def holder_of(connection: Session, token: int, source: str) -> Issued | None:
     """Look up whose token of a source this is."""
-    with map_errors(writing=False):
-        return await issued_to(connection, token, source)
+    return await issued_to(connection, token, source)
 
 
 def _add_holders(refused: Problem, seen: Mapping[int, Issued]) -> Problem:
@@ -325,8 +323,7 @@ async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) 
     name = table.fence.name if table is not None and table.fence is not None else None
     try:
         async with asyncio.timeout(gateway.times.requests.explain_within), gateway.own_connection() as connection:
-            with map_errors(writing=False):
-                found = await upkeep.lock_holders(connection, name)
+            found = await upkeep.lock_holders(connection, name)
     except (StorageError, TimeoutError):  # too busy: no more can be found out
         found = []
     if not found:

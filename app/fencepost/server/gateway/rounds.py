@@ -8,8 +8,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Protocol
 
-import asyncpg
-
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, KEY_IN_FLIGHT, KEY_REUSED
 from fencepost.server.fence.problems import Problem, problem_of
@@ -21,8 +19,8 @@ from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.write import NO_BODY, Body, IdempotencyKey, KeyCheck, Verb, enter, refused_scope
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres import scopes as scope_statements
-from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError, map_errors
+from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError, conflict
 from fencepost.server.postgres.group_commit import ALONE, Alone
 from fencepost.server.postgres.keyed import Change, FencedRow, Record, Recorded, State, Wait
 from fencepost.server.postgres.marks import KeyState, keys_may_change, read_resource
@@ -125,7 +123,7 @@ class Replayed(Done):
 
 
 async def attempt_keyed(
-    connection: Connection, once: IdempotentRequest, attempt: Callable[[Connection], Awaitable[Outcome]]
+    connection: Session, once: IdempotentRequest, attempt: Callable[[Session], Awaitable[Outcome]]
 ) -> Outcome:
     """Attempt an idempotent write in the transaction that is open; leaving it by a Problem must roll it back."""
     if once.message is not None and (known := await _look_up(connection, once.message)) is not None:
@@ -136,16 +134,14 @@ async def attempt_keyed(
         return known
     outcome = await attempt(connection)
     if not isinstance(outcome, Problem):
-        with map_errors(writing=True):
-            for each in once.records(outcome):
-                await keyed.record(connection, *each)
+        for each in once.records(outcome):
+            await keyed.record(connection, *each)
     return outcome
 
 
-async def _look_up(connection: Connection, once: IdempotentRequest) -> Replayed | Problem | None:
+async def _look_up(connection: Session, once: IdempotentRequest) -> Replayed | Problem | None:
     try:
-        with map_errors(writing=True):
-            return answer_of(await keyed.begin(connection, once.caller, once.key, once.payload_hash))
+        return answer_of(await keyed.begin(connection, once.caller, once.key, once.payload_hash))
     except RefusedError as error:  # for example a time limit: no refusal of the write, which may have landed before
         raise UnavailableError(f"the Idempotency-Key could not be looked up: {error}") from error
 
@@ -217,18 +213,18 @@ class Steps(Protocol):
     def creates(self) -> bool:
         """Whether a missing row is created."""
 
-    async def write(self, connection: Connection, writes: Sequence[RowWrite], number: int) -> list[Answer]:
+    async def write(self, connection: Session, writes: Sequence[RowWrite], number: int) -> list[Answer]:
         """Write what the marks let pass; ALONE: no row was reached. `number` counts the rounds from 0."""
 
-    async def ask(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def ask(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Find out why rows were not reached."""
 
     async def create(
-        self, connection: Connection, missing: Sequence[tuple[RowWrite, MissingRow]], number: int
+        self, connection: Session, missing: Sequence[tuple[RowWrite, MissingRow]], number: int
     ) -> Sequence[Answer]:
         """Create what is missing; ALONE: something was in the way."""
 
-    async def never_reached(self, connection: Connection, write: RowWrite) -> Outcome:
+    async def never_reached(self, connection: Session, write: RowWrite) -> Outcome:
         """Give a write up that nothing refuses and that reached no row in ROUNDS rounds."""
 
 
@@ -239,45 +235,42 @@ class RowSteps(Steps, Protocol):
     def wait(self) -> Wait:
         """What its statements do about a row that is held."""
 
-    async def ask_rows(self, connection: Connection, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def ask_rows(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Ask the rows' own marks: step 2 above."""
 
     def absent(self, writes: Sequence[RowWrite]) -> Sequence[Problem]:
         """Answer as if there were no such rows."""
 
 
-async def decide_alone(connection: Connection, steps: Steps, write: RowWrite) -> Outcome:
+async def decide_alone(connection: Session, steps: Steps, write: RowWrite) -> Outcome:
     """Run rounds of a single write until it is decided."""
     for number in range(ROUNDS):
         (answer,) = await round_of(connection, steps, (write,), number)
         if not isinstance(answer, Alone):
             return answer
-    with map_errors(writing=connection.is_in_transaction()):
-        return await steps.never_reached(connection, write)
+    return await steps.never_reached(connection, write)
 
 
 async def round_of(
-    connection: Connection, steps: Steps, writes: Sequence[RowWrite], number: int = 0, *, committed: bool = False
+    connection: Session, steps: Steps, writes: Sequence[RowWrite], number: int = 0, *, committed: bool = False
 ) -> Sequence[Answer]:
     """Write, ask, create. `committed`: what the first statement writes is committed at once, in a batch without a
     transaction; whatever goes wrong after it concerns only the writes that are left, and is found out alone.
     """
-    with map_errors(writing=True):
-        answers = await steps.write(connection, writes, number)
+    answers = await steps.write(connection, writes, number)
     with suppress(StorageError) if committed else nullcontext():
         await _ask_and_create(connection, steps, writes, answers, number)
     return answers
 
 
 async def _ask_and_create(
-    connection: Connection, steps: Steps, writes: Sequence[RowWrite], answers: list[Answer], number: int
+    connection: Session, steps: Steps, writes: Sequence[RowWrite], answers: list[Answer], number: int
 ) -> None:
     """Answer the writes that reached no row: their answers are ALONE."""
     left = [n for n, answer in enumerate(answers) if answer is ALONE]
     if not left:
         return
-    with map_errors(writing=connection.is_in_transaction()):
-        verdicts = await steps.ask(connection, [writes[n] for n in left])
+    verdicts = await steps.ask(connection, [writes[n] for n in left])
     missing: list[tuple[int, MissingRow]] = []
     for n, verdict in zip(left, verdicts, strict=True):
         if isinstance(verdict, Alone):
@@ -287,8 +280,7 @@ async def _ask_and_create(
         else:
             answers[n] = problem_of_verdict(verdict, steps.table.fence)
     if missing:
-        with map_errors(writing=True):
-            created = await steps.create(connection, [(writes[n], verdict) for n, verdict in missing], number)
+        created = await steps.create(connection, [(writes[n], verdict) for n, verdict in missing], number)
         for (n, _), answer in zip(missing, created, strict=True):
             answers[n] = answer
 
@@ -370,16 +362,16 @@ class Operation(ABC):
         """Whether it may run code of users', which may change the session."""
         return self.table.runs_code
 
-    async def check(self, connection: Connection) -> None:
+    async def check(self, connection: Session) -> None:
         """Refuse a key that only PostgreSQL can tell to be unfit (QueryError), before any statement writes or locks."""
         if self.key_check is not None:
             await self.key_check.run(connection)
 
     @abstractmethod
-    async def write(self, connection: Connection) -> Outcome:
+    async def write(self, connection: Session) -> Outcome:
         """Write, to rows that have marks of their own, or whose scopes (`row.scopes`) were entered."""
 
-    async def scopes(self, connection: Connection, scope: Scope) -> list[str] | Outcome:
+    async def scopes(self, connection: Session, scope: Scope) -> list[str] | Outcome:
         """Find the scopes to enter, of the table's `scope`, without locks; or what makes it needless."""
         raise NotImplementedError(f"{self.table.name}: it was not expected to have a scope")
 
@@ -387,13 +379,13 @@ class Operation(ABC):
         """Give the answer when scopes were not entered."""
         return refused_scope(self.table, by[0], self.row.token)
 
-    async def explain(self, _connection: Connection, _error: RefusedError) -> Problem | None:
+    async def explain(self, _connection: Session, _error: RefusedError) -> Problem | None:
         """Explain a refusal of PostgreSQL's by rows' own marks, after everything was undone; None: it is answered as it
         is.
         """
         return None
 
-    async def evidence(self, _connection: Connection) -> Evidence:
+    async def evidence(self, _connection: Session) -> Evidence:
         """Ask rows' own marks whether an attempt can have landed, when its backend is gone."""
         return Evidence(None)
 
@@ -420,12 +412,12 @@ class Marks(Protocol):
     def in_transaction(self) -> bool:
         """Whether an attempt is several statements that must be one."""
 
-    async def attempt(self, connection: Connection, operation: Operation) -> Outcome: ...
+    async def attempt(self, connection: Session, operation: Operation) -> Outcome: ...
 
-    async def explain(self, connection: Connection, operation: Operation, error: RefusedError) -> Problem | None:
+    async def explain(self, connection: Session, operation: Operation, error: RefusedError) -> Problem | None:
         """Explain a refusal of PostgreSQL's, after everything was undone; None: it is answered as it is."""
 
-    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
+    async def evidence(self, connection: Session, operation: Operation) -> Evidence:
         """Ask the marks whether an attempt can have landed, when its backend is gone."""
 
     def how_to_ask(self, operation: Operation) -> str:
@@ -445,12 +437,12 @@ class Marks(Protocol):
     def made(self, writes: Sequence[RowWrite], rows: Sequence[FencedRow | None]) -> Sequence[Answer]:
         """Give the answers of writes that had to create their rows; ALONE where something was in the way."""
 
-    async def why(self, connection: Connection, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def why(self, connection: Session, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """Find out why rows were not reached."""
 
     async def duplicate(
         self,
-        connection: Connection,
+        connection: Session,
         steps: RowSteps,
         missing: tuple[RowWrite, MissingRow],
         error: RefusedError,
@@ -460,12 +452,12 @@ class Marks(Protocol):
         if it is the request's own.
         """
 
-    async def given_up(self, connection: Connection, steps: RowSteps, write: RowWrite) -> Outcome:
+    async def given_up(self, connection: Session, steps: RowSteps, write: RowWrite) -> Outcome:
         """Give up a write that nothing refuses and that reached no row."""
 
 
 async def row_evidence(
-    connection: Connection, table: ProtectedTable, key: Key, token: Token, *, creates: bool = False
+    connection: Session, table: ProtectedTable, key: Key, token: Token, *, creates: bool = False
 ) -> Evidence:
     """Decide by a key's mark whether a write with this token can have landed: it would have raised the mark (R15).
 
@@ -524,14 +516,14 @@ class OwnMarks:
     names_rows: ClassVar = True
     in_transaction: ClassVar = False
 
-    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
+    async def attempt(self, connection: Session, operation: Operation) -> Outcome:
         await operation.check(connection)
         return await operation.write(connection)
 
-    async def explain(self, connection: Connection, operation: Operation, error: RefusedError) -> Problem | None:
+    async def explain(self, connection: Session, operation: Operation, error: RefusedError) -> Problem | None:
         return await operation.explain(connection, error)
 
-    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
+    async def evidence(self, connection: Session, operation: Operation) -> Evidence:
         return await operation.evidence(connection)
 
     def how_to_ask(self, operation: Operation) -> str:
@@ -557,12 +549,12 @@ class OwnMarks:
         """A row that is there after all is written in the next round."""
         return self.answers(writes, rows, created=True)
 
-    async def why(self, connection: Connection, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def why(self, connection: Session, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         return await steps.ask_rows(connection, writes)
 
     async def duplicate(
         self,
-        connection: Connection,
+        connection: Session,
         steps: RowSteps,
         missing: tuple[RowWrite, MissingRow],
         error: RefusedError,
@@ -576,7 +568,7 @@ class OwnMarks:
             raise error
         return problem_of_verdict(verdict, table.fence) if table.row_security else ALONE
 
-    async def given_up(self, connection: Connection, steps: RowSteps, write: RowWrite) -> Outcome:
+    async def given_up(self, connection: Session, steps: RowSteps, write: RowWrite) -> Outcome:
         """Give up. With row security we may see the row, and a policy keeps us from writing it: a PUT tries to create
         it all the same, which a policy may refuse, by name.
         """
@@ -596,7 +588,7 @@ OWN_MARKS: Final = OwnMarks()
 
 
 async def _may_be_the_key(
-    connection: Connection, table: ProtectedTable, key: Key, error: RefusedError, number: int
+    connection: Session, table: ProtectedTable, key: Key, error: RefusedError, number: int
 ) -> bool:
     """Whether a duplicate is the row's own key, so that its row is there after all (or was, a moment ago).
 
@@ -618,12 +610,11 @@ class ScopeMarks:
     names_rows: ClassVar = False
     in_transaction: ClassVar = True
 
-    async def attempt(self, connection: Connection, operation: Operation) -> Outcome:
+    async def attempt(self, connection: Session, operation: Operation) -> Outcome:
         """Check, find the scopes, enter them, write."""
         operation.entered, row = [], operation.row
-        with map_errors(writing=False):
-            await operation.check(connection)
-            scopes = await operation.scopes(connection, self.scope)
+        await operation.check(connection)
+        scopes = await operation.scopes(connection, self.scope)
         if not isinstance(scopes, list):
             return scopes
         if scopes:
@@ -633,11 +624,11 @@ class ScopeMarks:
         row.scopes, row.scope = scopes, scopes[0] if scopes else ""
         return await operation.write(connection)
 
-    async def explain(self, _connection: Connection, _operation: Operation, _error: RefusedError) -> Problem | None:
+    async def explain(self, _connection: Session, _operation: Operation, _error: RefusedError) -> Problem | None:
         """The scopes' marks were judged before; rows have none."""
         return None
 
-    async def evidence(self, connection: Connection, operation: Operation) -> Evidence:
+    async def evidence(self, connection: Session, operation: Operation) -> Evidence:
         """Find out by the scopes' marks whether the write can have landed: it would have raised all of them (R15).
 
         A floor that equals the token is no operation's mark: it may have been pruned, or was another scope's.
@@ -680,10 +671,10 @@ class ScopeMarks:
     def made(self, writes: Sequence[RowWrite], rows: Sequence[FencedRow | None]) -> Sequence[Answer]:
         """Start over if a key is taken."""
         if None in rows:
-            raise asyncpg.SerializationError(f"{writes[0].scope}: a key is taken in another scope, or held")
+            raise conflict(f"{writes[0].scope}: a key is taken in another scope, or held")
         return self.answers(writes, rows, created=True)
 
-    async def why(self, connection: Connection, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
+    async def why(self, connection: Session, steps: RowSteps, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
         """The marks let the tokens pass: what was not reached is missing, or has left its scope. With row security we
         may see a row, and a policy keeps us from writing it: starting over would end the same way.
         """
@@ -693,11 +684,9 @@ class ScopeMarks:
             return [MissingRow("")] * len(writes)
         if steps.wait == "block" and steps.table.row_security:
             return steps.absent(writes)
-        raise asyncpg.SerializationError(
-            f"{_named(steps.table, writes[0])}: a row left the scope, or is held, and its mark was raised"
-        )
+        raise conflict(f"{_named(steps.table, writes[0])}: a row left the scope, or is held, and its mark was raised")
 
-    async def _require_no_other_scope(self, connection: Connection, table: ProtectedTable, write: RowWrite) -> None:
+    async def _require_no_other_scope(self, connection: Session, table: ProtectedTable, write: RowWrite) -> None:
         """Refuse a PUT to a row of another scope. Who creates a row of this scope has to enter it, so only a row of
         another one can be there.
         """
@@ -710,7 +699,7 @@ class ScopeMarks:
 
     async def duplicate(
         self,
-        connection: Connection,
+        connection: Session,
         steps: RowSteps,
         missing: tuple[RowWrite, MissingRow],
         error: RefusedError,
@@ -727,9 +716,9 @@ class ScopeMarks:
             raise error
         if table.row_security and taken in (None, write.scope):
             return steps.absent([write])[0]
-        raise asyncpg.SerializationError(f"{write.scope}: the key was taken in another scope meanwhile") from error
+        raise conflict(f"{write.scope}: the key was taken in another scope meanwhile") from error
 
-    async def given_up(self, _connection: Connection, _steps: RowSteps, write: RowWrite) -> Outcome:
+    async def given_up(self, _connection: Session, _steps: RowSteps, write: RowWrite) -> Outcome:
         return contended(write.scope)
 
 

@@ -19,9 +19,9 @@ from fencepost.server.fence.token import Token, refusal
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.postgres import marks
 from fencepost.server.postgres import scopes as scope_statements
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import savepoint
-from fencepost.server.postgres.errors import RefusedError, map_errors
+from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.marks import converts_key, converts_text, converts_value
 from fencepost.server.postgres.query import (
     CAST,
@@ -181,10 +181,9 @@ def needs_fitting(table: Table, key: Key) -> bool:
     return table.lossy_key or too_long
 
 
-async def require_fitting(connection: Connection, table: Table, key: Key, where: str) -> None:
+async def require_fitting(connection: Session, table: Table, key: Key, where: str) -> None:
     """Refuse a key that would be another one when stored: it would be created, or claimed, in vain."""
-    with map_errors(writing=False):
-        fits = await marks.fits(connection, table, key)
+    fits = await marks.fits(connection, table, key)
     if not fits:
         raise OtherKeyError(f"{where}: the key {','.join(key)} would be changed when stored in {table.name}")
 
@@ -196,12 +195,9 @@ def doubtful_columns(table: Table, key: Key, body: Body) -> tuple[str, ...]:
     )
 
 
-async def require_same_key(
-    connection: Connection, table: Table, key: Key, doubtful: tuple[str, ...], body: str
-) -> None:
+async def require_same_key(connection: Session, table: Table, key: Key, doubtful: tuple[str, ...], body: str) -> None:
     """Refuse a body that contradicts the path's key in one of these columns (OtherKeyError)."""
-    with map_errors(writing=False):
-        same = await marks.same_key(connection, table, key, doubtful, body)
+    same = await marks.same_key(connection, table, key, doubtful, body)
     if not same:
         raise OtherKeyError(
             f"body: {', '.join(doubtful)} contradicts the path's key {','.join(key)}; a row's key cannot change"
@@ -219,7 +215,7 @@ class KeyCheck:
     doubtful: tuple[str, ...]
     to_fit: bool
 
-    async def run(self, connection: Connection) -> None:
+    async def run(self, connection: Session) -> None:
         """Refuse a key that the body contradicts, or that would be another one when stored (OtherKeyError)."""
         if self.doubtful:
             await require_same_key(connection, self.table, self.row.key, self.doubtful, self.row.body)
@@ -231,11 +227,10 @@ class KeyCheck:
 
 
 async def enter(
-    connection: Connection, table: ProtectedTable, scope: Scope, scopes: Sequence[str], token: Token
+    connection: Session, table: ProtectedTable, scope: Scope, scopes: Sequence[str], token: Token
 ) -> list[Entered]:
     """Enter scopes; those that refused, or nothing."""
-    with map_errors(writing=True):
-        outcome = await scope_statements.enter(connection, table, scope, scopes, token)
+    outcome = await scope_statements.enter(connection, table, scope, scopes, token)
     return [each for each in outcome if each.refused_by is not None]
 
 
@@ -277,15 +272,14 @@ def _without(table: Table, scope: Scope, columns: Sequence[str]) -> str:
 
 @asynccontextmanager
 async def with_column(
-    connection: Connection, table: Table, body: Body = NO_BODY, key: Key = (), query: Query = NO_QUERY
+    connection: Session, table: Table, body: Body = NO_BODY, key: Key = (), query: Query = NO_QUERY
 ) -> AsyncIterator[None]:
     """Add the column's name to a data exception (SQLSTATE class 22, a domain's 23514 or 23502) that lacks it."""
     try:
         yield
     except RefusedError as error:
         if _lacks_column(error):
-            with map_errors(writing=False):
-                culprit = await _culprit(connection, table, body, key, query)
+            culprit = await _culprit(connection, table, body, key, query)
             if culprit is None and error.is_internal:
                 culprit = _cast_elsewhere(table, query)
             if culprit is not None:
@@ -301,7 +295,7 @@ def _lacks_column(error: RefusedError) -> bool:
     return error.column is None and (of_a_value or of_a_domain)
 
 
-async def _culprit(connection: Connection, table: Table, body: Body, key: Key, query: Query) -> str | None:
+async def _culprit(connection: Session, table: Table, body: Body, key: Key, query: Query) -> str | None:
     for position, name in enumerate(table.key if key else ()):
         if not await converts_key(connection, table, position, key[position]):
             return name
@@ -357,8 +351,7 @@ async def name_of_key(gateway: Gateway, table: ProtectedTable, key: Key) -> str:
     if known is not None:
         return known
     async with gateway.connection(table) as connection, with_column(connection, table, key=key), savepoint(connection):
-        with map_errors(writing=False):
-            ((_, name),) = await marks.in_key_order(connection, table, [key])
+        ((_, name),) = await marks.in_key_order(connection, table, [key])
     return name
 
 
@@ -382,8 +375,7 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
         return await name_of_key(gateway, table, tuple(str(value) for value in values))
     # A number with a fraction, for example: Python would spell it otherwise.
     async with gateway.connection(table) as connection, with_column(connection, table, body), savepoint(connection):
-        with map_errors(writing=False):
-            found = await marks.ask_elements(connection, table, body.text)
+        found = await marks.ask_elements(connection, table, body.text)
     return found[0].standing.resource if found else ""
 
 

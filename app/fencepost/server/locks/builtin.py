@@ -15,14 +15,13 @@ from uuid import UUID, uuid4
 
 from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
 from fencepost.server.postgres import leases
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
     RefusedError,
     StorageError,
     UnavailableError,
-    map_errors,
 )
 from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, LockRow, LostLease, Withdrawal
 from fencepost.server.times import TIMES, Clock, Timer, Times
@@ -137,7 +136,7 @@ class Queue:
         async with self._leaving:
             await self._write(lambda connection: leases.leave(connection, visit, keep_ms))
 
-    async def _write(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _write(self, statement: Callable[[Session], Awaitable[T]]) -> T:
         return await run_write(self._database.for_leases, statement, repeatable=True)
 
     def wake(self, visits: Iterable[UUID]) -> None:
@@ -284,7 +283,7 @@ class PostgresLocks(Leases):
     async def _take_or_queue(
         self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
     ) -> tuple[Acquired, object]:
-        async def take(connection: Connection) -> tuple[Acquired, object]:
+        async def take(connection: Session) -> tuple[Acquired, object]:
             return await self._take_and_claim(connection, wanted, claim, visit, wait_ms)
 
         unknown = overtaken = 0
@@ -307,7 +306,7 @@ class PostgresLocks(Leases):
 
     async def _take_and_claim(
         self,
-        connection: Connection,
+        connection: Session,
         wanted: LockRequest,
         claim: Claim[object] | None,
         visit: Visit | None,
@@ -316,8 +315,7 @@ class PostgresLocks(Leases):
         async def ask() -> Acquired:
             gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
             try:
-                with map_errors(writing=True):
-                    return await leases.try_locks(connection, wanted, gateway, visit_id, wait_ms)
+                return await leases.try_locks(connection, wanted, gateway, visit_id, wait_ms)
             except RefusedError as error:
                 if error.sqlstate == LOCK_NOT_AVAILABLE:
                     raise _Busy from error
@@ -325,18 +323,17 @@ class PostgresLocks(Leases):
 
         if claim is None:
             return await ask(), None
-        with map_errors(writing=True):
-            async with connection.transaction():
-                acquired = await ask()
-                if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
-                    return acquired, None
+        async with connection.transaction():
+            acquired = await ask()
+            if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
+                return acquired, None
+            read = self.queue.times.clock.monotonic()
+            claims = await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
+            late_ms = self.queue.times.queue.late_share * wanted.ttl_ms
+            if acquired.verdict == "granted" and acquired.lease_id is not None and self._ms_since(read) > late_ms:
                 read = self.queue.times.clock.monotonic()
-                claims = await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
-                late_ms = self.queue.times.queue.late_share * wanted.ttl_ms
-                if acquired.verdict == "granted" and acquired.lease_id is not None and self._ms_since(read) > late_ms:
-                    read = self.queue.times.clock.monotonic()
-                    granted_at, expires_at = await leases.begin_now(connection, acquired.lease_id)
-                    acquired = replace(acquired, granted_at=granted_at, expires_at=expires_at)
+                granted_at, expires_at = await leases.begin_now(connection, acquired.lease_id)
+                acquired = replace(acquired, granted_at=granted_at, expires_at=expires_at)
         return replace(acquired, due_ms=max((acquired.due_ms or 0) - self._ms_since(read), 0)), claims
 
     def _ms_since(self, moment: float) -> int:
@@ -365,7 +362,7 @@ class PostgresLocks(Leases):
     async def is_withdrawn(self, secret_hash: bytes) -> bool:
         return await self._withdrawing_one(lambda c: leases.is_withdrawn(c, secret_hash))
 
-    async def _withdrawing_one(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _withdrawing_one(self, statement: Callable[[Session], Awaitable[T]]) -> T:
         # Not as grants, which may wait for rows; and one at a time, so that renewals find a connection all the same.
         async with self._withdrawing:
             return await self._ask(statement, writing=True)
@@ -396,7 +393,7 @@ class PostgresLocks(Leases):
         while position is not None:
             position = await self._ask(functools.partial(_forget, keep_seconds, position), writing=True)
 
-    async def _ask(self, statement: Callable[[Connection], Awaitable[T]], *, writing: bool = False) -> T:
+    async def _ask(self, statement: Callable[[Session], Awaitable[T]], *, writing: bool = False) -> T:
         if writing:
             return await run_write(self._database.for_leases, statement)
         # What others read, a list of all locks say, is no reason for renewals to wait.
@@ -404,5 +401,5 @@ class PostgresLocks(Leases):
             return await statement(connection)
 
 
-async def _forget(keep_seconds: float, after: int, connection: Connection) -> int | None:
+async def _forget(keep_seconds: float, after: int, connection: Session) -> int | None:
     return await leases.forget(connection, keep_seconds, after)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from fencepost.server.fence.token import Token
 from fencepost.server.locks.source import Grant, SourceError
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, LockRow, LostLease
 
 # The Protocol of a token source's leases, and what its calls take and give. The gateway knows a source by this only.
@@ -21,7 +21,7 @@ from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, Lo
 
 T = TypeVar("T")
 
-Claim = Callable[[Connection, Token, bool], Awaitable[T]]
+Claim = Callable[[Session, Token, bool], Awaitable[T]]
 """Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
 means that the grant is a repeated one: the marks were raised then."""
 

@@ -31,7 +31,7 @@ from fencepost.server.locks.source import (
     SourceQuarantinedError,
 )
 from fencepost.server.postgres import sources
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError
 from fencepost.server.postgres.leases import Acquired, EndedBy, LeaseRow, LockRequest, LockRow, LostLease
@@ -246,7 +246,7 @@ class Grants:
         """Lengthen a TTL to what the source can do; the lease's own is what counts for the tokens."""
         return max(ttl_ms, self.source.capabilities.least_ttl_ms)
 
-    async def ask(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+    async def ask(self, statement: Callable[[Session], Awaitable[T]]) -> T:
         """Run a statement about sources or their leases, which is its own transaction. Raises StorageError."""
         return await run_write(self._database.for_leases, statement)
 
@@ -324,7 +324,7 @@ class SourceClaims:
     async def _claim_once(
         self, lease: SourceLease, claim: Claim[object], tokens: tuple[int, ...]
     ) -> tuple[object, SourceLease] | None:
-        async def in_transaction(connection: Connection) -> tuple[object, SourceLease] | None:
+        async def in_transaction(connection: Session) -> tuple[object, SourceLease] | None:
             async with connection.transaction():
                 now = await sources.lock_claims(connection, lease.lease_id)
                 if now is None:
@@ -349,7 +349,7 @@ def _later(lease: SourceLease, renewed: LeaseRow, asked_ms: int) -> SourceLease:
 # is due by what this process knows of it, and every few seconds. Should PostgreSQL not be there to be asked, the hold
 # stays: a lock that is kept for too long delays others, and does no other harm.
 
-Ask = Callable[[Callable[[Connection], Awaitable[Any]]], Awaitable[Any]]
+Ask = Callable[[Callable[[Session], Awaitable[Any]]], Awaitable[Any]]
 """Runs a statement on a connection to PostgreSQL."""
 
 

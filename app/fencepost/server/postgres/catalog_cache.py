@@ -19,7 +19,6 @@ from fencepost.server.fence.resource import Scope, parse_scope
 from fencepost.server.fence.token import Ceiling, Rule
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.errors import map_errors
 from fencepost.server.postgres.tables import (
     CALLS,
     CHANGES,
@@ -336,8 +335,7 @@ class CatalogCache:
         if not self._served.has(name):
             return False
         async with lent as connection:
-            with map_errors(writing=False):
-                return await is_outdated(connection, self._served.schemas, name, table)
+            return await is_outdated(connection, self._served.schemas, name, table)
 
     def _load(self) -> Awaitable[Catalog]:
         if self._loading is None or self._loading.done():

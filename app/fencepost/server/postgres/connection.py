@@ -11,7 +11,7 @@ from weakref import WeakSet
 import asyncpg
 
 from fencepost.server.postgres.database_identity import ORIGIN_SINCE, Origin, Watch
-from fencepost.server.postgres.errors import OutcomeUnknownError, SessionError, UnavailableError, map_errors
+from fencepost.server.postgres.errors import FOREIGN, OutcomeUnknownError, SessionError, UnavailableError, ours
 from fencepost.server.times import TIMES
 
 # What every session of the gateway has in force (R4, R6), whatever stands between it and PostgreSQL.
@@ -129,6 +129,11 @@ async def connect_first(dsn: str, settings: Mapping[str, str]) -> "asyncpg.Conne
     return await connect(dsn, settings)
 
 
+async def bare(connection: "asyncpg.Connection[asyncpg.Record]", query: str, *args: object) -> list[asyncpg.Record]:
+    """Run a statement with errors as asyncpg raises them, also on a connection that maps them."""
+    return await asyncpg.Connection.fetch(connection, query, *args)
+
+
 async def settle(connection: "asyncpg.Connection[asyncpg.Record]", settings: Mapping[str, str]) -> dict[str, str]:
     """Set these settings in the session of a new connection, and return what is in force there, by name.
 
@@ -137,9 +142,9 @@ async def settle(connection: "asyncpg.Connection[asyncpg.Record]", settings: Map
     know_arrays(connection)
     wanted = _wanted(connection, settings)
     try:
-        set_ = await connection.fetch(_SET, list(wanted), [*wanted.values()])
+        set_ = await bare(connection, _SET, list(wanted), [*wanted.values()])
         chosen = {row["name"]: row["value"] for row in set_}
-        found = {row["name"]: row["value"] for row in await connection.fetch(_READ, [*wanted, *_ALSO_READ])}
+        found = {row["name"]: row["value"] for row in await bare(connection, _READ, [*wanted, *_ALSO_READ])}
     except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError) as error:
         raise SessionError(POOLED) from error
     chosen["transaction_isolation"] = "read committed"
@@ -297,15 +302,17 @@ SELECT o.*, pg_backend_pid() AS pid, (SELECT a.backend_start FROM pg_stat_activi
        AS started FROM ({ORIGIN_SINCE}) AS o"""
 
 
-class GatewayConnection(asyncpg.Connection):
-    """A connection of the pools. It knows its backend, and the origin as it was when the connection was made or last
-    asked (R15, R19).
+class Session(asyncpg.Connection):
+    """A connection of the pools. It maps the errors of its statements (errors.py); it knows its backend, and the
+    origin as it was when the connection was made or last asked (R15, R19); and as whom it acts.
     """
 
     backend: Backend
     origin: Origin
     opened: float
     """When it was opened (loop time)."""
+    writing = False
+    """Whether it was lent for a write: what is sent when the connection breaks may have landed."""
     unwritable = ""
     """Why nothing may be written in its session, as it was then, or since it refused a write for it (`ReadOnly`);
     empty: it may.
@@ -318,6 +325,49 @@ class GatewayConnection(asyncpg.Connection):
     """What makes its session again what it was when it was opened (see the function `restoring`)."""
     _log_listeners: set[object]
     _unreplicated = False
+
+    async def execute(self, query: str, *args: object, **options: Any) -> str:
+        """Run a statement. Raises StorageError, as all that follow: OutcomeUnknownError where the connection breaks
+        that was lent for a write.
+        """
+        try:
+            return await super().execute(query, *args, **options)
+        except FOREIGN as error:
+            raise ours(error, writing=self.writing) from error
+
+    async def fetch(self, query: str, *args: object, **options: Any) -> Any:
+        try:
+            return await super().fetch(query, *args, **options)
+        except FOREIGN as error:
+            raise ours(error, writing=self.writing) from error
+
+    async def fetchrow(self, query: str, *args: object, **options: Any) -> Any:
+        try:
+            return await super().fetchrow(query, *args, **options)
+        except FOREIGN as error:
+            raise ours(error, writing=self.writing) from error
+
+    async def fetchval(self, query: str, *args: object, **options: Any) -> Any:
+        try:
+            return await super().fetchval(query, *args, **options)
+        except FOREIGN as error:
+            raise ours(error, writing=self.writing) from error
+
+    async def fetchmany(self, query: str, args: Any, **options: Any) -> Any:
+        try:
+            return await super().fetchmany(query, args, **options)
+        except FOREIGN as error:
+            raise ours(error, writing=self.writing) from error
+
+    async def ask(self, query: str, *args: object) -> list[asyncpg.Record]:
+        """Run a question, which changes nothing: where the connection breaks, nothing was done (UnavailableError),
+        unless it is part of a transaction.
+        """
+        may_have_written = self.writing and self.is_in_transaction()
+        try:
+            return await super().fetch(query, *args)
+        except FOREIGN as error:
+            raise ours(error, writing=may_have_written) from error
 
     def require_replicated(self) -> None:
         """Raise OutcomeUnknownError when a commit on this connection has not waited for the synchronous standby (R19):
@@ -352,18 +402,20 @@ class GatewayConnection(asyncpg.Connection):
         """Ask both, in one query: what a pool does with each new connection. `watch` compares the answer."""
         before = watch.met
         met = (None, None) if before is None else (before.moment, before.nonce)
-        row = await self.fetchrow(_WHO, *met)
-        if row is None:
-            raise RuntimeError("fencepost.origin() gave no row")
+        (row,) = await self.ask(_WHO, *met)
         self.backend, self.origin = Backend(row["pid"], row["started"]), Origin.of(row)
         watch.compare(self.origin, before)
 
 
-def gateway_connection(connection: Connection) -> GatewayConnection:
-    """Return a connection that the pool has lent as what it is."""
-    if not isinstance(connection, GatewayConnection):
-        raise TypeError(f"{connection!r} is not of the gateway's pool")
-    return connection
+async def ask(connection: Connection, query: str, *args: object) -> list[asyncpg.Record]:
+    """Run a question, which changes nothing, on a session or on a connection of one's own."""
+    return await (connection.ask(query, *args) if isinstance(connection, Session) else connection.fetch(query, *args))
+
+
+async def ask_value(connection: Connection, query: str, *args: object) -> Any:
+    """Run a question, and give the first column of its first row; None without a row."""
+    rows = await ask(connection, query, *args)
+    return rows[0][0] if rows else None
 
 
 def session_settings(limits: Limits) -> dict[str, str]:
@@ -385,15 +437,13 @@ class Shared:
     """Compares which database each of them leads to."""
 
 
-async def open_connection(
-    dsn: str, settings: dict[str, str], limits: Limits, shared: Shared, within: float
-) -> GatewayConnection:
+async def open_connection(dsn: str, settings: dict[str, str], limits: Limits, shared: Shared, within: float) -> Session:
     """Open a connection in so many seconds whose session has these settings, and which knows its backend and origin.
     asyncpg's errors and the socket's; SessionError.
     """
     connection = await asyncpg.connect(
         dsn,
-        connection_class=GatewayConnection,
+        connection_class=Session,
         server_settings={"application_name": "fencepost"},
         # Later than the server's own limit, which undoes the statement and says so.
         command_timeout=limits.statement_timeout + 5,
@@ -425,16 +475,15 @@ SELECT pg_terminate_backend(a.pid, $3) FROM pg_stat_activity a WHERE a.pid = $1 
 _ALIVE: Final = "SELECT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = $1 AND a.backend_start = $2)"
 
 
-async def end(connection: Connection, backend: Backend, within: float = TIMES.connections.end_backend_within) -> None:
+async def end(session: Session, backend: Backend, within: float = TIMES.connections.end_backend_within) -> None:
     """Make sure that a backend is gone, on another connection to the same server.
 
     UnavailableError when it cannot be ended within so many seconds: what it was doing may still land.
     """
-    with map_errors(writing=False):
-        await connection.execute(_END, backend.pid, backend.started, round(within * 1000))
-        # Its entry goes after its transaction has ended.
-        if await connection.fetchval(_ALIVE, backend.pid, backend.started):
-            raise UnavailableError(f"PostgreSQL's process {backend.pid} does not end")
+    await session.ask(_END, backend.pid, backend.started, round(within * 1000))
+    # Its entry goes after its transaction has ended.
+    if await ask_value(session, _ALIVE, backend.pid, backend.started):
+        raise UnavailableError(f"PostgreSQL's process {backend.pid} does not end")
 
 
 # Arrays of PostgreSQL's own types, which asyncpg does not know by itself.

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
@@ -14,15 +14,15 @@ from fencepost.server.postgres.connection import (
     READ_ONLY,
     BackendRegistry,
     Connection,
-    GatewayConnection,
     Limits,
+    Session,
     Shared,
-    gateway_connection,
     open_connection,
     session_settings,
 )
 from fencepost.server.postgres.database_identity import Known, OriginStatus, Watch
 from fencepost.server.postgres.errors import (
+    FOREIGN,
     RETRIED,
     OutcomeUnknownError,
     QuarantinedError,
@@ -31,12 +31,13 @@ from fencepost.server.postgres.errors import (
     RoleError,
     SessionError,
     StandbyError,
+    StorageError,
     UnavailableError,
     UncommittedError,
     map_errors,
     map_login_errors,
     may_be_running,
-    words_of,
+    ours,
 )
 from fencepost.server.postgres.pool import ClosedError, GrantSlots, Pool, ReadOnly, look
 from fencepost.server.quota import ASKING, Shares, most_of, waiting_quota
@@ -75,61 +76,55 @@ NO_SUCH_ROLE: Final = frozenset({"42501", "22023", "42704"})
 """SQLSTATEs of SET ROLE: it may not be set, or there is none of the name."""
 
 
-async def take(connection: Connection, caller: Caller, *, local: bool = False) -> None:
+async def take(connection: Session, caller: Caller, *, local: bool = False) -> None:
     """Take a caller's role, if it has one. RoleError: PostgreSQL does not let the login take it; UnavailableError."""
     if caller.role is None:
         return
-    gateway_connection(connection).acting = True
+    connection.acting = True
     try:
-        with map_errors(writing=False):
-            await connection.fetchrow(_SET, caller.role, caller.claims, caller.name, local)
+        await connection.ask(_SET, caller.role, caller.claims, caller.name, local)
     except RefusedError as error:
         if error.sqlstate not in NO_SUCH_ROLE:
             raise
         raise RoleError(caller.role, str(error)) from error
 
 
-async def give_back(connection: Connection, within: float = TIMES.connections.give_back_within) -> str | None:
+async def give_back(session: Session, within: float = TIMES.connections.give_back_within) -> str | None:
     """Give the role back in so many seconds, and undo what users' code has done to the session; else say why that
     failed. The connection is useless then.
     """
-    behind = gateway_connection(connection)
     try:
         async with asyncio.timeout(within):
-            if behind.code_ran:
-                await connection.fetchval(behind.restoring, True)
-                behind.acting = behind.code_ran = False
+            if session.code_ran:
+                await session.ask(session.restoring, True)
+                session.acting = session.code_ran = False
                 return None
-            row = await connection.fetchrow(_GIVE_BACK)
+            (row,) = await session.ask(_GIVE_BACK)
     except TimeoutError:
         return f"no answer within {within:g} s"
-    except asyncpg.PostgresError as error:
-        return words_of(error)
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-        return str(error) or type(error).__name__
-    if row is None or tuple(row) != _GIVEN_BACK:
+    except StorageError as error:
+        return str(error)
+    if tuple(row) != _GIVEN_BACK:
         return "its session has another role, or keeps what was set"
-    behind.acting = False
+    session.acting = False
     return None
 
 
 @asynccontextmanager
-async def users_code(connection: Connection, caller: Caller, *, runs: bool, local: bool) -> AsyncIterator[None]:
+async def users_code(connection: Session, caller: Caller, *, runs: bool, local: bool) -> AsyncIterator[None]:
     """Undo what users' code does to the session in this block, in the middle of a transaction that goes on as a caller:
     what comes next in it is not to be judged by a setting of another table's trigger. `runs`: whether any runs.
     `local`: see `take`.
     """
-    behind = gateway_connection(connection)
-    behind.code_ran |= runs  # also where the block fails, and after a rollback: locks of a session outlive both
+    connection.code_ran |= runs  # also where the block fails, and after a rollback: locks of a session outlive both
     yield
     if runs:
-        with map_errors(writing=True):
-            await connection.fetchval(behind.restoring, False)
+        await connection.fetchval(connection.restoring, False)
         await take(connection, caller, local=local)
 
 
 @asynccontextmanager
-async def as_caller(connection: Connection, caller: Caller) -> AsyncIterator[None]:
+async def as_caller(connection: Session, caller: Caller) -> AsyncIterator[None]:
     """Act as a caller in the middle of a transaction that is the gateway's own. A block that fails has the transaction
     undone, and the role with it.
     """
@@ -140,17 +135,16 @@ async def as_caller(connection: Connection, caller: Caller) -> AsyncIterator[Non
         raise RuntimeError("a role can be set for a part of a transaction only inside of one")
     await take(connection, caller, local=True)
     yield
-    with map_errors(writing=True):
-        # What a deferred constraint trigger does, it does as the caller too, and not at COMMIT as the gateway.
-        await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        if gateway_connection(connection).code_ran:
-            await connection.fetchval(gateway_connection(connection).restoring, False)
-        else:
-            await connection.fetchrow(_SET, "none", "", "", True)
+    # What a deferred constraint trigger does, it does as the caller too, and not at COMMIT as the gateway.
+    await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    if connection.code_ran:
+        await connection.fetchval(connection.restoring, False)
+    else:
+        await connection.fetchrow(_SET, "none", "", "", True)
 
 
 @asynccontextmanager
-async def as_gateway(connection: Connection, caller: Caller) -> AsyncIterator[None]:
+async def as_gateway(connection: Session, caller: Caller) -> AsyncIterator[None]:
     """Act as the gateway itself on a connection that was lent for a caller, between two of its statements. A block that
     fails leaves the connection in the gateway's name.
     """
@@ -177,7 +171,7 @@ class Database:
 
     def __init__(
         self,
-        opened: Callable[[], Awaitable[GatewayConnection]],
+        opened: Callable[[], Awaitable[Session]],
         pools: tuple[Pool, Pool, Pool],
         limits: Limits,
         watch: Watch,
@@ -215,7 +209,7 @@ class Database:
         within = times.connections.open_within
         hasty = settings | {"lock_timeout": str(max(1, round(times.batches.lock_wait * 1000)))}
 
-        def opened() -> Awaitable[GatewayConnection]:
+        def opened() -> Awaitable[Session]:
             return open_connection(dsn, settings, limits, shared, within)
 
         pool = Pool(opened, limits.pool_size, report, times)
@@ -226,7 +220,7 @@ class Database:
         read_only = ReadOnly(report, times)
         database = cls(opened, (pool, batch_pool, lease_pool), limits, shared.watch, read_only, report, times)
         try:
-            with map_errors(writing=False):
+            with map_errors():
                 for each in (pool, batch_pool, lease_pool):
                     each.give_back(await each.lend())
         except BaseException:
@@ -251,7 +245,7 @@ class Database:
 
     def connection(
         self, *, caller: Caller = EVERYBODY, counted: bool = True, runs_code: bool = False
-    ) -> AbstractAsyncContextManager[Connection]:
+    ) -> AbstractAsyncContextManager[Session]:
         """Lend a connection for reading. UnavailableError when none can be had in time. Errors inside are mapped
         (errors.py). One that shows that sessions have old query plans makes all of them new.
         `caller`: whose role the session has for as long as it is lent; RoleError when it cannot.
@@ -262,14 +256,14 @@ class Database:
 
     def for_writing(
         self, *, caller: Caller = EVERYBODY, counted: bool = True, runs_code: bool = False
-    ) -> AbstractAsyncContextManager[Connection]:
+    ) -> AbstractAsyncContextManager[Session]:
         """Lend a connection to `run_write`, which maps errors: only to the database that writes were
         allowed on (StandbyError, QuarantinedError: R19), and only if PostgreSQL takes writes (ReadOnlyError).
         """
         return self._lend(self._pool, caller, writing=True, counted=counted, runs_code=runs_code)
 
     @asynccontextmanager
-    async def for_leases(self) -> AsyncIterator[Connection]:
+    async def for_leases(self) -> AsyncIterator[Session]:
         """Lend `run_write` a connection for leases and their queues, for which no other request waits. One caller has
         three quarters of them, so that others' leases are renewed however much it asks for.
         """
@@ -297,12 +291,12 @@ class Database:
             await own.acquire()
         stack.callback(own.release)
 
-    def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Connection]:
+    def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Session]:
         """Lend a connection for batches of writes (group_commit.py), which are counted there."""
         return self._lend(self._batch_pool, caller, writing=True, counted=False)
 
     @asynccontextmanager
-    async def spare(self) -> AsyncIterator[Connection]:
+    async def spare(self) -> AsyncIterator[Session]:
         """Lend a connection for a question about the database itself. It does not wait for requests: while they have
         all of the pool, it is a new one, closed afterwards. UnavailableError when it cannot be had.
         """
@@ -313,8 +307,7 @@ class Database:
         with map_login_errors():
             connection = await self._opened()
         try:
-            with map_errors(writing=False):
-                yield connection
+            yield connection
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=self._times.close_within)
@@ -322,7 +315,7 @@ class Database:
     @asynccontextmanager
     async def _lend(
         self, pool: Pool, caller: Caller, *, writing: bool, counted: bool = True, runs_code: bool = False
-    ) -> AsyncIterator[Connection]:
+    ) -> AsyncIterator[Session]:
         if writing:
             self._read_only.require_writable()
         with map_login_errors():
@@ -334,9 +327,8 @@ class Database:
                 self._read_only.require_writable_session(connection)
                 connection.listen()
             await take(connection, caller)
-            connection.code_ran = runs_code
-            with nullcontext() if writing else map_errors(writing=False):
-                yield connection
+            connection.code_ran, connection.writing = runs_code, writing
+            yield connection
         except RefusedError as error:
             if error.of_an_old_query_plan:
                 self.expire()
@@ -349,6 +341,9 @@ class Database:
                 raise ReadOnlyError(connection.unwritable) from error
             spoilt = False
             raise
+        except FOREIGN as error:  # a limit of time, of the block's own
+            spoilt = True
+            raise ours(error, writing=connection.writing) from error
         except BaseException as error:
             # A session that has lost its prepared statements fails each time.
             spoilt = may_be_running(error) or isinstance(error, SessionError)
@@ -356,9 +351,10 @@ class Database:
         finally:
             if writing:
                 connection.stop_listening()
+                connection.writing = False
             await self._take_back(pool, connection, spoilt=spoilt)
 
-    async def _take_back(self, pool: Pool, connection: GatewayConnection, *, spoilt: bool) -> None:
+    async def _take_back(self, pool: Pool, connection: Session, *, spoilt: bool) -> None:
         """Take a connection back. One that acts as a caller, or in which users' code ran, has a session like a new one
         again, or is closed; that changes no answer.
         """
@@ -381,16 +377,15 @@ class Database:
         for pool in self._pools:
             pool.expire()
 
-    def is_accepted(self, connection: Connection) -> bool:
+    def is_accepted(self, connection: Session) -> bool:
         """Whether a connection that is held for long is still one to write on, after what was met since."""
-        return self._watch.problem(gateway_connection(connection).origin) is None
+        return self._watch.problem(connection.origin) is None
 
-    async def _require_origin(self, connection: Connection) -> None:
+    async def _require_origin(self, connection: Session) -> None:
         """Refuse to write where the origin is not accepted (database_identity.py)."""
-        watch, behind = self._watch, gateway_connection(connection)
+        watch, behind = self._watch, connection
         if watch.problem(behind.origin) is not None:  # since then it may have been promoted, or vouched for
-            with map_errors(writing=False):
-                await behind.introduce(watch)
+            await behind.introduce(watch)
         error, newer = watch.judge(behind.origin)
         if newer:
             self.expire()
@@ -404,16 +399,13 @@ class Database:
         begun = asyncio.get_running_loop().time()
         while True:
             try:
-                async with self.spare() as connection:
-                    behind = gateway_connection(connection)
-                    with map_errors(writing=False):
-                        await behind.introduce(self._watch)  # the generation may have been raised since
-                    await self._require_origin(behind)
-                    generation, self.moment_due = behind.origin.generation, behind.origin.due
-                    with map_errors(writing=False):
-                        here, new = await look(connection)
-                    if here and behind.opened < begun:  # it may be a leftover: a new one shows
-                        behind.terminate()
+                async with self.spare() as session:
+                    await session.introduce(self._watch)  # the generation may have been raised since
+                    await self._require_origin(session)
+                    generation, self.moment_due = session.origin.generation, session.origin.due
+                    here, new = await look(session)
+                    if here and session.opened < begun:  # it may be a leftover: a new one shows
+                        session.terminate()
                         continue
             except (StandbyError, QuarantinedError) as error:
                 return OriginStatus(False, None, str(error))
@@ -425,7 +417,7 @@ class Database:
             self._read_only.notice(here or new)
             return OriginStatus(False, generation, here or new)
 
-    async def _acquire(self, pool: Pool, *, writing: bool, counted: bool) -> GatewayConnection:
+    async def _acquire(self, pool: Pool, *, writing: bool, counted: bool) -> Session:
         """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
         session takes none, but one that has just been opened.
         """
@@ -548,8 +540,8 @@ RETRIES: Final = 10
 
 
 async def run_write(
-    lend: Callable[[], AbstractAsyncContextManager[Connection]],
-    work: Callable[[Connection], Awaitable[T]],
+    lend: Callable[[], AbstractAsyncContextManager[Session]],
+    work: Callable[[Session], Awaitable[T]],
     *,
     repeatable: bool = False,
 ) -> T:
@@ -562,11 +554,11 @@ async def run_write(
     """
 
     async def attempt() -> T:
-        async with lend() as connection:
-            with map_errors(writing=not repeatable):
-                answer = await work(connection)
+        async with lend() as session:
+            session.writing = not repeatable
+            answer = await work(session)
             try:
-                gateway_connection(connection).require_replicated()
+                session.require_replicated()
             except OutcomeUnknownError as error:
                 if repeatable:
                     raise UnavailableError(str(error)) from error
@@ -576,24 +568,24 @@ async def run_write(
     return await _retry_conflicts(attempt)
 
 
-async def in_transaction(connection: Connection, work: Callable[[], Awaitable[T]]) -> T:
+async def in_transaction(connection: Session, work: Callable[[], Awaitable[T]]) -> T:
     """Do all of it or nothing: an answer that is a Problem, or an error, undoes it. UncommittedError: the connection
     broke before COMMIT was sent. OutcomeUnknownError: it broke after that.
     """
     committing = False
     try:
-        with map_errors(writing=True):
-            async with connection.transaction():
-                answer = await work()
-                if isinstance(answer, Problem):
-                    raise _Refused  # noqa: TRY301 - leaving the block is what undoes it
-                committing = True
+        async with connection.transaction():
+            answer = await work()
+            if isinstance(answer, Problem):
+                raise _Refused  # noqa: TRY301 - leaving the block is what undoes it
+            committing = True
     except _Refused:
         return answer
-    except OutcomeUnknownError as error:
-        if committing:
-            raise
-        raise UncommittedError(str(error)) from error
+    except (OutcomeUnknownError, *FOREIGN) as error:  # also of the block's end, where the connection is closed
+        unknown = error if isinstance(error, OutcomeUnknownError) else ours(error, writing=True)
+        if committing or not isinstance(unknown, OutcomeUnknownError):
+            raise unknown from error
+        raise UncommittedError(str(unknown)) from error
     return answer
 
 

@@ -24,6 +24,9 @@ RETRIED: Final = frozenset({"40001", "40P01"})
 # One of PostgreSQL's internal errors, whose texts it does not translate.
 _INTERNAL: Final = "XX000"
 _SYNTAX_ERROR: Final = "42601"
+DATA_EXCEPTION: Final = "22"
+VIOLATION: Final = "23"
+"""Classes of SQLSTATEs: a value that its type cannot have; a constraint, also a domain's."""
 _INVALID_TEXT: Final = "22P02"
 _LOOKUP_FAILED: Final = "cache lookup failed for "
 
@@ -151,7 +154,7 @@ class RefusedError(StorageError):
     @property
     def may_be_of_a_value(self) -> bool:
         """Whether a type, maybe an extension's, could not read a value, or may have called it an internal error."""
-        return self.is_internal or self.sqlstate.startswith("22") or self.sqlstate == _SYNTAX_ERROR
+        return self.is_internal or self.sqlstate.startswith(DATA_EXCEPTION) or self.sqlstate == _SYNTAX_ERROR
 
     @property
     def is_internal(self) -> bool:
@@ -207,25 +210,44 @@ def may_be_running(error: BaseException) -> bool:
     return not isinstance(error, Exception) or isinstance(error, (OutcomeUnknownError, *_LOCAL_ERRORS))
 
 
+FOREIGN: Final = (asyncpg.PostgresError, *_LOCAL_ERRORS)
+"""What a statement raises, and connecting."""
+
+
+def ours(error: BaseException, *, writing: bool) -> StorageError:
+    """Turn one of FOREIGN into an error of ours. `writing`: a statement that changes data may be under way."""
+    if isinstance(error, asyncpg.PostgresError):
+        return _map_server_error(error, writing=writing)
+    reason = str(error) or type(error).__name__
+    if writing:
+        return OutcomeUnknownError(f"the connection to PostgreSQL broke during the write: {reason}")
+    return UnavailableError(f"PostgreSQL cannot be reached: {reason}")
+
+
+def conflict(reason: str) -> RefusedError:
+    """Give the error by which a write starts over from the beginning, as after a serialization failure (R4)."""
+    return RefusedError(asyncpg.SerializationError(reason))
+
+
+def cancelled(reason: str) -> RefusedError:
+    """Give the error of a statement that took too long."""
+    return RefusedError(asyncpg.QueryCanceledError(reason))
+
+
 @contextmanager
-def map_errors(*, writing: bool) -> Iterator[None]:
-    """Turn asyncpg's and the socket's errors into ours. `writing`: a statement that changes data may be under way."""
+def map_errors() -> Iterator[None]:
+    """Turn what fails while connecting into ours. A session maps the errors of its statements itself."""
     try:
         yield
-    except asyncpg.PostgresError as error:
-        raise _map_server_error(error, writing=writing) from error
-    except _LOCAL_ERRORS as error:
-        reason = str(error) or type(error).__name__
-        if writing:
-            raise OutcomeUnknownError(f"the connection to PostgreSQL broke during the write: {reason}") from error
-        raise UnavailableError(f"PostgreSQL cannot be reached: {reason}") from error
+    except FOREIGN as error:
+        raise ours(error, writing=False) from error
 
 
 @contextmanager
 def map_login_errors() -> Iterator[None]:
     """Turn what fails while connecting into an UnavailableError: a refusal too (no such role, wrong password)."""
     try:
-        with map_errors(writing=False):
+        with map_errors():
             yield
     except RefusedError as error:
         raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error

@@ -49,7 +49,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from fencepost.server.fence.caller import EVERYBODY, Caller
-from fencepost.server.postgres.connection import Connection, GatewayConnection, gateway_connection
+from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, UnavailableError
 from fencepost.server.quota import ASKING, UNKNOWN, most_of, waiting_quota
@@ -87,7 +87,7 @@ class Broken:
     """A write whose batch broke: it may have landed (R15)."""
 
     error: OutcomeUnknownError
-    connection: GatewayConnection
+    connection: Session
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class BatchQueue(Generic[W, R]):
     RefusedError means that all of it was undone.
     """
 
-    run: Callable[[Connection, Sequence[W]], Awaitable[Sequence[R | Alone]]]
+    run: Callable[[Session, Sequence[W]], Awaitable[Sequence[R | Alone]]]
     order: Callable[[W], Any]
     size: Callable[[W], int]
     """About how many bytes a write sends."""
@@ -318,7 +318,7 @@ class Places:
 
 # The protocol: batches are sent, answered, and split where they fail.
 
-Lend = Callable[[BatchQueue[Any, Any]], AbstractAsyncContextManager[Connection]]
+Lend = Callable[[BatchQueue[Any, Any]], AbstractAsyncContextManager[Session]]
 
 TRIES: Final = 3
 """How often a write is carried before it goes alone."""
@@ -465,7 +465,7 @@ class GroupCommit:
     async def _on_a_connection(self, queue: BatchQueue[Any, Any], place: CallerPlace) -> None:
         """Send batches on one connection for as long as it serves and no other queue wants one."""
         batch: list[Waiting[Any, Any]] = []
-        behind: GatewayConnection | None = None
+        behind: Session | None = None
         wanting = 1
         self._wanting += 1  # those that have one give it back after a batch
         for each in tuple(self._lingering):
@@ -474,7 +474,7 @@ class GroupCommit:
             async with self._lend(queue) as connection:
                 self._wanting -= 1
                 wanting = 0
-                behind = gateway_connection(connection)
+                behind = connection
                 while (
                     (queue.pending or await self._linger(queue, place))
                     and not behind.is_closed()
@@ -517,7 +517,7 @@ class GroupCommit:
         queue: BatchQueue[Any, Any],
         batch: "list[Waiting[Any, Any]]",
         error: Exception,
-        behind: GatewayConnection | None,
+        behind: Session | None,
     ) -> None:
         # Out of memory, of space: where a connection was there, that is about one of its writes, too.
         refused = isinstance(error, RefusedError) or (isinstance(error, UnavailableError) and behind is not None)
@@ -571,7 +571,7 @@ class GroupCommit:
 
 
 async def _run_batch(
-    queue: BatchQueue[Any, Any], connection: Connection, behind: GatewayConnection, batch: "list[Waiting[Any, Any]]"
+    queue: BatchQueue[Any, Any], connection: Session, behind: Session, batch: "list[Waiting[Any, Any]]"
 ) -> None:
     answers = await queue.run(connection, [waiting.write for waiting in batch])
     behind.require_replicated()

@@ -8,8 +8,9 @@ import asyncpg
 
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, NO_MARK, Token, accepts
 from fencepost.server.postgres.answers import Given, body_columns, body_json, elements, key_texts, keys
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection, ask_value
 from fencepost.server.postgres.database import savepoint
+from fencepost.server.postgres.errors import VIOLATION, RefusedError
 from fencepost.server.postgres.row_sql import (
     BODY,
     FOUND_MARK,
@@ -170,14 +171,14 @@ def _key_state(row: asyncpg.Record) -> KeyState:
 async def ask(connection: Connection, table: ProtectedTable, asked: Sequence[Key]) -> list[KeyState]:
     """Ask about keys, and answer in their order."""
     statement = table.kept(question_of_keys)
-    rows = await statement.fetch(connection, asked)
+    rows = await statement.ask(connection, asked)
     return [_key_state(row) for row in rows]
 
 
 async def ask_elements(connection: Connection, table: ProtectedTable, body: str) -> list[ElementState]:
     """Ask about the key of every element of a JSON array, and answer in key order."""
     statement = table.kept(question_of_elements)
-    rows = await statement.fetch(connection, body)
+    rows = await statement.ask(connection, body)
     return [ElementState(row[0] - 1, _key_state(row)) for row in rows]
 
 
@@ -198,7 +199,7 @@ async def place_elements(connection: Connection, table: ProtectedTable, body: st
         f"SELECT {given.place} AS place, {given.resource(table, table.fence.name)} AS resource,"
         f" {row_scope(table, table.fence.scope)} AS scope FROM {given.source}"
         f" LEFT JOIN {table.sql_name} AS r ON {given.match(table)} ORDER BY {given.key_order(table)}"
-    ).fetch(connection, body)
+    ).ask(connection, body)
     return [ElementScope(row["place"] - 1, row["resource"] or "", row["scope"]) for row in rows]
 
 
@@ -213,15 +214,15 @@ async def in_key_order(connection: Connection, table: ProtectedTable, asked: Seq
         table,
         f"SELECT {given.place}::int - 1 AS position, {given.resource(table, table.fence.name)} AS resource"
         f" FROM {given.source} ORDER BY {given.key_order(table)}",
-    ).fetch(connection, asked)
+    ).ask(connection, asked)
     return [(row["position"], row["resource"]) for row in rows]
 
 
 async def exists(connection: Connection, table: Table, key: Key) -> bool:
     """Look whether there is a row now, in a statement of its own."""
     text = f"SELECT EXISTS (SELECT FROM {table.sql_name} AS r WHERE {key_match(table)})"
-    found: bool = await compiled(text, OF_KEY).value(connection, key)
-    return found
+    ((found,),) = await compiled(text, OF_KEY).ask(connection, key)
+    return bool(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,11 +343,6 @@ async def _require_still_protected(connection: Connection, table: ProtectedTable
 
 # What only PostgreSQL knows of keys and values: whether two spellings are one key, and what a column can store.
 
-_UNREADABLE: Final = (
-    *(asyncpg.DataError, asyncpg.IntegrityConstraintViolationError),  # a domain's CHECK is the latter
-    *(asyncpg.PostgresSyntaxError, asyncpg.InternalServerError),  # some types of extensions
-)
-
 
 async def same_key(connection: Connection, table: Table, key: Key, named: tuple[str, ...], body: str) -> bool:
     """Whether the key columns that the body names have the path's values: compared as their types, not as text."""
@@ -358,8 +354,8 @@ async def same_key(connection: Connection, table: Table, key: Key, named: tuple[
         for name in named
     )
     statement = compiled(f"SELECT {tests} FROM {source}", (*bound.parameters, *OF_KEY))
-    result: bool = await statement.value(connection, key)
-    return result
+    ((same,),) = await statement.ask(connection, key)
+    return bool(same)
 
 
 async def fits(connection: Connection, table: Table, key: Key) -> bool:
@@ -369,8 +365,8 @@ async def fits(connection: Connection, table: Table, key: Key) -> bool:
         f" CAST({key_parameter(table, n)} AS {table.columns[name].type})"
         for n, name in enumerate(table.key)
     )
-    result: bool = await compiled(f"SELECT {tests}", OF_KEY).value(connection, key)
-    return result
+    ((same,),) = await compiled(f"SELECT {tests}", OF_KEY).ask(connection, key)
+    return bool(same)
 
 
 async def converts_key(connection: Connection, table: Table, position: int, value: str) -> bool:
@@ -408,8 +404,10 @@ async def _runs(connection: Connection, text: str, bound: Bound) -> bool:
     statement: Any = compiled(text, bound.parameters)
     try:
         async with savepoint(connection):
-            await statement.fetch(connection, None)
-    except _UNREADABLE:
+            await statement.ask(connection, None)
+    except RefusedError as error:
+        if not error.may_be_of_a_value and not error.sqlstate.startswith(VIOLATION):  # a domain's CHECK is the latter
+            raise
         return False
     return True
 
@@ -426,5 +424,4 @@ SELECT EXISTS (SELECT FROM part c WHERE {HAS_RULES})
 
 async def keys_may_change(connection: Connection, table: Table) -> bool:
     """Whether a trigger or rule that is not ours may store a row under another key than was sent."""
-    changes: bool = await connection.fetchval(_REKEYS, table.sql_name)
-    return changes
+    return bool(await ask_value(connection, _REKEYS, table.sql_name))

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from fencepost.server.postgres.connection import NO_TRIGGERS, READ_ONLY, Connection, GatewayConnection, why_unwritable
-from fencepost.server.postgres.errors import ReadOnlyError, UnavailableError, map_errors
+from fencepost.server.postgres.connection import NO_TRIGGERS, READ_ONLY, Session, why_unwritable
+from fencepost.server.postgres.errors import ReadOnlyError, UnavailableError
 from fencepost.server.quota import ASKING, Shares, most_of
 from fencepost.server.times import TIMES, Times
 
@@ -99,22 +99,21 @@ class ReadOnly:
         if self._clock.monotonic() < self._until:
             raise ReadOnlyError(self._reason)
 
-    def require_writable_session(self, connection: GatewayConnection) -> None:
+    def require_writable_session(self, connection: Session) -> None:
         """Raise ReadOnlyError if this session refused a write before, or was opened so."""
         if connection.unwritable:
             self.notice(connection.unwritable)
             raise ReadOnlyError(connection.unwritable)
 
-    async def explains(self, connection: Connection) -> bool:
+    async def explains(self, connection: Session) -> bool:
         """Whether all writes are refused in this session, and not only the statement that was. Raises StorageError."""
-        with map_errors(writing=False):
-            found: bool = await connection.fetchval(_HERE)
+        found: bool = await connection.fetchval(_HERE)
         if found:
             self.notice()
         return found
 
 
-async def look(connection: Connection) -> tuple[str, str]:
+async def look(connection: Session) -> tuple[str, str]:
     """Ask why nothing may be written in this session, and in a new one by a role's or database's setting; empty: it
     may, and none of their settings says that it may not.
     """
@@ -135,7 +134,7 @@ class GrantSlots:
     """Lends connections for leases, of which there are `connections`, to so many grants at a time."""
 
     def __init__(
-        self, for_leases: Callable[[], AbstractAsyncContextManager[Connection]], connections: int, times: Times
+        self, for_leases: Callable[[], AbstractAsyncContextManager[Session]], connections: int, times: Times
     ) -> None:
         self._for_leases = for_leases
         slots = max(connections - _FOR_OTHERS, 1)
@@ -145,7 +144,7 @@ class GrantSlots:
         self._within = times.queue.slot_within
 
     @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Connection]:
+    async def lend(self) -> AsyncIterator[Session]:
         """Lend `run_write` a connection. UnavailableError when other grants keep this one waiting for too long."""
         with self._of_caller.of(ASKING.get()) as own:
             async with self._in_time(own), self._in_time(self._slots), self._for_leases() as connection:
@@ -178,7 +177,7 @@ class Pool:
 
     def __init__(
         self,
-        connect: Callable[[], Awaitable[GatewayConnection]],
+        connect: Callable[[], Awaitable[Session]],
         size: int,
         report: Callable[[str], None],
         times: Times = TIMES,
@@ -187,15 +186,15 @@ class Pool:
         self._size = size
         self._report = report
         self._times, self._clock = times.connections, times.clock
-        self._idle: deque[tuple[GatewayConnection, float]] = deque()
-        self._lent: set[GatewayConnection] = set()
-        self._outdated: set[GatewayConnection] = set()
+        self._idle: deque[tuple[Session, float]] = deque()
+        self._lent: set[Session] = set()
+        self._outdated: set[Session] = set()
         self._opening: set[asyncio.Task[None]] = set()
-        self._line: deque[asyncio.Future[GatewayConnection]] = deque()
+        self._line: deque[asyncio.Future[Session]] = deque()
         self._generation = 0
         self._given_back = asyncio.Event()
         self._full_until = 0.0
-        self._closing: dict[asyncio.Task[None], GatewayConnection] = {}
+        self._closing: dict[asyncio.Task[None], Session] = {}
         self._closed = self._ended = False
         self._trimmer: Timer | None = None
 
@@ -207,14 +206,14 @@ class Pool:
     def idle(self) -> int:
         return len(self._idle)
 
-    async def lend(self) -> GatewayConnection:
+    async def lend(self) -> Session:
         """Lend a connection; waits as long as there is none. Raises what `connect` does, and ClosedError."""
         if self._closed:
             raise ClosedError
         if not self._line and (connection := self._from_idle()) is not None:
             self._lent.add(connection)
             return connection
-        waiting: asyncio.Future[GatewayConnection] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._line.append(waiting)
         self._open_for_waiters()
         try:
@@ -227,7 +226,7 @@ class Pool:
                 self.give_back(waiting.result())
             raise
 
-    def give_back(self, connection: GatewayConnection, *, spoilt: bool = False) -> None:
+    def give_back(self, connection: Session, *, spoilt: bool = False) -> None:
         """Take a connection back. `spoilt`: it is not lent again."""
         self._lent.discard(connection)
         self._given_back.set()
@@ -237,7 +236,7 @@ class Pool:
         else:
             self._hand_over(connection)
 
-    def _hand_over(self, connection: GatewayConnection) -> None:
+    def _hand_over(self, connection: Session) -> None:
         """Give a connection to the first in line, or let it rest."""
         while self._line:
             waiting = self._line.popleft()
@@ -278,7 +277,7 @@ class Pool:
         for connection in (*self._lent, *self._closing.values()):
             connection.terminate()
 
-    def _from_idle(self) -> GatewayConnection | None:
+    def _from_idle(self) -> Session | None:
         while self._idle:
             connection, _ = self._idle.pop()
             if not connection.is_closed():
@@ -339,7 +338,7 @@ class Pool:
             f" {self._size} that it may have: {error}. Requests wait for those"
         )
 
-    def _is_useless(self, connection: GatewayConnection) -> bool:
+    def _is_useless(self, connection: Session) -> bool:
         return (
             connection in self._outdated
             or connection.is_closed()
@@ -348,13 +347,13 @@ class Pool:
             or connection.code_ran
         )
 
-    def _close(self, connection: GatewayConnection) -> None:
+    def _close(self, connection: Session) -> None:
         self._outdated.discard(connection)
         task = asyncio.get_running_loop().create_task(self._on_closed(connection))
         self._closing[task] = connection
         task.add_done_callback(self._closing.pop)
 
-    async def _on_closed(self, connection: GatewayConnection) -> None:
+    async def _on_closed(self, connection: Session) -> None:
         try:
             if not (self._ended or connection.is_closed()):
                 await connection.close(timeout=self._times.close_within)

@@ -9,7 +9,7 @@ import asyncpg
 
 from fencepost.server.postgres.answers import added_up, guarded, key_texts, keys, measured
 from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.errors import map_errors
+from fencepost.server.postgres.errors import cancelled
 from fencepost.server.postgres.group_commit import ALONE, Alone
 from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.query import (
@@ -158,7 +158,7 @@ async def _in_pieces(connection: Connection, page: Statement[None], most: Most, 
             while _take(await cursor.fetch(PIECE), most.bytes, found):
                 pass
     except TimeoutError:
-        raise asyncpg.QueryCanceledError(f"the read took more than {most.seconds:g} s") from None
+        raise cancelled(f"the read took more than {most.seconds:g} s") from None
 
 
 def _take(piece: Sequence[asyncpg.Record], most_bytes: int, found: list[str]) -> bool:
@@ -229,8 +229,7 @@ class KeyedReads:
 
     async def run(self, connection: Connection, wanted: Sequence[Key]) -> "list[FencedRow | Alone | None]":
         """Read a row for each key, in their order: None where there is none, ALONE where it is not read in company."""
-        with map_errors(writing=False):
-            rows = await self.statement.fetch(connection, wanted)
+        rows = await self.statement.fetch(connection, wanted)
         if rows and rows[0]["hides"]:
             return [ALONE] * len(wanted)
         found: list[FencedRow | Alone | None] = [None] * len(wanted)

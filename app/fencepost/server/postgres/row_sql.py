@@ -20,7 +20,7 @@ import asyncpg
 
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, Rule, Token
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection, ask
 from fencepost.server.postgres.tables import MARK_COLUMN, Column, Fence, Table, quote
 
 # Statements and their parameters. A parameter is an object with a name and a type: the text that is composed contains
@@ -63,6 +63,10 @@ class Statement(Generic[S]):
     async def fetch(self, connection: Connection, source: S) -> list[asyncpg.Record]:
         rows: list[asyncpg.Record] = await connection.fetch(self.sql, *self.arguments(source))
         return rows
+
+    async def ask(self, connection: Connection, source: S) -> list[asyncpg.Record]:
+        """Run it as a question, which changes nothing."""
+        return await ask(connection, self.sql, *self.arguments(source))
 
     async def value(self, connection: Connection, source: S) -> Any:
         """Run it once, and return the first column of its first row; None without a row."""

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, Literal
 
-import asyncpg
-
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import Token
 from fencepost.server.postgres.answers import Given, key_texts, typed, unnested
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection, ask
 from fencepost.server.postgres.database import savepoint
+from fencepost.server.postgres.errors import DATA_EXCEPTION, VIOLATION, RefusedError
 from fencepost.server.postgres.keyed import Batch, Recorded, State, read_state
 from fencepost.server.postgres.many import TooManyRows
 from fencepost.server.postgres.query import Filter, render_filters
@@ -48,7 +47,7 @@ SELECT c.oid::int8 AS oid, pg_catalog.row_security_active(c.oid) AS ruled
 
 async def tables_open(connection: Connection, scope: Scope, *, writing: bool) -> dict[int, bool]:
     """List the tables of a scope that the role may read, or write to: by oid, whether row security rules it there."""
-    rows = await connection.fetch(_OPEN, scope.prefix, writing)
+    rows = await ask(connection, _OPEN, scope.prefix, writing)
     return {row["oid"]: row["ruled"] for row in rows}
 
 
@@ -241,10 +240,12 @@ async def stores(connection: Connection, table: Table, scope: Scope, values: Seq
         tests.append(f"{named} {operator(column, '=')} CAST(CAST({named} AS {column.type}) AS {wanted})")
     try:
         async with savepoint(connection):
-            same: bool = await compiled(f"SELECT {' AND '.join(tests)}", bound.parameters).value(connection, None)
-    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):  # too large, or a domain's CHECK
+            ((same,),) = await compiled(f"SELECT {' AND '.join(tests)}", bound.parameters).ask(connection, None)
+    except RefusedError as error:
+        if not error.sqlstate.startswith((DATA_EXCEPTION, VIOLATION)):  # too large, or a domain's CHECK
+            raise
         return False
-    return same
+    return bool(same)
 
 
 # What comes before the writes of a batch (group_commit.py), in one statement and in the order of R20: Idempotency-Keys
