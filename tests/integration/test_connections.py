@@ -297,7 +297,7 @@ async def test_more_than_may_wait_for_a_connection_are_refused_at_once(database:
             await asyncio.sleep(0)  # it runs up to where it waits
             with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
                 await ask(pool)
-            line = asyncio.create_task(ask(pool, counted=False))  # of a batch, which has a share of its own
+            line = asyncio.create_task(ask(pool, patient=True))  # of a batch, which has a share of its own
             await settled()
             assert not line.done()
         assert (await waiting, await line) == (1, 1)
@@ -305,8 +305,8 @@ async def test_more_than_may_wait_for_a_connection_are_refused_at_once(database:
         await pool.close()
 
 
-async def ask(pool: Database, *, counted: bool = True) -> int:
-    async with pool.connection(counted=counted) as connection:
+async def ask(pool: Database, *, patient: bool = False) -> int:
+    async with pool.connection(patient=patient) as connection:
         found: int = await connection.fetchval("SELECT 1")
         return found
 

@@ -18,16 +18,18 @@ from tests.support.use_cases import keyed, open_gateway, patch
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.gathered import GatheredReads, read_lanes
-from fencepost.server.gateway.outcomes import CallerShares, Done, Outcome, Reads
+from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.keyed import FencedRow
+from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.query import Field, Select, Selected
 from fencepost.server.postgres.reading import MOST_JSON, KeyedReads, keyed_reads
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import ProtectedTable
+from fencepost.server.quota import most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -111,7 +113,7 @@ async def race(connect: Connect, unmade: Unmade) -> Race:
 async def gateway(race: Race) -> AsyncIterator[Gateway]:
     async with open_gateway(race.dsn, pool_size=4) as gateway:
         yield gateway
-        assert gateway.reads.waiting.count == 0
+        assert gateway.database.waiting.count == 0
         await gateway.gathered.close()
 
 
@@ -261,9 +263,14 @@ async def test_a_connection_that_breaks_under_them_is_no_answer(race: Race, gate
     assert found[1:] == [([f'{{"order_id":"k{n}","status":"new","n":{n}}}'], 30 + n) for n in (2, 3)]
 
 
+def with_few(gateway: Gateway, at_once: int, *, wait: float = 5.0, most_waiting: int = 1000) -> Gateway:
+    gateway.database.waiting = waiting_quota(most_waiting)
+    reads = Limiter(at_once, most_of(at_once), wait, "a read", gateway.database.waiting)
+    return replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, wait_at_most=wait))
+
+
 async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent: Statements) -> None:
-    reads = Reads(2, CallerShares(8, 5.0, 4))
-    few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads))
+    few = with_few(gateway, 2, most_waiting=4)
     sent.stop = "before"
     tasks = [asyncio.create_task(read_one(few, ReadOne("orders", (f"k{n}",), caller="a"))) for n in range(4)]
     await sent.stopped.wait()
@@ -278,15 +285,14 @@ async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent
 
 async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway: Gateway) -> None:
     """A statement that waits for a connection takes no place: those that it is for have theirs."""
-    reads = Reads(1, CallerShares(8, 5.0, 8))
-    few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads))
-    async with few.reads.connection(few.database, few.caller, "c"):
+    few = with_few(gateway, 1, most_waiting=8)
+    async with few.read_connection("c", runs_code=False):
         tasks = [
             asyncio.create_task(read_one(few, ReadOne("orders", (f"k{n}",), caller="ab"[n % 2]))) for n in range(8)
         ]
 
         async def all_there() -> bool:
-            return few.reads.waiting.count == 8
+            return few.database.waiting.count == 8
 
         await eventually(all_there, what="eight reads that wait")
     assert all(isinstance(each, Done) for each in await asyncio.gather(*tasks))
@@ -294,9 +300,8 @@ async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway
 
 
 async def test_a_read_that_waits_too_long_for_a_connection_is_refused(gateway: Gateway) -> None:
-    reads = Reads(1, CallerShares(8, 0.2))
-    few = replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, wait_at_most=0.2))
-    async with few.reads.connection(few.database, few.caller):
+    few = with_few(gateway, 1, wait=0.2)
+    async with few.read_connection("c", runs_code=False):
         found = await shown_of(reading(few, "k0"))
     assert found == ["FP010"]
     await few.gathered.close()
@@ -314,7 +319,7 @@ async def test_others_get_the_connection_between_two_statements(race: Race, sent
             lent = asyncio.create_task(stack.enter_async_context(other))
 
             async def waiting() -> bool:
-                return gateway.reads.waiting.count == 3
+                return gateway.database.waiting.count == 3
 
             await eventually(waiting, what="a list read that waits, beside two reads of rows")
             sent.go.set()

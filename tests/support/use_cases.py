@@ -20,7 +20,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.gathered import GatheredReads
-from fencepost.server.gateway.outcomes import CallerShares, Done, Outcome, Reads, Turns
+from fencepost.server.gateway.outcomes import Done, Outcome, Turns
 from fencepost.server.gateway.use_cases import write
 from fencepost.server.gateway.write import (
     NO_BODY,
@@ -39,7 +39,9 @@ from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.query import Filter
+from fencepost.server.quota import most_of
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -205,12 +207,11 @@ async def open_gateway(
         await catalog.reload()
         locks = PostgresLocks(database, Queue(database, print, times))
         turns = Turns(at_once=pool_size, wait=lock_timeout)
-        shares = CallerShares(pool_size, lock_timeout)
-        reads = Reads(pool_size, shares)
+        reads = Limiter(pool_size, most_of(pool_size), lock_timeout, "a read's connection", database.waiting)
         gathered = GatheredReads(database, reads, times=times)
         group = GroupCommit(database, times=times)
         yield Gateway(
-            *(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, shares, 10**7),
+            *(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7),
             times=times,
         )
     finally:

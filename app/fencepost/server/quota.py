@@ -3,12 +3,9 @@
 A caller is a text: the name of who asks, or the address of the connection (http/edge.py).
 """
 
-import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Final
 
 UNKNOWN: Final = "?"
@@ -22,43 +19,6 @@ PEER: Final[ContextVar[str | None]] = ContextVar("PEER", default=None)
 def most_of(size: int) -> int:
     """Give three quarters, and one at least: so many of `size` may be taken, so that the rest is left to others."""
     return max(1, size - max(1, size // 4))
-
-
-@dataclass(slots=True)
-class _Places:
-    room: asyncio.Semaphore
-    users: int = 0
-    """How many have one of them, or wait."""
-
-
-class Shares:
-    """`most` places of each caller, for whom they are made when it comes."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._callers: dict[str, _Places] = {}
-
-    @contextmanager
-    def of(self, caller: str) -> Iterator[asyncio.Semaphore]:
-        """Give the places of a caller, for as long as it has one or waits."""
-        places = self._callers.get(caller)
-        if places is None:
-            # What the gateway asks for itself has no bound here.
-            places = self._callers[caller] = _Places(
-                asyncio.Semaphore(sys.maxsize if caller == UNKNOWN else self._most)
-            )
-        places.users += 1
-        try:
-            yield places.room
-        finally:
-            places.users -= 1
-            if not places.users:
-                del self._callers[caller]
-
-    def has_room(self, caller: str) -> bool:
-        """Whether a caller has a place free."""
-        places = self._callers.get(caller)
-        return places is None or not places.room.locked()
 
 
 def waiting_quota(most: int) -> "Quota":

@@ -20,7 +20,7 @@ from fencepost.server.election import Watches
 from fencepost.server.fence.seal import SealKeys
 from fencepost.server.gateway.gateway import Batches, Gateway, Seals
 from fencepost.server.gateway.gathered import GatheredReads, Results
-from fencepost.server.gateway.outcomes import CallerShares, KeptAnswers, Reads, Turns
+from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
 from fencepost.server.http.edge import RateLimits, read_rate, read_sites
@@ -66,6 +66,7 @@ from fencepost.server.postgres.database_identity import ORIGIN
 from fencepost.server.postgres.errors import SessionError, StorageError, UnavailableError
 from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.listen import Listener
+from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import Catalog, KnownPrivileges, Served
 from fencepost.server.postgres.upkeep import Pruner, add, leave_moment, prune_records
@@ -493,8 +494,8 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         times=times,
     )
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
-    shares = CallerShares(settings.pool_size, settings.pool_timeout, settings.max_waiting)
-    reads = Reads(most_of(settings.pool_size), shares)
+    for_reads = most_of(settings.pool_size)
+    reads = Limiter(for_reads, most_of(for_reads), settings.pool_timeout, "a read's connection", database.waiting)
     return Gateway(
         database,
         catalog,
@@ -505,7 +506,6 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         turns,
         reads,
         GatheredReads(database, reads, wait_at_most=settings.pool_timeout, times=times),
-        shares,
         settings.max_answer_bytes,
         kept=KeptAnswers(settings.max_kept_bytes, settings.idempotency_retention, times.clock),
         waiters=Quota(settings.max_waiters, settings.max_waiters_per_caller, "FENCEPOST_MAX_WAITERS"),

@@ -16,7 +16,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
 from fencepost.server.fence.token import BUILTIN, Token
 from fencepost.server.gateway.gathered import GatheredReads, Results
-from fencepost.server.gateway.outcomes import CallerShares, KeptAnswers, Reads, Together, Turns
+from fencepost.server.gateway.outcomes import KeptAnswers, Together, Turns
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import Leases
 from fencepost.server.locks.source_leases import SourceLocks
@@ -26,10 +26,11 @@ from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import AllowedRoles, Database, run_write
 from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.group_commit import GroupCommit
+from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import KnownPrivileges, Table
 from fencepost.server.queues.log import Log
-from fencepost.server.quota import ASKING, Quota, Shares, most_of
+from fencepost.server.quota import ASKING, Quota, most_of
 from fencepost.server.times import TIMES, Times
 
 # Seals of tokens at this gateway: its keys as they are now, and what is answered where a seal does not hold.
@@ -136,11 +137,11 @@ class Batches:
         self.lines, self.wait = lines, wait
         of_whole = max(connections // 2, 1)
         self.of_lines = max(connections - of_whole, 1)
-        self._pool_timeout = pool_timeout
         self.places = asyncio.Semaphore(BATCHES_AT_ONCE * lines)
         self.looks = asyncio.Semaphore(1)
-        self.room = asyncio.Semaphore(self.of_lines)
-        self._whole, self._of_caller = asyncio.Semaphore(of_whole), Shares(most_of(of_whole))
+        # All but one are for the lines of one batch.
+        self.connections = Limiter(self.of_lines, max(self.of_lines - 1, 1), None, "a line")
+        self._whole = Limiter(of_whole, most_of(of_whole), pool_timeout, "a batch that lands as a whole")
         self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
         self._stopped = False
 
@@ -150,24 +151,10 @@ class Batches:
         half of those of batches; one caller's have three quarters of these. UnavailableError: the turn did not come in
         time, or the gateway stops.
         """
-        with self._of_caller.of(ASKING.get()) as own:
-            async with self._in_time(own), self._in_time(self._whole):
-                if self._stopped:
-                    raise UnavailableError("the gateway is stopping: nothing was written")
-                yield
-
-    @asynccontextmanager
-    async def _in_time(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._pool_timeout):
-                await places.acquire()
-        except TimeoutError as error:
-            reason = f"other batches that land as a whole were not done within {self._pool_timeout:g} s"
-            raise UnavailableError(f"{reason}: nothing was written") from error
-        try:
+        async with self._whole.place(ASKING.get()):
+            if self._stopped:
+                raise UnavailableError("the gateway is stopping: nothing was written")
             yield
-        finally:
-            places.release()
 
     @property
     def stopping(self) -> "asyncio.Future[None]":
@@ -191,13 +178,12 @@ class Share:
         self.places, self.looks = batches.places, batches.looks
         at_once = max(batches.of_lines // 2, 1)
         self.turns = Turns(at_once=at_once, wait=batches.wait, most_waiting=sys.maxsize, of_one_caller=True)
-        self._all = batches.room
-        self._own = asyncio.Semaphore(max(batches.of_lines - 1, 1))
+        self._connections = batches.connections
 
     @asynccontextmanager
     async def connection(self, connection: AbstractAsyncContextManager[Session]) -> AsyncIterator[Session]:
         """Lend it as one of the share, which is waited for as long as it takes."""
-        async with self._own, self._all, connection as lent:
+        async with self._connections.place(self), connection as lent:
             yield lent
 
 
@@ -218,9 +204,9 @@ class Gateway:
     locks: PostgresLocks
     group: GroupCommit
     turns: Turns
-    reads: Reads
+    reads: Limiter
+    """Whose the connections for reads are, of which writes have as many left."""
     gathered: GatheredReads
-    shares: CallerShares
     max_answer_bytes: int
     kept: KeptAnswers = field(default_factory=lambda: KeptAnswers(1 << 30, 86_400))
     """What is kept of answers under Idempotency-Keys."""
@@ -262,22 +248,22 @@ class Gateway:
         """Lend a connection for questions about a user's table. Raises what Database.connection does."""
         if self.together is not None:
             return self.together.part(self.caller, runs_code=table.runs_code)
-        counted = self.share is None
-        return self._of_share(self.database.connection(caller=self.caller, counted=counted, runs_code=table.runs_code))
+        return self._of_share(
+            self.database.connection(caller=self.caller, patient=self.share is not None, runs_code=table.runs_code)
+        )
 
     def own_connection(self) -> AbstractAsyncContextManager[Session]:
         """Lend one for a question of the gateway's own, for whoever asks. Raises what Database.connection does."""
         if self.together is not None and self.caller.role is None:
             return nullcontext(self.together.connection)
-        return self._of_share(self.database.connection(counted=self.share is None))
+        return self._of_share(self.database.connection(patient=self.share is not None))
 
     async def run_write(self, work: Callable[[Session], Awaitable[T]], *, runs_code: bool) -> T:
         """Do a write to users' tables as the caller. `runs_code`: see Database.connection."""
-        lend = partial(self.database.for_writing, caller=self.caller, counted=self.share is None, runs_code=runs_code)
-        if self.share is not None:
-            return await run_write(lambda: self._of_share(lend()), work)
-        async with self.shares.place(ASKING.get()):
-            return await run_write(lend, work)
+        lend = partial(self.database.for_writing, caller=self.caller, runs_code=runs_code)
+        if self.share is None:
+            return await run_write(partial(lend, whose=ASKING.get()), work)
+        return await run_write(lambda: self._of_share(lend(patient=True)), work)
 
     def _of_share(self, connection: AbstractAsyncContextManager[Session]) -> AbstractAsyncContextManager[Session]:
         """Have a connection lent as one of the batch's share, if a batch's line asks."""
@@ -296,11 +282,14 @@ class Gateway:
         share = Share(self.batches)
         return replace(self, share=share, turns=share.turns)
 
-    def read_connection(self, whose: str, *, runs_code: bool) -> AbstractAsyncContextManager[Session]:
+    @asynccontextmanager
+    async def read_connection(self, whose: str, *, runs_code: bool) -> AsyncIterator[Session]:
         """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError. `runs_code`:
         see Database.connection.
         """
-        return self.reads.connection(self.database, self.caller, whose, runs_code=runs_code)
+        lent = self.database.connection(caller=self.caller, whose=whose, runs_code=runs_code)
+        async with self.reads.place(whose), lent as session:
+            yield session
 
     def report_if_forbidden(self, refused: Problem) -> None:
         """Have a refusal counted that is for who the caller is. Where there is no authentication nobody is refused for

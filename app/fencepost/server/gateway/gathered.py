@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
@@ -10,12 +11,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway.outcomes import Reads
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError, UnavailableError
 from fencepost.server.postgres.group_commit import ALONE, Alone, BatchQueue, GroupCommit, RoleQueues
 from fencepost.server.postgres.keyed import FencedRow, Recorded
+from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.query import Select
 from fencepost.server.postgres.reading import keyed_reads, shown
 from fencepost.server.postgres.row_sql import Key
@@ -273,25 +274,33 @@ class GatheredReads:
     def __init__(
         self,
         database: Database,
-        reads: Reads,
+        reads: Limiter,
         *,
         wait_at_most: float = 5.0,
         times: Times = TIMES,
     ) -> None:
-        self._reads = reads
+        self._database, self._reads = database, reads
         self._group = GroupCommit(
             database,
             wait_at_most=wait_at_most,
             times=times,
-            read_connection=lambda queue: reads.connection(
-                database, queue.caller, self._whose_turn(queue), counted=True
-            ),
+            read_connection=self._lend,
         )
+
+    @asynccontextmanager
+    async def _lend(self, queue: BatchQueue[Any, Any]) -> AsyncIterator[Session]:
+        whose = self._whose_turn(queue)
+        lent = self._database.connection(caller=queue.caller, whose=whose, patient=True)
+        async with self._reads.place(whose, patient=True), lent as session:
+            yield session
 
     def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:
         """Find who has a connection left, of those that wait first; if nobody has, whoever is first."""
         waiting = list(islice(queue.pending, MOST_READS))
-        return next((whose for whose in waiting if self._reads.has_room(whose)), waiting[0] if waiting else UNKNOWN)
+        return next((whose for whose in waiting if self._has_room(whose)), waiting[0] if waiting else UNKNOWN)
+
+    def _has_room(self, whose: str) -> bool:
+        return self._reads.has_room(whose) and self._database.requests.has_room(whose)
 
     async def read(
         self, lanes: ReadLanes, caller: Caller, key: Key, whose: str = UNKNOWN
@@ -302,7 +311,7 @@ class GatheredReads:
         queue = lanes.of(caller, key)
         if queue is None:
             return ALONE
-        with self._reads.waiting.place(whose) as full:
+        with self._database.waiting.place(whose) as full:
             if full is not None:
                 raise UnavailableError(f"no more reads may wait for a connection: there are {full}")
             answer = await self._group.write(queue, key, counted=False, whose=whose)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -11,11 +11,12 @@ from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_BUSY
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.connection import Session
-from fencepost.server.postgres.database import Database, users_code
+from fencepost.server.postgres.database import users_code
 from fencepost.server.postgres.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import Table
-from fencepost.server.quota import ASKING, UNKNOWN, Shares, most_of, waiting_quota
+from fencepost.server.quota import ASKING, most_of, waiting_quota
 from fencepost.server.times import SYSTEM_CLOCK, Clock
 
 
@@ -153,8 +154,7 @@ class Turns:
 
     def __init__(self, *, at_once: int, wait: float, most_waiting: int = 1000, of_one_caller: bool = False) -> None:
         self._rows: dict[Hashable, _Row] = {}
-        self._room = asyncio.Semaphore(at_once)
-        self._of_caller = Shares(at_once if of_one_caller else most_of(at_once))
+        self._places = Limiter(at_once, at_once if of_one_caller else most_of(at_once), None, "a turn")
         self._wait = wait
         self.waiting = waiting_quota(most_waiting)
         """Places of those that have their turn, or wait for it."""
@@ -167,46 +167,40 @@ class Turns:
     async def of(self, row: Hashable) -> AsyncIterator[bool]:
         """Wait for the turn of a row; False: it did not come in time. UnavailableError: too many wait already."""
         caller = ASKING.get()
-        with self.waiting.place(caller) as full, self._of_caller.of(caller) as own:
+        with self.waiting.place(caller) as full:
             if full is not None:
                 raise UnavailableError(
                     f"no more writes may wait for locked rows: there are {full}. Nothing was written"
                 )
             turn = self._rows.setdefault(row, _Row())
             turn.asked += 1
-            taken: list[asyncio.Lock | asyncio.Semaphore] = []
             try:
-                try:
-                    async with asyncio.timeout(self._wait):
-                        await self._come_in(turn.lock, own, taken)
-                except TimeoutError:
-                    yield False
-                    return
-                yield True
+                async with AsyncExitStack() as taken:
+                    try:
+                        async with asyncio.timeout(self._wait):
+                            await self._come_in(turn.lock, caller, taken)
+                    except TimeoutError:
+                        yield False
+                        return
+                    yield True
             finally:
-                for each in taken:
-                    each.release()
                 turn.asked -= 1
                 if not turn.asked:
                     self._rows.pop(row, None)
 
-    async def _come_in(
-        self, row: asyncio.Lock, own: asyncio.Semaphore, taken: "list[asyncio.Lock | asyncio.Semaphore]"
-    ) -> None:
-        """Take the row, one of the caller's turns and one of all. Those behind the caller's own writes keep others from
-        no row meanwhile; those that wait for a row have no turn yet.
+    async def _come_in(self, row: asyncio.Lock, caller: str, taken: AsyncExitStack) -> None:
+        """Take the row and a place. Those that wait for a row have no place yet, but for those behind their caller's
+        own writes, which keep others from no row meanwhile.
         """
+        place = self._places.place(caller, patient=True)
         await row.acquire()
-        order: list[asyncio.Lock | asyncio.Semaphore]
-        if own.locked():
+        if self._places.is_at_its_most(caller):
             row.release()
-            order = [own, row, self._room]
+            await taken.enter_async_context(place)
+            await taken.enter_async_context(row)
         else:
-            taken.append(row)
-            order = [own, self._room]
-        for each in order:
-            await each.acquire()
-            taken.append(each)
+            taken.callback(row.release)
+            await taken.enter_async_context(place)
 
 
 def busy(table: Table, key: Key) -> Problem:
@@ -218,108 +212,3 @@ def busy(table: Table, key: Key) -> Problem:
         code="55P03",
         retry_after=1,
     )
-
-
-# Whose the connections are: no caller ever has all of them, and reads never have all, either.
-#
-# A read may hold a connection for as long as PostgreSQL takes to look through a large value, which no time limit
-# interrupts; a write by a filter for as long as it takes to find no row. Others, and grants, need connections
-# meanwhile. So one caller has three quarters of the pool at most, with all that it asks for; reads have three quarters
-# of it, and one caller's reads three quarters of that. Who has its share waits behind itself.
-#
-# Writes that share transactions (group_commit.py), and the lines of batches (`Batches`), have connections of their
-# own.
-
-
-class CallerShares:
-    """One caller has three quarters of `connections`. Who waits does so for `wait` seconds; so many may at once."""
-
-    def __init__(self, connections: int, wait: float, most_waiting: int = 1000) -> None:
-        self._shares = Shares(most_of(connections))
-        self._wait = wait
-        self.waiting = waiting_quota(most_waiting)
-        """Places of those that wait for a connection, or for a statement that they share."""
-
-    def of(self, caller: str) -> AbstractContextManager[asyncio.Semaphore]:
-        return self._shares.of(caller)
-
-    def has_room(self, caller: str) -> bool:
-        """Whether a caller has a place free."""
-        return self._shares.has_room(caller)
-
-    @asynccontextmanager
-    async def place(self, caller: str) -> AsyncIterator[None]:
-        """Take one of a caller's places for a write that goes alone. UnavailableError: none was free in time."""
-        with self.of(caller) as own:
-            await self.come_in((own,), caller, "writes")
-            try:
-                yield
-            finally:
-                own.release()
-
-    async def come_in(
-        self, places: Sequence[asyncio.Semaphore], caller: str, what: str, *, counted: bool = False
-    ) -> None:
-        """Take a place of each, in this order: who has many so waits behind itself. `counted`: those that it is for
-        are counted as waiting already. UnavailableError: they were not free in time.
-        """
-        if not any(each.locked() for each in places):
-            for each in places:
-                await each.acquire()
-            return
-        with nullcontext() if counted else self.waiting.place(caller) as full:
-            if full is not None:
-                raise UnavailableError(f"no more {what} may wait for a connection: there are {full}")
-            taken: list[asyncio.Semaphore] = []
-            try:
-                async with asyncio.timeout(self._wait):
-                    for each in places:
-                        await each.acquire()
-                        taken.append(each)
-            except BaseException as error:
-                for each in taken:
-                    each.release()
-                if not isinstance(error, TimeoutError):
-                    raise
-                among_its_own = len(taken) < len(places) - 1 or len(places) == 1
-                who = f"{caller} has as many as one may have" if among_its_own else f"{what} have all that are theirs"
-                raise UnavailableError(
-                    f"no connection for {what} within {self._wait:g} s: {who}, the rest is for others"
-                    " (FENCEPOST_POOL_SIZE)"
-                ) from None
-
-
-class Reads:
-    """The reads of a gateway: `at_once` of them have a connection."""
-
-    def __init__(self, at_once: int, shares: CallerShares) -> None:
-        self._room, self._own, self._shares = asyncio.Semaphore(at_once), Shares(most_of(at_once)), shares
-        self.waiting = shares.waiting
-
-    @asynccontextmanager
-    async def connection(
-        self,
-        database: Database,
-        acting: Caller,
-        caller: str = UNKNOWN,
-        *,
-        counted: bool = False,
-        runs_code: bool = False,
-    ) -> AsyncIterator[Session]:
-        """Lend a connection for a read of rows, which acts as the role of `acting`. `caller`: whose place it takes.
-        `counted`: those it is for are counted as waiting already. `runs_code`: see Database.connection. Raises
-        UnavailableError, RoleError.
-        """
-        with self._own.of(caller) as own, self._shares.of(caller) as every:
-            places = (own, every, self._room)
-            await self._shares.come_in(places, caller, "reads", counted=counted)
-            try:
-                async with database.connection(caller=acting, runs_code=runs_code) as connection:
-                    yield connection
-            finally:
-                for each in places:
-                    each.release()
-
-    def has_room(self, caller: str) -> bool:
-        """Whether a caller has fewer connections than it may have."""
-        return self._own.has_room(caller) and self._shares.has_room(caller)

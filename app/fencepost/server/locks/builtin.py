@@ -289,7 +289,7 @@ class PostgresLocks(Leases):
         unknown = overtaken = 0
         while True:
             try:
-                return await run_write(self._database.grants.lend, take)
+                return await run_write(self._database.for_grants, take)
             except _Busy:
                 verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
                 return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None

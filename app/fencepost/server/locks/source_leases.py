@@ -335,7 +335,7 @@ class SourceClaims:
                     raise Overtaken
             return claims, replace(lease, tokens=used, claimed=True)
 
-        return await run_write(self._database.grants.lend, in_transaction)
+        return await run_write(self._database.for_grants, in_transaction)
 
 
 def _later(lease: SourceLease, renewed: LeaseRow, asked_ms: int) -> SourceLease:

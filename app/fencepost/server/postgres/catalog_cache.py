@@ -350,7 +350,7 @@ class CatalogCache:
         Where a table has got code of users' that may change sessions, connections are made anew: it may have run in
         them since, unseen.
         """
-        async with self._database.connection(counted=False) as connection:  # one load at a time
+        async with self._database.connection(patient=True) as connection:  # one load at a time
             catalog = await load(connection, self._served, self._current.version + 1)
         if catalog.tables == self._current.tables and self._current.version:
             catalog = replace(catalog, version=self._current.version, tables=self._current.tables)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
@@ -39,8 +39,8 @@ from fencepost.server.postgres.errors import (
     may_be_running,
     ours,
 )
-from fencepost.server.postgres.pool import ClosedError, GrantSlots, Pool, ReadOnly, look
-from fencepost.server.quota import ASKING, Shares, most_of, waiting_quota
+from fencepost.server.postgres.pool import ClosedError, Limiter, Pool, ReadOnly, look
+from fencepost.server.quota import ASKING, UNKNOWN, Quota, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:
@@ -162,6 +162,14 @@ async def as_gateway(connection: Session, caller: Caller) -> AsyncIterator[None]
 # The pools, and who is lent a connection of which.
 
 
+_FOR_RENEWALS: Final = 2
+"""How many of the connections for leases no grant has."""
+
+
+def _limiter(size: int, per_caller: int, limits: Limits, waiting: Quota) -> Limiter:
+    return Limiter(size, per_caller, limits.pool_timeout, "a connection to PostgreSQL", waiting)
+
+
 class Database:
     """Three pools: one for requests; one for batches (group_commit.py), whose statements hardly wait for locks; and one
     for leases, which are not to wait for the other two.
@@ -186,9 +194,13 @@ class Database:
         self._read_only = read_only
         self._report = report
         self._times, self._clock = times.connections, times.clock
-        self.grants = GrantSlots(self.for_leases, limits.lease_pool_size, times)
-        self._waiting = {pool: waiting_quota(limits.most_waiting) for pool in self._pools}
-        self._of_leases = Shares(max(most_of(limits.lease_pool_size), self.grants.most_of_caller + 1))
+        self.waiting = waiting_quota(limits.most_waiting)
+        """Who waits for a connection, or for a statement that reads of several share."""
+        self.requests = _limiter(limits.pool_size, most_of(limits.pool_size), limits, self.waiting)
+        grants = max(limits.lease_pool_size - _FOR_RENEWALS, 1)
+        self._grants = Limiter(grants, most_of(grants), times.queue.slot_within, "a grant's connection")
+        most_of_leases = max(most_of(limits.lease_pool_size), most_of(grants) + 1)
+        self._leases = _limiter(limits.lease_pool_size, most_of_leases, limits, waiting_quota(limits.most_waiting))
         self._ending: Timer | None = None
         self.moment_due = False
         """Whether something was written since the newest moment (R19), when it was last looked."""
@@ -243,57 +255,55 @@ class Database:
         for pool in self._pools:
             pool.end()
 
-    def connection(
-        self, *, caller: Caller = EVERYBODY, counted: bool = True, runs_code: bool = False
-    ) -> AbstractAsyncContextManager[Session]:
-        """Lend a connection for reading. UnavailableError when none can be had in time. Errors inside are mapped
-        (errors.py). One that shows that sessions have old query plans makes all of them new.
+    @asynccontextmanager
+    async def connection(
+        self, *, caller: Caller = EVERYBODY, whose: str = UNKNOWN, patient: bool = False, runs_code: bool = False
+    ) -> AsyncIterator[Session]:
+        """Lend a session for reading. UnavailableError when none can be had in time. An error that shows that sessions
+        have old query plans makes all of them new.
         `caller`: whose role the session has for as long as it is lent; RoleError when it cannot.
-        `counted`: whoever waits is one of `most_waiting`, and refused where these are there already.
+        `whose`: of whose places it takes one (`Limiter`); those of the gateway's own questions have no bound.
+        `patient`: it waits as long as it takes for one.
         `runs_code`: what is asked runs code of users', which may change the session. It is restored afterwards.
         """
-        return self._lend(self._pool, caller, writing=False, counted=counted, runs_code=runs_code)
+        async with (
+            self.requests.place(whose, patient=patient),
+            self._lend(self._pool, caller, writing=False, runs_code=runs_code) as session,
+        ):
+            yield session
 
-    def for_writing(
-        self, *, caller: Caller = EVERYBODY, counted: bool = True, runs_code: bool = False
-    ) -> AbstractAsyncContextManager[Session]:
-        """Lend a connection to `run_write`, which maps errors: only to the database that writes were
-        allowed on (StandbyError, QuarantinedError: R19), and only if PostgreSQL takes writes (ReadOnlyError).
+    @asynccontextmanager
+    async def for_writing(
+        self, *, caller: Caller = EVERYBODY, whose: str = UNKNOWN, patient: bool = False, runs_code: bool = False
+    ) -> AsyncIterator[Session]:
+        """Lend a session to `run_write`: only of the database that writes were allowed on (StandbyError,
+        QuarantinedError: R19), and only if PostgreSQL takes writes (ReadOnlyError).
         """
-        return self._lend(self._pool, caller, writing=True, counted=counted, runs_code=runs_code)
+        async with (
+            self.requests.place(whose, patient=patient),
+            self._lend(self._pool, caller, writing=True, runs_code=runs_code) as session,
+        ):
+            yield session
 
     @asynccontextmanager
     async def for_leases(self) -> AsyncIterator[Session]:
-        """Lend `run_write` a connection for leases and their queues, for which no other request waits. One caller has
+        """Lend `run_write` a session for leases and their queues, for which no other request waits. One caller has
         three quarters of them, so that others' leases are renewed however much it asks for.
         """
-        with self._of_leases.of(ASKING.get()) as own:
-            async with AsyncExitStack() as stack:
-                await self._in_turn(own, stack)
-                yield await stack.enter_async_context(self._lend(self._lease_pool, EVERYBODY, writing=True))
+        async with self._leases.place(ASKING.get()), self._lend(self._lease_pool, EVERYBODY, writing=True) as session:
+            yield session
 
-    async def _in_turn(self, own: asyncio.Semaphore, stack: AsyncExitStack) -> None:
-        """Take one of a caller's connections for leases. UnavailableError: none was free in time."""
-        if own.locked():
-            caller = ASKING.get()
-            with self._waiting[self._lease_pool].place(caller) as full:
-                if full is not None:
-                    raise UnavailableError(f"requests about leases wait for a connection to PostgreSQL: {full}")
-                try:
-                    async with asyncio.timeout(self._limits.pool_timeout):
-                        await own.acquire()
-                except TimeoutError as error:
-                    raise UnavailableError(
-                        f"no connection for leases within {self._limits.pool_timeout:g} s: {caller} has as many as one"
-                        " may have"
-                    ) from error
-        else:
-            await own.acquire()
-        stack.callback(own.release)
+    @asynccontextmanager
+    async def for_grants(self) -> AsyncIterator[Session]:
+        """The same for grants of locks, which may wait for rows: for all of those for leases but two, which renewals
+        need. One caller's grants have three quarters of these: what they claim may be locked for long.
+        """
+        async with self._grants.place(ASKING.get()), self.for_leases() as session:
+            yield session
 
     def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Session]:
         """Lend a connection for batches of writes (group_commit.py), which are counted there."""
-        return self._lend(self._batch_pool, caller, writing=True, counted=False)
+        return self._lend(self._batch_pool, caller, writing=True)
 
     @asynccontextmanager
     async def spare(self) -> AsyncIterator[Session]:
@@ -314,12 +324,12 @@ class Database:
 
     @asynccontextmanager
     async def _lend(
-        self, pool: Pool, caller: Caller, *, writing: bool, counted: bool = True, runs_code: bool = False
+        self, pool: Pool, caller: Caller, *, writing: bool, runs_code: bool = False
     ) -> AsyncIterator[Session]:
         if writing:
             self._read_only.require_writable()
         with map_login_errors():
-            connection = await self._acquire(pool, writing=writing, counted=counted)
+            connection = await self._acquire(pool, writing=writing)
         spoilt = False
         try:
             if writing:
@@ -417,13 +427,10 @@ class Database:
             self._read_only.notice(here or new)
             return OriginStatus(False, generation, here or new)
 
-    async def _acquire(self, pool: Pool, *, writing: bool, counted: bool) -> Session:
+    async def _acquire(self, pool: Pool, *, writing: bool) -> Session:
         """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
         session takes none, but one that has just been opened.
         """
-        caller, waiting = ASKING.get(), self._waiting[pool]
-        if counted and (full := waiting.take(caller)) is not None:
-            raise UnavailableError(f"requests wait for a connection to PostgreSQL: there are {full}")
         try:
             async with asyncio.timeout(self._limits.pool_timeout):
                 begun = asyncio.get_running_loop().time()
@@ -438,9 +445,6 @@ class Database:
             raise UnavailableError(f"{late}: all are in use, or it does not answer") from error
         except ClosedError as error:
             raise UnavailableError("the gateway is shutting down") from error
-        finally:
-            if counted:
-                waiting.give_back(caller)
 
     @property
     def most_batches_of_caller(self) -> int:

@@ -17,15 +17,15 @@ one that comes back.
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
 from fencepost.server.postgres.connection import NO_TRIGGERS, READ_ONLY, Session, why_unwritable
 from fencepost.server.postgres.errors import ReadOnlyError, UnavailableError
-from fencepost.server.quota import ASKING, Shares, most_of
+from fencepost.server.quota import UNKNOWN, Quota
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:
@@ -124,45 +124,98 @@ async def look(connection: Session) -> tuple[str, str]:
     return why_unwritable(dict(row)), new
 
 
-# Connections for grants of locks, which may wait for rows: all of those for leases but two, which renewals need. One
-# caller's grants have three quarters of them: what they claim may be locked for long.
-
-_FOR_OTHERS: Final = 2
+# Who may have what there is of the gateway: connections, and turns.
 
 
-class GrantSlots:
-    """Lends connections for leases, of which there are `connections`, to so many grants at a time."""
+class Limiter:
+    """`most` places; one caller has `per_caller` of them at most, and UNKNOWN, the gateway itself, all.
 
-    def __init__(
-        self, for_leases: Callable[[], AbstractAsyncContextManager[Session]], connections: int, times: Times
-    ) -> None:
-        self._for_leases = for_leases
-        slots = max(connections - _FOR_OTHERS, 1)
-        self.most_of_caller = most_of(slots)
-        """How many one caller may have."""
-        self._slots, self._of_caller = asyncio.Semaphore(slots), Shares(self.most_of_caller)
-        self._within = times.queue.slot_within
+    Who finds none waits in line for `wait` seconds, or without an end where that is None. A place that is given back
+    goes to whoever may have it: of one caller after the other the first in line. So who has many waits behind itself,
+    and nobody in line could have a place. `what`: what they are places for, in sentences; `waiting` counts the line.
+    """
 
-    @asynccontextmanager
-    async def lend(self) -> AsyncIterator[Session]:
-        """Lend `run_write` a connection. UnavailableError when other grants keep this one waiting for too long."""
-        with self._of_caller.of(ASKING.get()) as own:
-            async with self._in_time(own), self._in_time(self._slots), self._for_leases() as connection:
-                yield connection
+    def __init__(self, most: int, per_caller: int, wait: float | None, what: str, waiting: Quota | None = None) -> None:
+        self._most, self._per_caller, self._wait, self._what = most, per_caller, wait, what
+        self.waiting = waiting
+        self._taken = 0
+        self._of: dict[Hashable, int] = {}
+        self._line: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def _in_time(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._within if slots.locked() else None):
-                await slots.acquire()
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"other requests for locks kept this one from PostgreSQL for {self._within:g} s"
-            ) from error
+    async def place(self, caller: Hashable, *, patient: bool = False) -> AsyncIterator[None]:
+        """Have a place for the block. See `enter`."""
+        await self.enter(caller, patient=patient)
         try:
             yield
         finally:
-            slots.release()
+            self.leave(caller)
+
+    def has_room(self, caller: Hashable) -> bool:
+        """Whether this caller would have a place at once."""
+        return self._taken < self._most and not self.is_at_its_most(caller)
+
+    def is_at_its_most(self, caller: Hashable) -> bool:
+        """Whether this caller has as many as one may have."""
+        return self._of.get(caller, 0) >= self._per_caller and caller != UNKNOWN
+
+    async def enter(self, caller: Hashable, *, patient: bool = False) -> None:
+        """Take a place. UnavailableError: there was none in time, or too many wait. `patient`: who waits is counted
+        elsewhere, and as patient as it takes.
+        """
+        if self.has_room(caller):
+            self._take(caller)
+        elif patient or self.waiting is None:
+            await self._wait_in_line(caller, None if patient else self._wait)
+        else:
+            with self.waiting.place(str(caller)) as full:
+                if full is not None:
+                    raise UnavailableError(f"requests wait for {self._what}: there are {full}")
+                await self._wait_in_line(caller, self._wait)
+
+    def leave(self, caller: Hashable) -> None:
+        """Give a place back."""
+        self._taken -= 1
+        if left := self._of[caller] - 1:
+            self._of[caller] = left
+        else:
+            del self._of[caller]
+        for each in tuple(self._line):
+            if self.has_room(each):
+                line = self._line.pop(each)
+                waiting = line.popleft()
+                if line:
+                    self._line[each] = line  # behind all others
+                self._take(each)
+                waiting.set_result(None)
+                return
+
+    def _take(self, caller: Hashable) -> None:
+        self._taken += 1
+        self._of[caller] = self._of.get(caller, 0) + 1
+
+    async def _wait_in_line(self, caller: Hashable, wait: float | None) -> None:
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.setdefault(caller, deque()).append(place)
+        try:
+            async with asyncio.timeout(wait):
+                await place
+        except BaseException as error:
+            if place.done() and not place.cancelled():  # it came at the same moment
+                self.leave(caller)
+            else:
+                self._leave_line(caller, place)
+            if not isinstance(error, TimeoutError):
+                raise
+            its_own = self.is_at_its_most(caller)
+            who = f"{caller} has as many as one may have, the rest is for others" if its_own else "all are in use"
+            raise UnavailableError(f"no place for {self._what} within {wait:g} s: {who}") from None
+
+    def _leave_line(self, caller: Hashable, place: "asyncio.Future[None]") -> None:
+        line = self._line[caller]
+        line.remove(place)
+        if not line:
+            del self._line[caller]
 
 
 NO_MORE: Final = (asyncpg.TooManyConnectionsError,)
