@@ -265,7 +265,7 @@ async def test_a_connection_that_breaks_under_them_is_no_answer(race: Race, gate
 
 def with_few(gateway: Gateway, at_once: int, *, wait: float = 5.0, most_waiting: int = 1000) -> Gateway:
     gateway.database.waiting = waiting_quota(most_waiting)
-    reads = Limiter(at_once, most_of(at_once), wait, "a read", gateway.database.waiting)
+    reads = Limiter(at_once, most_of(at_once), wait, "connection for a read", gateway.database.waiting)
     return replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, wait_at_most=wait))
 
 

@@ -207,7 +207,7 @@ async def open_gateway(
         await catalog.reload()
         locks = PostgresLocks(database, Queue(database, print, times))
         turns = Turns(at_once=pool_size, wait=lock_timeout)
-        reads = Limiter(pool_size, most_of(pool_size), lock_timeout, "a read's connection", database.waiting)
+        reads = Limiter(pool_size, most_of(pool_size), lock_timeout, "connection for a read", database.waiting)
         gathered = GatheredReads(database, reads, times=times)
         group = GroupCommit(database, times=times)
         yield Gateway(

@@ -36,8 +36,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's, by the timers of the running event loop."""
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         """Wait by the event loop's timers."""

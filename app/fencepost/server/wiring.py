@@ -495,7 +495,7 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
     )
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
     for_reads = most_of(settings.pool_size)
-    reads = Limiter(for_reads, most_of(for_reads), settings.pool_timeout, "a read's connection", database.waiting)
+    reads = Limiter(for_reads, most_of(for_reads), settings.pool_timeout, "connection for a read", database.waiting)
     return Gateway(
         database,
         catalog,

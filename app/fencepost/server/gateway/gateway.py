@@ -140,8 +140,8 @@ class Batches:
         self.places = asyncio.Semaphore(BATCHES_AT_ONCE * lines)
         self.looks = asyncio.Semaphore(1)
         # All but one are for the lines of one batch.
-        self.connections = Limiter(self.of_lines, max(self.of_lines - 1, 1), None, "a line")
-        self._whole = Limiter(of_whole, most_of(of_whole), pool_timeout, "a batch that lands as a whole")
+        self.connections = Limiter(self.of_lines, max(self.of_lines - 1, 1), None, "connection for a line")
+        self._whole = Limiter(of_whole, most_of(of_whole), pool_timeout, "turn of a batch that lands as a whole")
         self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
         self._stopped = False
 

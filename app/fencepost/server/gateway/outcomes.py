@@ -12,7 +12,13 @@ from fencepost.server.fence.problem_types import DATABASE_BUSY
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import users_code
-from fencepost.server.postgres.errors import RETRIED, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.server.postgres.errors import (
+    LOCK_NOT_AVAILABLE,
+    RETRIED,
+    OutcomeUnknownError,
+    RefusedError,
+    UnavailableError,
+)
 from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import Table
@@ -154,7 +160,7 @@ class Turns:
 
     def __init__(self, *, at_once: int, wait: float, most_waiting: int = 1000, of_one_caller: bool = False) -> None:
         self._rows: dict[Hashable, _Row] = {}
-        self._places = Limiter(at_once, at_once if of_one_caller else most_of(at_once), None, "a turn")
+        self._places = Limiter(at_once, at_once if of_one_caller else most_of(at_once), None, "turn at a locked row")
         self._wait = wait
         self.waiting = waiting_quota(most_waiting)
         """Places of those that have their turn, or wait for it."""
@@ -209,6 +215,6 @@ def busy(table: Table, key: Key) -> Problem:
     return Problem(
         DATABASE_BUSY,
         f"{what} is locked, or too many other writes wait already: nothing was written.",
-        code="55P03",
+        code=LOCK_NOT_AVAILABLE,
         retry_after=1,
     )

@@ -38,6 +38,7 @@ from fencepost.server.postgres.answers import Shown, nothing
 from fencepost.server.postgres.answers import shown as read_shown
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.errors import (
+    LOCK_NOT_AVAILABLE,
     QuarantinedError,
     RefusedError,
     RoleError,
@@ -310,14 +311,12 @@ def _sentence(by: Issued) -> str:
 #
 # Asked after a lock timeout only. The answer does not depend on it.
 
-_LOCK_NOT_AVAILABLE: Final = "55P03"
-
 
 async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) -> Problem:
     """Add to a lock timeout which prepared transactions hold locks on the table, or where to look for others. Without
     a table: on any table, for a grant may have claimed rows of several.
     """
-    if refused.name != _LOCK_NOT_AVAILABLE:
+    if refused.name != LOCK_NOT_AVAILABLE:
         return refused
     hint = f"A transaction has held the row, or a lock on the table, all the while: see {upkeep.WHERE_TO_LOOK}."
     name = table.fence.name if table is not None and table.fence is not None else None
@@ -346,7 +345,7 @@ _EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
     "23P01": (CONSTRAINT_VIOLATION, 409),
     "428C9": (INVALID_VALUE, 400),
     "42501": (PERMISSION_DENIED, 403),
-    "55P03": (DATABASE_BUSY, 503),
+    LOCK_NOT_AVAILABLE: (DATABASE_BUSY, 503),
     "57014": (DATABASE_BUSY, 503),
     "40001": (DATABASE_BUSY, 503),
     "40P01": (DATABASE_BUSY, 503),

@@ -18,6 +18,7 @@ from fencepost.server.postgres import leases
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import (
+    LOCK_NOT_AVAILABLE,
     OutcomeUnknownError,
     RefusedError,
     StorageError,
@@ -207,7 +208,6 @@ SWEPT_AT_ONCE: Final = 200
 """How many idle locks `fencepost.sweep` removes at most; after so many there may be more."""
 TRY_REPEATS: Final = 3
 """How often a try whose connection broke is repeated: under its secret, a grant that landed is found again."""
-LOCK_NOT_AVAILABLE: Final = "55P03"
 BUSY: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
 """A lock or time limit: another client's claim waits for a row, for example. A waiting request waits on."""
 OVERTAKEN: Final = 10

@@ -19,6 +19,7 @@ from fencepost.server.fence.resource import Scope, parse_scope
 from fencepost.server.fence.token import Ceiling, Rule
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database
+from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE, RefusedError
 from fencepost.server.postgres.tables import (
     CALLS,
     CHANGES,
@@ -264,7 +265,9 @@ async def _defaults(connection: Connection) -> dict[tuple[int, str], str]:
         async with connection.transaction():
             await connection.execute("SET LOCAL lock_timeout = '50ms'")
             rows = await connection.fetch(DEFAULTS)
-    except asyncpg.LockNotAvailableError:
+    except (asyncpg.LockNotAvailableError, RefusedError) as error:
+        if error.sqlstate != LOCK_NOT_AVAILABLE:
+            raise
         return {}
     return {(row["oid"], row["name"]): row["expression"] for row in rows}
 

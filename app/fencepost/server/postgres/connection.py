@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 from weakref import WeakSet
 
 import asyncpg
 
-from fencepost.server.postgres.database_identity import ORIGIN_SINCE, Origin, Watch
+from fencepost.server.postgres.database_identity import ORIGIN_SINCE, Met, Origin, Watch
 from fencepost.server.postgres.errors import FOREIGN, OutcomeUnknownError, SessionError, UnavailableError, ours
 from fencepost.server.times import TIMES
 
@@ -309,6 +309,8 @@ class Session(asyncpg.Connection):
 
     backend: Backend
     origin: Origin
+    accepted_under: Met | None = None
+    """What was known of the database when the origin was last found to be one that may be written to."""
     opened: float
     """When it was opened (loop time)."""
     writing = False
@@ -404,12 +406,15 @@ class Session(asyncpg.Connection):
         met = (None, None) if before is None else (before.moment, before.nonce)
         (row,) = await self.ask(_WHO, *met)
         self.backend, self.origin = Backend(row["pid"], row["started"]), Origin.of(row)
+        self.accepted_under = None
         watch.compare(self.origin, before)
 
 
 async def ask(connection: Connection, query: str, *args: object) -> list[asyncpg.Record]:
     """Run a question, which changes nothing, on a session or on a connection of one's own."""
-    return await (connection.ask(query, *args) if isinstance(connection, Session) else connection.fetch(query, *args))
+    if not issubclass(type(connection), Session):  # asyncpg has any of its connections count as an instance
+        return await connection.fetch(query, *args)
+    return await cast("Session", connection).ask(query, *args)
 
 
 async def ask_value(connection: Connection, query: str, *args: object) -> Any:

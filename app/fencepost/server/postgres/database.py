@@ -167,7 +167,7 @@ _FOR_RENEWALS: Final = 2
 
 
 def _limiter(size: int, per_caller: int, limits: Limits, waiting: Quota) -> Limiter:
-    return Limiter(size, per_caller, limits.pool_timeout, "a connection to PostgreSQL", waiting)
+    return Limiter(size, per_caller, limits.pool_timeout, "connection to PostgreSQL", waiting)
 
 
 class Database:
@@ -198,7 +198,7 @@ class Database:
         """Who waits for a connection, or for a statement that reads of several share."""
         self.requests = _limiter(limits.pool_size, most_of(limits.pool_size), limits, self.waiting)
         grants = max(limits.lease_pool_size - _FOR_RENEWALS, 1)
-        self._grants = Limiter(grants, most_of(grants), times.queue.slot_within, "a grant's connection")
+        self._grants = Limiter(grants, most_of(grants), times.queue.slot_within, "connection for a grant")
         most_of_leases = max(most_of(limits.lease_pool_size), most_of(grants) + 1)
         self._leases = _limiter(limits.lease_pool_size, most_of_leases, limits, waiting_quota(limits.most_waiting))
         self._ending: Timer | None = None
@@ -387,22 +387,30 @@ class Database:
         for pool in self._pools:
             pool.expire()
 
-    def is_accepted(self, connection: Session) -> bool:
+    def is_accepted(self, session: Session) -> bool:
         """Whether a connection that is held for long is still one to write on, after what was met since."""
-        return self._watch.problem(connection.origin) is None
+        met = self._watch.met
+        if met is None or session.accepted_under is not met:
+            if self._watch.problem(session.origin) is not None:
+                return False
+            session.accepted_under = met
+        return True
 
-    async def _require_origin(self, connection: Session) -> None:
+    async def _require_origin(self, session: Session) -> None:
         """Refuse to write where the origin is not accepted (database_identity.py)."""
-        watch, behind = self._watch, connection
-        if watch.problem(behind.origin) is not None:  # since then it may have been promoted, or vouched for
-            await behind.introduce(watch)
-        error, newer = watch.judge(behind.origin)
+        watch = self._watch
+        if watch.accepting and session.accepted_under is watch.met:
+            return  # nothing has been met since
+        if watch.problem(session.origin) is not None:  # since then it may have been promoted, or vouched for
+            await session.introduce(watch)
+        error, newer = watch.judge(session.origin)
         if newer:
             self.expire()
         if error is not None:
-            if watch.met is not None and (behind.origin.forgot or not behind.origin.follows(watch.met)):
-                behind.terminate()  # it leads elsewhere: the next one may not
+            if watch.met is not None and (session.origin.forgot or not session.origin.follows(watch.met)):
+                session.terminate()  # it leads elsewhere: the next one may not
             raise error
+        session.accepted_under = watch.met
 
     async def origin_status(self) -> OriginStatus:
         """Ask whether writes are let through now. UnavailableError when the database cannot be asked."""

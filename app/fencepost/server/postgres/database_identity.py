@@ -298,6 +298,11 @@ class Watch:
             now = replace(now, moment=origin.moment, nonce=origin.nonce)
         self.met = now
 
+    @property
+    def accepting(self) -> bool:
+        """Whether what was reported last is that writes are let through."""
+        return self._reported is not None and self._reported.accepted
+
     def problem(self, origin: Origin) -> UnavailableError | None:
         """Return why nothing may be written there, as far as this process knows."""
         return origin.problem(self.met)

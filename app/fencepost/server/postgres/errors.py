@@ -24,6 +24,8 @@ RETRIED: Final = frozenset({"40001", "40P01"})
 # One of PostgreSQL's internal errors, whose texts it does not translate.
 _INTERNAL: Final = "XX000"
 _SYNTAX_ERROR: Final = "42601"
+LOCK_NOT_AVAILABLE: Final = "55P03"
+"""A lock was waited for in vain."""
 DATA_EXCEPTION: Final = "22"
 VIOLATION: Final = "23"
 """Classes of SQLSTATEs: a value that its type cannot have; a constraint, also a domain's."""

@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from fencepost.server.fence.caller import EVERYBODY, Caller
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE, OutcomeUnknownError, RefusedError, UnavailableError
 from fencepost.server.quota import ASKING, UNKNOWN, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
@@ -322,8 +322,7 @@ Lend = Callable[[BatchQueue[Any, Any]], AbstractAsyncContextManager[Session]]
 
 TRIES: Final = 3
 """How often a write is carried before it goes alone."""
-LOCKED: Final = "55P03"
-LOCK_WAITS: Final = frozenset({LOCKED, "57014"})
+LOCK_WAITS: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
 """SQLSTATEs of a wait that was given up."""
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 SETUP_ERRORS: Final = frozenset({INSUFFICIENT_PRIVILEGE, "42883"})
@@ -531,7 +530,7 @@ class GroupCommit:
         match error:
             case RefusedError() if of_a_role and error.lacks_privilege:
                 _raise_to(batch, error)
-            case RefusedError(sqlstate=state) if self._reads and state == LOCKED:
+            case RefusedError(sqlstate=state) if self._reads and state == LOCK_NOT_AVAILABLE:
                 _raise_to(batch, error)  # a read waits for its table only: each of them would wait as long
             case _ if refused and self._reads:
                 _set_answers(batch, ALONE)

@@ -170,7 +170,7 @@ class Limiter:
         else:
             with self.waiting.place(str(caller)) as full:
                 if full is not None:
-                    raise UnavailableError(f"requests wait for {self._what}: there are {full}")
+                    raise UnavailableError(f"no more may wait for a {self._what}: there are {full}")
                 await self._wait_in_line(caller, self._wait)
 
     def leave(self, caller: Hashable) -> None:
@@ -209,7 +209,7 @@ class Limiter:
                 raise
             its_own = self.is_at_its_most(caller)
             who = f"{caller} has as many as one may have, the rest is for others" if its_own else "all are in use"
-            raise UnavailableError(f"no place for {self._what} within {wait:g} s: {who}") from None
+            raise UnavailableError(f"no {self._what} within {wait:g} s: {who}") from None
 
     def _leave_line(self, caller: Hashable, place: "asyncio.Future[None]") -> None:
         line = self._line[caller]

@@ -13,6 +13,7 @@ from fencepost.server.postgres.catalog_cache import load
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.database_identity import ORIGIN, Origin
+from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE
 from fencepost.server.postgres.marks import exists
 from fencepost.server.postgres.row_sql import (
     MARK,
@@ -147,7 +148,6 @@ TRIES: Final = 5
 """How often a deadlock may end the call; PostgreSQL finds one after deadlock_timeout, a second by default."""
 
 _DEADLOCK: Final = "40P01"
-_LOCK_NOT_AVAILABLE: Final = "55P03"
 
 
 async def call_with_retries(connection: Connection, call: str, *arguments: object) -> int:
@@ -173,7 +173,7 @@ async def call_with_retries(connection: Connection, call: str, *arguments: objec
 
 def describe_failure(error: asyncpg.PostgresError, who: str) -> str | None:
     """Return why call_with_retries gave up; None: not because of others. `who`: whose end it waits for."""
-    if error.sqlstate == _LOCK_NOT_AVAILABLE:
+    if error.sqlstate == LOCK_NOT_AVAILABLE:
         met = f"did not end within {LOCK_TIMEOUT}"
     elif error.sqlstate == _DEADLOCK:
         met = f"and this waited for locks of each other in each of {TRIES} tries (deadlock detected, 40P01)"
