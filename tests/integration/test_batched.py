@@ -21,8 +21,8 @@ from tests.support.use_cases import delete, gateway_pid, keyed, listed, once, op
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Outcome, Turns
-from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed as keyed_statements
 from fencepost.server.postgres.catalog_cache import load

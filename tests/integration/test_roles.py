@@ -39,11 +39,11 @@ from fencepost.server.gateway import use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
+from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.keyed import WriteQueues
 from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.read import Explained, ReadMany, ReadOne
-from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import claim, explain, read_many, read_one
 from fencepost.server.gateway.write import Verb, Write
 from fencepost.server.ops.protect import protect

@@ -19,8 +19,8 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.write import IdempotencyKey
 

@@ -47,8 +47,8 @@ from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway import refusals
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Outcome
-from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.write import IdempotencyKey
 from fencepost.server.observe.events import Event, HolderUnknown, Refused

@@ -9,8 +9,8 @@ from tests.support.racing import Race, applied
 from tests.support.use_cases import gateway_pid, keyed, once, open_gateway, patch, result_of
 
 from fencepost.server.gateway import rounds
+from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done
-from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.postgres import keyed as idempotency
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.testing.servers.processes import PATIENCE

@@ -13,7 +13,7 @@ from tests.support.racing import Race, open_race, protected_table
 from tests.support.violations import assert_none
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
-from fencepost.server.gateway.rounds import judge
+from fencepost.server.gateway.attempt import judge
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.marks import Appeared, KeyState
 

@@ -15,7 +15,7 @@ from tests.support.postgres import Unmade
 from tests.support.violations import promised
 
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Rule, Spent, Stale, Token, Unissued
-from fencepost.server.gateway.rounds import judge
+from fencepost.server.gateway.attempt import judge
 from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres import keyed as statements
 from fencepost.server.postgres import marks

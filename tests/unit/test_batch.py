@@ -6,21 +6,23 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.types import Message
+from tests.unit.catalog_tables import column, table
 
 from fencepost.server.fence.caller import CALLER, Caller
 from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import Token
+from fencepost.server.gateway.attempt import ROUNDS, Statements, attempt_alone
 from fencepost.server.gateway.gateway import Batches
-from fencepost.server.gateway.rounds import ROUNDS, Answer, Verdict, decide_alone
 from fencepost.server.gateway.write import ConflictKey, is_spelled_so, place_of
 from fencepost.server.http import batch as running
 from fencepost.server.http import batch_lines
@@ -30,8 +32,7 @@ from fencepost.server.http.edge import HEADERS, Admission, RateLimitError, RateL
 from fencepost.server.http.guard import Arrival
 from fencepost.server.http.problems import RequestError
 from fencepost.server.identity.authenticator import Authenticator
-from fencepost.server.postgres.errors import RefusedError, conflict
-from fencepost.server.postgres.group_commit import AGAIN, ALONE
+from fencepost.server.postgres.marks import KeyState
 from fencepost.server.postgres.row_sql import RowWrite
 from fencepost.server.times import TIMES
 from fencepost.testing.servers.processes import PATIENCE
@@ -430,39 +431,28 @@ async def test_a_batch_goes_on_with_little_where_there_is_no_room_for_more() -> 
 # R5's loop, where it ends.
 
 
-class Unreachable:
-    """A row that is never reached, and that cannot be asked about in the end."""
+async def test_a_row_that_nothing_refuses_and_no_statement_reaches_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
 
-    table: Any = None
-    creates = False
-    rounds = 0
+    class Nowhere:
+        def __init__(self, name: str) -> None:
+            self.name = name
 
-    async def write(self, *_: object) -> list[Answer]:
-        self.rounds += 1
-        return [ALONE]
+        async def run(self, _session: object, writes: Sequence[RowWrite]) -> list[None]:
+            tried.append(self.name)
+            return [None for _ in writes]
 
-    async def ask(self, *_: object) -> Sequence[Verdict]:
-        return [AGAIN]
+    async def ask(*_: object) -> list[KeyState]:
+        return [KeyState("orders/k", live=1, without_row=None)]
 
-    async def create(self, *_: object) -> NoReturn:
-        raise NotImplementedError
-
-    async def never_reached(self, *_: object) -> NoReturn:
-        raise conflict("the last question")
-
-
-class Idle:
-    """A connection without a transaction."""
-
-    def is_in_transaction(self) -> bool:
-        return False
-
-
-async def test_an_error_of_the_last_question_is_one_of_storage() -> None:
-    steps, connection = Unreachable(), Idle()
-    with pytest.raises(RefusedError, match="the last question"):
-        await decide_alone(connection, steps, RowWrite(("k",), Token(1)))  # type: ignore[arg-type]
-    assert steps.rounds == ROUNDS
+    monkeypatch.setattr("fencepost.server.postgres.marks.ask", ask)
+    orders: Any = table("orders", column("order_id"), key=("order_id",))
+    first, careful, session = Nowhere("first"), Nowhere("careful"), SimpleNamespace(is_in_transaction=lambda: False)
+    statements: Any = partial(Statements, orders, "block")
+    answer = await attempt_alone(session, statements(first, careful), RowWrite(("k",), Token(5)))  # type: ignore[arg-type]
+    assert isinstance(answer, Problem)
+    assert (answer.name, answer.resource, answer.retry_after) == ("FP010", "orders/k", 1)
+    assert tried == ["first", *["careful"] * (ROUNDS - 1)]
 
 
 # Rate limits: what is counted for whom, and what answers show.

@@ -1,7 +1,7 @@
 """One write, from a connection to its outcome: transaction, retries, and what happens when it is not decided at once.
 
-Every write of every verb that is decided alone comes through `perform`. What an attempt does on a connection, the verb
-(`Operation`) and its marks (`Marks`) say. It may be run several times, each time from the start:
+Every write of every verb that is decided alone comes through `perform`. What an attempt does on a connection, its
+`Operation` says. It may be run several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
 - inside a transaction when it needs several statements, or has an Idempotency-Key (`attempt_keyed`), or a sealed token.
@@ -15,20 +15,35 @@ Every write of every verb that is decided alone comes through `perform`. What an
      without one, it is run again only if the marks show that it cannot have landed: a mark never falls, and the write
      would have raised it. Else the answer is outcome-unknown, with what is known: no 409 or 404 is given that might be
      the echo of the write itself.
+
+A row has a mark of its own, which the statement that writes it compares with the token (R1); why a row was not reached
+is asked of it (attempt.py). Or it shares that of its scope, of which there is one for many rows (R8). Then an attempt
+is one transaction, in this order:
+
+1. the scopes: read from the rows, without a lock (their columns never change), or rendered from key and body;
+2. enter them, in a statement of its own: their marks are judged and raised, sorted; who holds them is waited for;
+3. the write, in a later statement: it sees all that older holders have committed, and is bound to the scopes entered.
+
+In a batch, 1 and 2 are one statement for all of its writes (postgres/scopes.py).
 """
 
-from collections.abc import Awaitable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from fencepost.server.fence.problem_types import OUTCOME_UNKNOWN
 from fencepost.server.fence.problems import Problem
-from fencepost.server.fence.token import shown_mark
+from fencepost.server.fence.resource import Scope
+from fencepost.server.fence.seal import Binding
+from fencepost.server.fence.token import Token, shown_mark
 from fencepost.server.gateway.gateway import Gateway, elsewhere
+from fencepost.server.gateway.idempotency import IdempotentRequest, landed_meanwhile, look_up, record
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import RETRY_AFTER
-from fencepost.server.gateway.rounds import Evidence, Operation, Replayed, attempt_keyed, landed_meanwhile
-from fencepost.server.gateway.write import with_column
+from fencepost.server.gateway.write import NO_BODY, Body, KeyCheck, enter, refused_scope, with_column
 from fencepost.server.postgres import connection as backends
+from fencepost.server.postgres import scopes as scope_statements
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import as_gateway, in_transaction
 from fencepost.server.postgres.errors import (
@@ -39,8 +54,85 @@ from fencepost.server.postgres.errors import (
     UncommittedError,
 )
 from fencepost.server.postgres.group_commit import Broken
+from fencepost.server.postgres.marks import KeyState, keys_may_change, read_resource
+from fencepost.server.postgres.query import NO_QUERY, Query
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.scopes import Entered
+from fencepost.server.postgres.tables import ProtectedTable
 
 _NOT_ASKED: Final = "the outcome could not be asked for: {}"
+HOW_TO_ASK: Final = "Ask GET /v1/fences?resource=…, or read the row."
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the marks show of a write without a key whose outcome is unknown. `landed` None: they do not show it."""
+
+    landed: bool | None
+    resource: str | None = None
+    mark: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation(ABC):
+    """What a request does to a table: a verb, with the request's own values."""
+
+    table: ProtectedTable
+    row: RowWrite
+    """Its values. The key is empty where it is none of a row of the table."""
+    body: Body = NO_BODY
+    once: IdempotentRequest | None = None
+    """The request's Idempotency-Key."""
+    binding: Binding | None = None
+    """What the token's seal is bound to; None: it has none."""
+    query: Query = NO_QUERY
+    """What it selects, and by which filters."""
+    key_check: KeyCheck | None = None
+    """What is to be checked of its key; None: nothing."""
+    entered: list[str] = field(init=False)
+    """The scopes whose marks the last attempt raised, sorted."""
+
+    def __post_init__(self) -> None:
+        """A batch may have entered a scope before."""
+        self.entered = [self.row.scope] if self.row.scope else []
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether it may run code of users', which may change the session."""
+        return self.table.runs_code
+
+    @abstractmethod
+    async def write(self, session: Session) -> Outcome:
+        """Write, to rows that have marks of their own, or whose scopes (`row.scopes`) were entered."""
+
+    async def scopes(self, session: Session, scope: Scope) -> list[str] | Outcome:
+        """Find the scopes to enter, of the table's `scope`, without locks; or what makes it needless."""
+        raise NotImplementedError(f"{self.table.name}: it was not expected to have a scope")
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        """Give the answer when scopes were not entered."""
+        return refused_scope(self.table, by[0], self.row.token)
+
+    async def explain(self, _session: Session, _error: RefusedError) -> Problem | None:
+        """Explain a refusal of PostgreSQL's by rows' own marks, after everything was undone; None: it is answered as it
+        is.
+        """
+        return None
+
+    async def evidence(self, _session: Session) -> Evidence:
+        """Ask rows' own marks whether an attempt can have landed, when its backend is gone."""
+        return Evidence(None)
+
+    @property
+    def how_to_ask(self) -> str:
+        """Say how a client finds out by rows' own marks whether it landed, when the connection has broken and there was
+        no key.
+        """
+        return HOW_TO_ASK
+
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the resources that have marks of their own and were written, or claimed, by what an attempt came to."""
+        return (done.resource,)
 
 
 async def perform(gateway: Gateway, operation: Operation, after: Broken | None = None) -> Outcome:
@@ -114,7 +206,7 @@ async def _settle(
     if isinstance(unknown, UncommittedError) or operation.once is not None:
         return None
     try:
-        evidence = await operation.marks.evidence(connection, operation)
+        evidence = await _evidence(connection, operation)
     except RefusedError as error:  # a lock or time limit: our question was refused, and not the write
         raise UnavailableError(_NOT_ASKED.format(error)) from error
     return None if evidence.landed is False else _unknown(unknown, evidence, operation)
@@ -131,7 +223,9 @@ async def _decide(connection: Session, operation: Operation) -> Outcome:
         try:
             return await _once(connection, operation)
         except RefusedError as error:
-            problem = await operation.marks.explain(connection, operation, error)
+            # The scopes' marks were judged before; rows have none.
+            own_marks = operation.table.fence.scope is None
+            problem = await operation.explain(connection, error) if own_marks else None
             if problem is None:
                 raise
             return problem
@@ -139,9 +233,9 @@ async def _decide(connection: Session, operation: Operation) -> Outcome:
 
 async def _once(connection: Session, operation: Operation) -> Outcome:
     once = operation.once
-    whole = operation.binding is not None or operation.marks.in_transaction
+    whole = operation.binding is not None or operation.table.fence.scope is not None
     if once is None and not whole and not connection.is_in_transaction():
-        return await operation.marks.attempt(connection, operation)
+        return await _check_and_write(connection, operation)
     while True:
         try:
             return await in_transaction(connection, lambda: _attempted(connection, operation))
@@ -152,16 +246,87 @@ async def _once(connection: Session, operation: Operation) -> Outcome:
 
 async def _attempted(connection: Session, operation: Operation) -> Outcome:
     """Attempt it in the transaction that is open."""
-
-    def attempt(connection: Session) -> Awaitable[Outcome]:
-        return operation.marks.attempt(connection, operation)
-
     once, binding = operation.once, operation.binding
-    outcome = await (attempt(connection) if once is None else attempt_keyed(connection, once, attempt))
-    if binding is not None and isinstance(outcome, Done) and not isinstance(outcome, Replayed):
-        written = operation.marks.written(operation, outcome)
+    if once is not None and (known := await look_up(connection, once)) is not None:
+        return known
+    outcome = await _check_and_write(connection, operation)
+    if isinstance(outcome, Problem):
+        return outcome
+    if once is not None:
+        await record(connection, once, outcome)
+    if binding is not None:
+        written = operation.entered if operation.table.fence.scope is not None else operation.written(outcome)
         return elsewhere(binding, operation.row.token, written) or outcome
     return outcome
+
+
+async def _check_and_write(connection: Session, operation: Operation) -> Outcome:
+    """Check the key, which only PostgreSQL can tell to be unfit (QueryError), before any statement writes or locks.
+    Then enter the scopes, where the table has one, and write.
+    """
+    table, scope, row = operation.table, operation.table.fence.scope, operation.row
+    operation.entered = []
+    if operation.key_check is not None:
+        await operation.key_check.run(connection)
+    if scope is None:
+        return await operation.write(connection)
+    scopes = await operation.scopes(connection, scope)
+    if not isinstance(scopes, list):
+        return scopes
+    if scopes:
+        operation.entered = sorted(scopes)
+        if refused_by := await enter(connection, table, scope, scopes, row.token):
+            return operation.refused(refused_by)
+    row.scopes, row.scope = scopes, scopes[0] if scopes else ""
+    return await operation.write(connection)
+
+
+# What the marks show of a write whose connection broke: it would have raised them (R15).
+
+
+async def _evidence(connection: Session, operation: Operation) -> Evidence:
+    """Find out by its marks whether the write can have landed. A scope's floor that equals the token is no operation's
+    mark: it may have been pruned, or was another scope's.
+    """
+    scope, token = operation.table.fence.scope, operation.row.token
+    if scope is None:
+        return await operation.evidence(connection)
+    if not operation.entered:  # it broke before the marks were asked for: nothing was written yet
+        return Evidence(landed=False)
+    found = await scope_statements.marks(connection, scope, operation.entered)
+    lowest = min(found, key=lambda each: each.mark)
+    if lowest.mark < token:
+        return Evidence(landed=False, resource=lowest.scope, mark=lowest.mark)
+    own = next((each for each in found if each.mark == each.recorded == token), None)
+    shown = own or lowest
+    return Evidence(landed=True if own else None, resource=shown.scope, mark=shown.mark)
+
+
+async def row_evidence(
+    connection: Session, table: ProtectedTable, key: Key, token: Token, *, creates: bool = False
+) -> Evidence:
+    """Decide by a key's mark whether a write with this token can have landed.
+
+    `creates`: the write may have made a row, and then a trigger may have given it another key.
+    """
+    if table.row_security or (creates and await keys_may_change(connection, table)):
+        return Evidence(None)  # a policy may hide the row, and the row's mark with it
+    found = await read_resource(connection, table, key)
+    return _by_mark(found.resource, max(found.live or 0, found.recorded or 0), token)
+
+
+def rows_evidence(states: Sequence[KeyState], token: Token) -> Evidence:
+    """Decide the same for rows that were inserted together. `without_row` may be a floor: it shows no write."""
+    found = [(max(s.live or 0, s.without_row or 0), s) for s in states]
+    if not found:
+        return Evidence(None)
+    mark, state = min(found, key=lambda each: each[0])
+    evidence = _by_mark(state.resource, mark, token)
+    return Evidence(None) if evidence.landed and state.live != token else evidence
+
+
+def _by_mark(resource: str, mark: int, token: Token) -> Evidence:
+    return Evidence(landed=False if mark < token else (True if mark == token else None), resource=resource, mark=mark)
 
 
 def _unknown(
@@ -187,7 +352,8 @@ def _unknown(
     elif may_still_land:
         hint = "It may land yet: claim the resource with a newer token, and read what the claim returns."
     else:
-        hint = f"{operation.marks.how_to_ask(operation)} With an Idempotency-Key such a request can be repeated."
+        how = operation.how_to_ask if operation.table.fence.scope is None else HOW_TO_ASK
+        hint = f"{how} With an Idempotency-Key such a request can be repeated."
     return Problem(
         OUTCOME_UNKNOWN,
         f"It is not known whether the write landed{', or will' if may_still_land else ''}: {error}",

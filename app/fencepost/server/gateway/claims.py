@@ -25,10 +25,11 @@ from fencepost.server.fence.problem_types import (
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource, Scope, parse_resource
 from fencepost.server.fence.seal import Presented
-from fencepost.server.fence.token import BUILTIN, EXTERNAL, MissingRow, Token, refusal, shown_mark
-from fencepost.server.gateway.alone import perform
+from fencepost.server.fence.token import BUILTIN, EXTERNAL, Token, shown_mark
+from fencepost.server.gateway.alone import Evidence, Operation, perform, row_evidence
+from fencepost.server.gateway.attempt import Statements, attempt_alone, claiming
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.keyed import VerbStatements
+from fencepost.server.gateway.idempotency import Render, once_of
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import (
     not_with_queue,
@@ -38,26 +39,13 @@ from fencepost.server.gateway.refusals import (
     require_token,
     target_of,
 )
-from fencepost.server.gateway.rounds import (
-    OWN_MARKS,
-    Answer,
-    Evidence,
-    Operation,
-    Render,
-    ScopeMarks,
-    decide_alone,
-    once_of,
-    problem_of_verdict,
-    row_evidence,
-)
-from fencepost.server.gateway.write import IdempotencyKey, enter, needs_fitting, refused_scope, require_fitting
+from fencepost.server.gateway.write import IdempotencyKey, enter, refused_scope
 from fencepost.server.locks.leases import Overtaken
-from fencepost.server.postgres import keyed, reading, scopes
+from fencepost.server.postgres import reading, scopes
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import as_caller, users_code
-from fencepost.server.postgres.group_commit import AGAIN
 from fencepost.server.postgres.keyed import Change
-from fencepost.server.postgres.marks import Appeared, claim_absent, in_key_order, read_resource
+from fencepost.server.postgres.marks import in_key_order, read_resource
 from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.row_sql import Key, RowWrite, issued_by
 from fencepost.server.postgres.scopes import marks as scope_marks
@@ -167,7 +155,6 @@ async def write(gateway: Gateway, request: Claim, render: Render | None, found: 
     if scope is None:
         claim = ClaimOfRow(
             table=table,
-            marks=OWN_MARKS,
             row=RowWrite(key, token),
             once=once,
             binding=binding,
@@ -178,7 +165,6 @@ async def write(gateway: Gateway, request: Claim, render: Render | None, found: 
     row = RowWrite((), token)
     claim_of_scope = ClaimOfScope(
         table=table,
-        marks=ScopeMarks(scope),
         row=row,
         once=once,
         binding=binding,
@@ -232,42 +218,15 @@ class ClaimOfScope(Operation):
 
 async def claim_row(connection: Session, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:
     """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    outcome = await decide_alone(connection, table.kept(_steps, most_bytes), row)
+    outcome = await attempt_alone(connection, table.kept(_statements, most_bytes), row)
     if table.row_security and isinstance(outcome, Problem) and outcome.type is ROW_NOT_FOUND:
         return replace(outcome, hint=_MAKE_THE_ROW)
     return outcome
 
 
-def _steps(table: ProtectedTable, most_bytes: int) -> "Claiming":
-    change = Change((), target_of(table, None, most_bytes, shown=True), frozenset(), named=True)
-    first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
-    return Claiming(table, OWN_MARKS, "block", first, careful)
-
-
-@dataclass(frozen=True, slots=True)
-class Claiming(VerbStatements):
-    """An UPDATE that sets nothing but the mark; where there is no row, the mark of the key is raised."""
-
-    @property
-    def creates(self) -> bool:
-        """A row that row security hides is not an absent key: its mark is its own, and out of our reach."""
-        return not self.table.row_security
-
-    async def create(
-        self, connection: Session, missing: Sequence[tuple[RowWrite, MissingRow]], _number: int
-    ) -> Sequence[Answer]:
-        """Raise the mark of a key without a row; a row that it has by now is written in the next round."""
-        ((write, verdict),) = missing
-        if needs_fitting(self.table, write.key):
-            await require_fitting(connection, self.table, write.key, "resource")
-        raised = await claim_absent(connection, self.table, write.key, write.token, verdict.resource)
-        if isinstance(raised, Appeared):
-            return [AGAIN]
-        if raised is not None:
-            refusing = refusal(self.table.fence.rule, verdict.resource, raised, write.token)
-            if refusing is not None:
-                return [problem_of_verdict(refusing, self.table.fence)]
-        return [Done([], write.token, resource=verdict.resource)]
+def _statements(table: ProtectedTable, most_bytes: int) -> Statements:
+    target = target_of(table, None, most_bytes, shown=True)
+    return claiming(table, Change((), target, frozenset(), named=True))
 
 
 # The claims of a lease, made in the transaction that grants it (R7, R9): all of them, or the lease is not granted.

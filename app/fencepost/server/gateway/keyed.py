@@ -13,13 +13,23 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.seal import SealedToken
-from fencepost.server.fence.token import MissingRow, Token
-from fencepost.server.gateway.alone import perform
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.alone import Evidence, Operation, perform, row_evidence
+from fencepost.server.gateway.attempt import (
+    Answer,
+    Statements,
+    attempt,
+    attempt_alone,
+    judge,
+    no_row,
+    problem_of_verdict,
+    statements_of,
+)
 from fencepost.server.gateway.gateway import Gateway, elsewhere
+from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, answer_of, keeping
 from fencepost.server.gateway.outcomes import Done, Outcome, busy
 from fencepost.server.gateway.refusals import (
     SUPPRESSED,
@@ -31,24 +41,6 @@ from fencepost.server.gateway.refusals import (
     require_reach,
     require_token,
     target_of,
-)
-from fencepost.server.gateway.rounds import (
-    Answer,
-    Evidence,
-    IdempotentRequest,
-    Keeping,
-    Marks,
-    Operation,
-    Steps,
-    Verdict,
-    answer_of,
-    decide_alone,
-    judge,
-    keeping,
-    marks_of,
-    problem_of_verdict,
-    round_of,
-    row_evidence,
 )
 from fencepost.server.gateway.write import (
     KeyCheck,
@@ -64,116 +56,14 @@ from fencepost.server.gateway.write import (
 from fencepost.server.postgres import keyed
 from fencepost.server.postgres import marks as row_marks
 from fencepost.server.postgres.connection import Session
-from fencepost.server.postgres.database import in_transaction, savepoint
+from fencepost.server.postgres.database import in_transaction
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
-from fencepost.server.postgres.keyed import CALLER, Change, FencedRow, Record, Wait, WriteStatement
+from fencepost.server.postgres.keyed import CALLER, Change, Record
 from fencepost.server.postgres.query import Query, Select
 from fencepost.server.postgres.row_sql import Key, RowWrite
 from fencepost.server.postgres.scopes import Entered, Opened, Prelude, ScopeOf, prelude, scope_named, scope_of_row
 from fencepost.server.postgres.tables import ProtectedTable, Table
-
-# What verbs do to single rows: their statements, made once for a plan, and what R5's loop (rounds.py) makes of them.
-#
-# A verb is there twice: with statements that leave a held row alone, for batches, and with statements that wait, for
-# writes that are decided alone. What else differs: a batch cannot know why a row was not created, and leaves it to be
-# decided alone; alone, a duplicate key is PostgreSQL's error, and is read. What the answers mean depends on whose
-# marks judge the rows (rounds.py).
-
-UNIQUE_VIOLATION: Final = "23505"
-
-
-def steps_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> "VerbStatements":
-    """Make a verb's statements."""
-    marks = marks_of(table)
-    if verb == "post":
-        first = keyed.insert(table, change, wait)
-        return VerbStatements(table, marks, wait, first, first, inserts=True)
-    if verb == "delete":
-        first = careful = keyed.delete(table, change, wait)
-    else:
-        first = keyed.update(table, change, wait)
-        careful = keyed.update(table, change, wait, careful=True) if wait == "block" else first
-    creating = keyed.create(table, change, wait) if verb == "put" else None
-    return VerbStatements(table, marks, wait, first, careful, creating)
-
-
-@dataclass(frozen=True, slots=True)
-class VerbStatements:
-    """A verb's statements. `careful` runs from the second round on: it locks the row first, and undoes itself if
-    something then keeps the row from being written.
-    """
-
-    table: ProtectedTable
-    marks: Marks
-    wait: Wait
-    first: WriteStatement
-    careful: WriteStatement
-    creating: WriteStatement | None = None
-    """A PUT's. In a batch it needs a transaction: if the connection breaks while it creates, that is unknown."""
-    inserts: bool = False
-    """Whether it is a POST, whose first statement creates."""
-
-    @property
-    def creates(self) -> bool:
-        """Whether a missing row is created."""
-        return self.creating is not None
-
-    async def write(self, connection: Session, writes: Sequence[RowWrite], number: int) -> list[Answer]:
-        """Change or delete rows that the marks let pass."""
-        rows = await (self.careful if number else self.first).run(connection, writes)
-        return self.marks.answers(writes, rows, created=self.inserts)
-
-    async def ask(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
-        """Find out why rows were not reached."""
-        return await self.marks.why(connection, self, writes)
-
-    async def ask_rows(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
-        """Ask for the marks of rows and keys. What kept a POST from inserting is found out alone."""
-        if self.inserts:
-            return [ALONE] * len(writes)
-        standings = await row_marks.ask(connection, self.table, [write.key for write in writes])
-        # What a transaction has deleted itself it may make anew (R1): whether it has, the INSERT's trigger knows.
-        perhaps_own = self.creates and self.wait == "block" and connection.is_in_transaction()
-        return [
-            MissingRow(each.resource)
-            if perhaps_own and each.live is None and each.without_row == write.token
-            else judge(each, self.table.fence, write.token) or AGAIN
-            for each, write in zip(standings, writes, strict=True)
-        ]
-
-    def absent(self, writes: Sequence[RowWrite]) -> Sequence[Problem]:
-        return [no_row(self.table, write.key) for write in writes]
-
-    async def create(
-        self, connection: Session, missing: Sequence[tuple[RowWrite, MissingRow]], number: int
-    ) -> Sequence[Answer]:
-        """Create rows. A duplicate answers nothing in a batch, and is an error (which undoes only itself) alone."""
-        writes = [write for write, _ in missing]
-        if self.wait == "skip":
-            return self.marks.made(writes, await self._insert(connection, writes))
-        try:
-            async with savepoint(connection):
-                rows = await self._insert(connection, writes)
-        except RefusedError as error:
-            if error.sqlstate != UNIQUE_VIOLATION:
-                raise
-            return [await self.marks.duplicate(connection, self, missing[0], error, number)]
-        return self.marks.made(writes, rows)
-
-    async def _insert(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[FencedRow | None]:
-        if self.creating is None:
-            raise RuntimeError("this verb creates no rows")
-        return await self.creating.run(connection, writes)
-
-    async def never_reached(self, connection: Session, write: RowWrite) -> Outcome:
-        return await self.marks.given_up(connection, self, write)
-
-
-def no_row(table: Table, key: Key) -> Problem:
-    """Give the answer for a key without a row."""
-    return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(key)}.")
-
 
 # Single-row writes as batches decide them (postgres/group_commit.py): one transaction for many requests.
 #
@@ -240,21 +130,21 @@ def shape_of(table: Table, write: Write, once: IdempotentRequest | None, *, name
 
 def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> WriteQueues | None:
     """Make the queues of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
-    verb, kept, marks = shape.verb, shape.keeping, marks_of(table)
+    verb, kept, scope = shape.verb, shape.keeping, table.fence.scope
     if not table.shares_transactions or _reaches_further(table, verb, change):
         return None
-    if not marks.fit_a_batch(table, verb, change):
+    if scope is not None and not _fits_a_batch(table, scope, verb, change):
         return None
-    steps = steps_of(table, verb, change, "skip")
+    statements = statements_of(table, verb, change, "skip")
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
     caller, looked_up = kept if kept is not None else (CALLER, False)
-    first = prelude(table, table.fence.scope, scope_of, caller if looked_up else None)
-    simple = verb != "put" and kept is None and not marks.in_transaction
+    first = prelude(table, scope, scope_of, caller if looked_up else None)
+    simple = verb != "put" and kept is None and scope is None
 
     def make(lane: Caller) -> WriteQueue:
         # A batch locks a row that it deletes, and a PUT's may create others' rows: alone, a write may need less.
         lenient = lane.role is not None and verb in ("put", "delete")
-        batches = _Batches(table, steps, first, lenient)
+        batches = _Batches(statements, first, lenient)
         if simple:
             return BatchQueue(batches.run, _order, _size, caller=lane)
         most = MOST_IDEMPOTENT if looked_up else MOST_WRITES
@@ -268,6 +158,14 @@ def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
     if verb == "delete":
         return table.deletes_reach_further
     return verb != "post" and not table.updates_reach_further.isdisjoint(change.sets)
+
+
+def _fits_a_batch(table: Table, scope: Scope, verb: Verb, change: Change) -> bool:
+    """Whether such a write of a table with a scope changes something, and names its scope if no row does."""
+    if verb in ("patch", "put") and not change.sets:
+        return False
+    named = {*change.columns, *(() if verb == "post" else table.key)}
+    return verb in ("patch", "delete") or named.issuperset(scope.columns)
 
 
 def _order(write: Batched) -> tuple[str, ...]:
@@ -322,8 +220,7 @@ async def alone(
 class _Batches:
     """The batches of one queue."""
 
-    table: ProtectedTable
-    steps: Steps
+    statements: Statements
     prelude: Prelude | None
     lenient: bool
     """Whether a write alone may need fewer privileges than the batch."""
@@ -331,14 +228,14 @@ class _Batches:
     async def run(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Write, and ask: statements that each commit by themselves."""
         try:
-            return await round_of(connection, self.steps, [write.row for write in batch], committed=True)
+            return await attempt(connection, self.statements, [write.row for write in batch], committed=True)
         except RefusedError as error:
             return self._left_alone(batch, error)
 
     async def run_in_transaction(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
         """Look the keys up, enter the scopes, write, record."""
         try:
-            return await in_transaction(connection, lambda: self._steps(connection, batch))
+            return await in_transaction(connection, lambda: self._in_order(connection, batch))
         except RefusedError as error:
             return self._left_alone(batch, error)
 
@@ -347,13 +244,13 @@ class _Batches:
             return [ALONE] * len(batch)
         raise error
 
-    async def _steps(self, connection: Session, batch: Sequence[Batched]) -> list[Answer]:
+    async def _in_order(self, connection: Session, batch: Sequence[Batched]) -> list[Answer]:
         answers: list[Answer] = [ALONE] * len(batch)
         left: Sequence[int] = range(len(batch))
         if self.prelude is not None:
             left = await self._open(connection, self.prelude, batch, answers)
         if left:
-            written = await round_of(connection, self.steps, [batch[number].row for number in left])
+            written = await attempt(connection, self.statements, [batch[number].row for number in left])
             for number, answer in zip(left, written, strict=True):
                 answers[number] = answer
             await _record(connection, batch, left, answers)
@@ -369,7 +266,7 @@ class _Batches:
             answer: Answer | None = answer_of(opened.key)
             if answer is None:
                 row.scope = opened.scope
-                answer = None if opened.verdict == "entered" else _not_entered(self.table, row, opened)
+                answer = None if opened.verdict == "entered" else _not_entered(self.statements.table, row, opened)
             if answer is None:
                 left.append(number)
             else:
@@ -411,9 +308,8 @@ class Plan:
     """What is the same for all writes of one verb that name the same columns: checked and written once."""
 
     table: ProtectedTable
-    marks: Marks
     change: Change
-    alone: Steps
+    alone: Statements
     """Its statements for a write that is decided alone."""
     lanes: WriteQueues | None
     """Its batches; None: it is never in one."""
@@ -428,7 +324,8 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
         return ready
     plan, (token, binding) = ready
     name = ""
-    if binding is not None and plan.marks.names_rows:
+    has_scope = plan.table.fence.scope is not None
+    if binding is not None and not has_scope:
         name = await name_of_key(gateway, plan.table, key)
         if (refused := elsewhere(binding, token, (name,))) is not None:
             return refused
@@ -438,14 +335,13 @@ async def write(gateway: Gateway, request: Write, key: Key, once: IdempotentRequ
     to_fit = plan.alone.creates and needs_fitting(found, key)
     write = Batched.of(key, token, request.body.raw, once)
     # A row's scope is known in the transaction only, where a batch would have raised its mark by then.
-    goes_alone = doubtful or to_fit or (binding is not None and not plan.marks.names_rows)
+    goes_alone = doubtful or to_fit or (binding is not None and has_scope)
     lanes = None if goes_alone else plan.lanes
     answer = await in_a_batch(gateway, lanes, write)
     if not isinstance(answer, Alone | Broken):
         return answer
     operation = OfRow(
         table=plan.table,
-        marks=plan.marks,
         row=write.row,
         body=request.body,
         once=once,
@@ -483,8 +379,8 @@ def _plan(table: ProtectedTable, shape: Shape, most_bytes: int) -> Plan:
     defaults = replaceable(table, given) if shape.verb == "put" else ()
     change = Change(given, target, shape.preferences, defaults, shape.named, deletes=shape.verb == "delete")
     names_key = len(given) < len(shape.columns)
-    alone = steps_of(table, shape.verb, change, "block")
-    return Plan(table, alone.marks, change, alone, lanes_of(table, shape, change), names_key)
+    alone = statements_of(table, shape.verb, change, "block")
+    return Plan(table, change, alone, lanes_of(table, shape, change), names_key)
 
 
 def replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -513,7 +409,7 @@ class OfRow(Operation):
         """Write, ask, create, until it is decided."""
         if self.missing:
             return no_row(self.table, self.row.key)
-        return await decide_alone(connection, self.plan.alone, self.row)
+        return await attempt_alone(connection, self.plan.alone, self.row)
 
     async def scopes(self, connection: Session, scope: Scope) -> list[str]:
         """Read the row's scope; that of a row to be created, or that is missing, the request may name."""

@@ -17,10 +17,19 @@ from fencepost.server.fence.problem_types import (
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Token, Unissued, shown_mark
-from fencepost.server.gateway.alone import perform
-from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.keyed import (
+from fencepost.server.gateway.alone import Evidence, Operation, perform, rows_evidence
+from fencepost.server.gateway.attempt import (
+    ROUNDS,
     UNIQUE_VIOLATION,
+    contended,
+    done_of,
+    judge,
+    left_its_scope,
+    problem_of_verdict,
+)
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.idempotency import IdempotentRequest
+from fencepost.server.gateway.keyed import (
     Batched,
     Shape,
     WriteQueues,
@@ -31,27 +40,12 @@ from fencepost.server.gateway.keyed import (
 )
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import Authority, ready_to_write, require_protected, require_reach, target_of
-from fencepost.server.gateway.rounds import (
-    ROUNDS,
-    Answer,
-    Evidence,
-    IdempotentRequest,
-    Marks,
-    Operation,
-    Verdict,
-    contended,
-    decide_alone,
-    judge,
-    marks_of,
-    problem_of_verdict,
-    rows_evidence,
-)
 from fencepost.server.gateway.write import Write, may_need_fitting, no_scope, require_columns_of
 from fencepost.server.postgres import keyed, marks, scopes
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.errors import RefusedError, conflict
-from fencepost.server.postgres.group_commit import AGAIN, ALONE, Alone, Broken
-from fencepost.server.postgres.keyed import Change, Wait
+from fencepost.server.postgres.group_commit import Alone, Broken
+from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.many import (
     LISTED_REFUSALS,
     ManyOutcome,
@@ -200,7 +194,6 @@ async def insert_rows(
         return answer
     rows = NewRows(
         table=table,
-        marks=marks_of(table),
         row=write.row,
         body=request.body,
         once=once,
@@ -227,7 +220,7 @@ class NewRows(Operation):
         rows = await statement.rows(connection, self.row)
         if len(rows) != 1:
             return Done([row.json for row in rows], created=True, resources=[row.resource for row in rows])
-        done = self.marks.done(self.row, rows[0], created=True)
+        done = done_of(self.table, self.row, rows[0], True)
         done.resources = (done.resource,)
         return done
 
@@ -287,17 +280,16 @@ async def write_where(
     if isinstance(ready, Problem):
         return ready
     table, (token, binding) = ready
-    marks = marks_of(table)
+    own_marks = table.fence.scope is None
     deletes = request.verb == "delete"
-    if deletes and marks.names_rows:
+    if deletes and own_marks:
         refused = require_reach(table, (token, binding))
         if refused is not None:
             return refused
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-    named = binding is not None and marks.names_rows
+    named = binding is not None and own_marks
     rows = RowsMatching(
         table=table,
-        marks=marks,
         row=RowWrite((), token, request.body.raw),
         body=request.body,
         once=once,
@@ -397,23 +389,21 @@ async def patch_array(
         return ready
     table, (token, binding) = ready
     columns = tuple(c for c in request.body.columns if c not in table.key)
-    marks = marks_of(table)
-    named = binding is not None and marks.names_rows
+    own_marks = table.fence.scope is None
+    named = binding is not None and own_marks
     target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
     change = Change(columns, target, request.preferences.in_sql, named=named)
     row = RowWrite((), token, request.body.raw)
     if not count:
-        return await perform(gateway, NoRows(table=table, marks=marks, row=row, once=once, binding=binding))
+        return await perform(gateway, NoRows(table=table, row=row, once=once, binding=binding))
     rows = NamedRows(
         table=table,
-        marks=marks,
         row=row,
         body=request.body,
         once=once,
         binding=binding,
         query=Query(request.select),
         change=change,
-        rounds=_Rounds(table, marks, row, change),
     )
     return await perform(gateway, rows)
 
@@ -454,97 +444,49 @@ class NamedRows(Operation):
     """Rows that are named by their keys."""
 
     change: Change
-    rounds: "_Rounds"
     missing: Sequence[str] = ()
     """The rows whose scopes were looked for, and that are not there."""
-
-    async def write(self, connection: Session) -> Outcome:
-        if self.missing:
-            return _no_rows(self.missing)
-        return await decide_alone(connection, self.rounds, self.row)
-
-    async def scopes(self, connection: Session, scope: Scope) -> list[str]:
-        """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
-        places = await place_elements(connection, self.table, self.row.body)
-        self.rounds.know([(each.element, each.resource) for each in places])
-        self.missing = [each.resource for each in places if each.scope is None]
-        found = {each.scope for each in places}
-        given = {*self.table.key, *self.change.columns}
-        if None in found and given.issuperset(scope.columns):
-            found |= set(await scopes.scopes_of_body(connection, self.table, scope, self.row.body))
-        return sorted(each for each in found if each is not None)
-
-    def refused(self, by: Sequence[Entered]) -> Problem:
-        return refused_by_scopes(self.table, self.row.token, by)
-
-    def written(self, done: Done) -> Sequence[str]:
-        return names_of(done)
-
-    async def evidence(self, connection: Session) -> Evidence:
-        """Ask for the marks of all keys: the write would have raised all of them (R15)."""
-        if self.table.row_security:
-            return Evidence(None)
-        asked = await ask_elements(connection, self.table, self.row.body)
-        return rows_evidence([each.standing for each in asked], self.row.token)
-
-
-@dataclass(slots=True)
-class _Rounds:
-    """What R5's loop runs: to it the array is one write."""
-
-    table: ProtectedTable
-    marks: Marks
-    row: RowWrite
-    change: Change
-    wait: Wait = "block"
-    creates: bool = False
     tried: int = 0
     """How often all marks would have let it pass, and yet it did not reach all rows."""
     known: Sequence[tuple[int, str]] = ()
     """The elements and their rows' names, as they were last asked for."""
-    met: frozenset[int] = frozenset()
-    """Elements whose rows the last try met."""
 
-    @property
-    def unmet(self) -> list[str]:
-        """The rows that it did not meet."""
-        return [resource for element, resource in self.known if element not in self.met]
+    async def write(self, session: Session) -> Outcome:
+        """Write, and ask why not all rows were reached, until it is decided."""
+        if self.missing:
+            return _no_rows(self.missing)
+        while True:
+            outcome = await write_elements(session, self.table, self.row, self.change)
+            if not isinstance(outcome, Unwritten):
+                return Done(outcome.rows, resources=outcome.names)
+            if (problem := await self._explain_zero_rows(session, outcome.met)) is not None:
+                return problem
 
-    def know(self, known: Sequence[tuple[int, str]]) -> None:
-        """Keep the names of the elements' rows (QueryError: they cannot be the rows of one request)."""
-        _require_keys(self.table, known)
-        self.known = known
-
-    async def write(self, connection: Session, _writes: Sequence[RowWrite], _number: int) -> list[Answer]:
-        outcome = await write_elements(connection, self.table, self.row, self.change)
-        if not isinstance(outcome, Unwritten):
-            return [Done(outcome.rows, resources=outcome.names)]
-        self.met = outcome.met
-        return [ALONE]
-
-    async def ask(self, connection: Session, writes: Sequence[RowWrite]) -> Sequence[Verdict]:
-        """Find out why not all rows were reached."""
-        return await self.marks.why(connection, self, writes)
-
-    def absent(self, _writes: Sequence[RowWrite]) -> Sequence[Problem]:
-        """Answer as if there were none of the rows that were not met."""
-        return [_no_rows(self.unmet)]
-
-    async def ask_rows(self, connection: Session, _writes: Sequence[RowWrite]) -> Sequence[Verdict]:
-        """Ask for the marks of all keys. In a transaction, what nothing refuses starts over: step 3 above."""
-        asked = await ask_elements(connection, self.table, self.row.body)
+    async def _explain_zero_rows(self, session: Session, met: frozenset[int]) -> Problem | None:
+        """Find out why no row was written, though `met` elements' rows were met. None: nothing refuses it. In a
+        transaction that starts over: step 3 above.
+        """
+        table = self.table
+        if table.fence.scope is not None:
+            if table.row_security:
+                return _no_rows(self._unmet(met))
+            raise left_its_scope(table, self.row)
+        asked = await ask_elements(session, table, self.row.body)
         if (problem := self._why(asked)) is not None:
-            return [problem]
+            return problem
         self.tried += 1
         if self.tried >= ROUNDS:
-            return [self._give_up()]
+            unmet = self._unmet(met)
+            if table.row_security and unmet:
+                return _no_rows(unmet)  # we may see the rows, and a policy keeps us from writing them
+            return contended(unmet[0] if unmet else table.name)
         # With row security it is more likely a policy that hides rows from writing: not worth the pauses.
-        if connection.is_in_transaction() and not self.table.row_security:
-            raise conflict(f"{self.table.name}: a row came and went meanwhile")
-        return [AGAIN]
+        if session.is_in_transaction() and not table.row_security:
+            raise conflict(f"{table.name}: a row came and went meanwhile")
+        return None
 
     def _why(self, asked: Sequence[ElementState]) -> Problem | None:
-        self.know([(each.element, each.standing.resource) for each in asked])
+        self._know([(each.element, each.standing.resource) for each in asked])
         fence = self.table.fence
         verdicts = [judge(each.standing, fence, self.row.token) for each in asked]
         problems = [problem_of_verdict(verdict, fence) for verdict in verdicts if verdict is not None]
@@ -555,18 +497,37 @@ class _Rounds:
         missing = [v.resource for v in verdicts if isinstance(v, MissingRow)]
         return _no_rows(missing) if missing else None
 
-    async def create(self, *_: object) -> Sequence[Answer]:
-        """Never called: `creates` is false."""
-        raise RuntimeError("a PATCH creates no rows")
+    def _know(self, known: Sequence[tuple[int, str]]) -> None:
+        """Keep the names of the elements' rows (QueryError: they cannot be the rows of one request)."""
+        _require_keys(self.table, known)
+        self.known = known
 
-    async def never_reached(self, *_: object) -> Problem:
-        return self._give_up()
+    def _unmet(self, met: frozenset[int]) -> list[str]:
+        return [resource for element, resource in self.known if element not in met]
 
-    def _give_up(self) -> Problem:
-        unmet = self.unmet
-        if self.table.row_security and unmet:
-            return _no_rows(unmet)  # we may see the rows, and a policy keeps us from writing them
-        return contended(unmet[0] if unmet else self.table.name)
+    async def scopes(self, session: Session, scope: Scope) -> list[str]:
+        """Read the scopes of all rows; where one is missing, the objects may name the scope that it would be in."""
+        places = await place_elements(session, self.table, self.row.body)
+        self._know([(each.element, each.resource) for each in places])
+        self.missing = [each.resource for each in places if each.scope is None]
+        found = {each.scope for each in places}
+        given = {*self.table.key, *self.change.columns}
+        if None in found and given.issuperset(scope.columns):
+            found |= set(await scopes.scopes_of_body(session, self.table, scope, self.row.body))
+        return sorted(each for each in found if each is not None)
+
+    def refused(self, by: Sequence[Entered]) -> Problem:
+        return refused_by_scopes(self.table, self.row.token, by)
+
+    def written(self, done: Done) -> Sequence[str]:
+        return names_of(done)
+
+    async def evidence(self, session: Session) -> Evidence:
+        """Ask for the marks of all keys: the write would have raised all of them (R15)."""
+        if self.table.row_security:
+            return Evidence(None)
+        asked = await ask_elements(session, self.table, self.row.body)
+        return rows_evidence([each.standing for each in asked], self.row.token)
 
 
 def _require_keys(table: Table, named: Sequence[tuple[int, str]]) -> None:

@@ -30,6 +30,7 @@ from fencepost.server.gateway import claims, keyed, many, read
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.gathered import AskedWrite, is_for, results_unavailable, whose
+from fencepost.server.gateway.idempotency import IdempotentRequest, Render, once_of
 from fencepost.server.gateway.keyed import replaceable
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadMany, ReadOne
@@ -53,7 +54,6 @@ from fencepost.server.gateway.refusals import (
     with_blocker,
     with_holders,
 )
-from fencepost.server.gateway.rounds import IdempotentRequest, Render, marks_of, once_of
 from fencepost.server.gateway.write import (
     Listed,
     Matching,
@@ -189,7 +189,7 @@ def _elsewhere(table: ProtectedTable, authority: Authority | None, resource: str
     """Refuse a seal that is for other resources. The scope of a row is not known yet: it is found out when the write
     is applied, where the seal is judged again in any case.
     """
-    if authority is None or authority[1] is None or not marks_of(table).names_rows:
+    if authority is None or authority[1] is None or table.fence.scope is not None:
         return None
     return elsewhere(authority[1], authority[0], (resource,))
 
@@ -481,31 +481,46 @@ async def on_table(
     """
     table = find(gateway.catalog.current, name)
     outcome, doubt = await _attempt(gateway, table, name, use)
-    try:
-        for _ in range(MOST_DOUBTS):
-            if doubt is None:
-                break
-            # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
-            failed = asyncio.get_running_loop().time()
-            if await _has_changed(gateway, table, name, doubt):
-                table = find(await gateway.catalog.loaded_after(failed), name)
-            elif doubt != "session":
-                break
-            # Where a session was in doubt, all are new by now.
-            outcome, doubt = await _attempt(gateway, table, name, use)
-        if isinstance(outcome, Problem) and await _source_has_issued(gateway, table, outcome):
-            outcome, _ = await _attempt(gateway, table, name, use)
-    except UnavailableError as error:
-        outcome = unavailable(error)
-    except RefusedError as error:
-        outcome = problem_of_refused(error)
-    except SourceError as error:
-        outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
+    if isinstance(outcome, Problem):
+        try:
+            outcome, table = await _without_doubt(gateway, name, use, find, table, outcome, doubt)
+        except UnavailableError as error:
+            outcome = unavailable(error)
+        except RefusedError as error:
+            outcome = problem_of_refused(error)
+        except SourceError as error:
+            outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
     if isinstance(outcome, Problem):
         outcome = as_for(gateway.caller, await with_holders(gateway, table, outcome))
         outcome = await with_blocker(gateway, table, outcome)
     _report(gateway, table, verb, outcome)
     return outcome
+
+
+async def _without_doubt(
+    gateway: Gateway,
+    name: str,
+    use: Callable[[Table], Coroutine[Any, Any, Outcome]],
+    find: Callable[[Catalog, str], Table | None],
+    table: Table | None,
+    outcome: Outcome,
+    doubt: Doubt,
+) -> tuple[Outcome, Table | None]:
+    """Run `use` again for as long as what refused it may be outdated; with the table that it ran on last."""
+    for _ in range(MOST_DOUBTS):
+        if doubt is None:
+            break
+        # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
+        failed = asyncio.get_running_loop().time()
+        if await _has_changed(gateway, table, name, doubt):
+            table = find(await gateway.catalog.loaded_after(failed), name)
+        elif doubt != "session":
+            break
+        # Where a session was in doubt, all are new by now.
+        outcome, doubt = await _attempt(gateway, table, name, use)
+    if isinstance(outcome, Problem) and await _source_has_issued(gateway, table, outcome):
+        outcome, _ = await _attempt(gateway, table, name, use)
+    return outcome, table
 
 
 async def _has_changed(gateway: Gateway, table: Table | None, name: str, doubt: Doubt) -> bool:
@@ -532,42 +547,50 @@ async def _attempt(
     gateway: Gateway, table: Table | None, name: str, use: Callable[[Table], Coroutine[Any, Any, Outcome]]
 ) -> tuple[Outcome, Doubt]:
     """Run once, and return what may be why it failed. A part of a transaction leaves its doubts to that."""
-    outcome, doubt = await _tried(gateway, table, name, use)
+    if table is None:
+        outcome, doubt = _unknown_table(name)
+    else:
+        try:
+            outcome = await (use(table) if gateway.caller.role is None else acting(gateway, use(table)))
+        except (QueryError, StorageError) as error:
+            outcome, doubt = _problem_of(error, table)
+        else:
+            if not isinstance(outcome, Problem):
+                return outcome, None
+            doubt = _doubt_of_answer(outcome, table)
     if doubt is not None and gateway.together is not None:
         gateway.together.doubted.append((name, table))
         doubt = None
     return outcome, doubt
 
 
-async def _tried(
-    gateway: Gateway, table: Table | None, name: str, use: Callable[[Table], Coroutine[Any, Any, Outcome]]
-) -> tuple[Outcome, Doubt]:
-    if table is None:
-        return Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
-    try:
-        outcome = await acting(gateway, use(table))
-    except QueryError as error:
-        return bad_request(f"{error}"), _doubt_of_query(error)
-    except RefusedError as error:
-        if error.sqlstate == SUPPRESSED and table.row_security:
-            return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
-        return problem_of_refused(error, table), _doubt_of(error)
-    except OutcomeUnknownError as error:
-        detail = f"It is not known whether the write landed: {error}"
-        return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
-    except SessionError as error:  # the connection is closed; another one has what its session has lost
-        return unavailable(error), "session"
-    except UnavailableError as error:
-        return unavailable(error), None
-    return outcome, _doubt_of_answer(outcome, table)
+def _unknown_table(name: str) -> tuple[Outcome, Doubt]:
+    return Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
 
 
-def _doubt_of_answer(outcome: Outcome, table: Table) -> Doubt:
+def _problem_of(error: QueryError | StorageError, table: Table) -> tuple[Outcome, Doubt]:
+    """Give an error as a problem, and what may be behind it. Raises what is neither: RoleError."""
+    match error:
+        case QueryError():
+            return bad_request(f"{error}"), _doubt_of_query(error)
+        case RefusedError():
+            if error.sqlstate == SUPPRESSED and table.row_security:
+                return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
+            return problem_of_refused(error, table), _doubt_of(error)
+        case OutcomeUnknownError():
+            detail = f"It is not known whether the write landed: {error}"
+            return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
+        case UnavailableError():
+            # A session that has lost what it had: its connection is closed, and another one has that.
+            return unavailable(error), "session" if isinstance(error, SessionError) else None
+        case _:
+            raise error
+
+
+def _doubt_of_answer(outcome: Problem, table: Table) -> Doubt:
     """A table that has just got a queue takes writes without a token; one that has just lost it takes others again. And
     where no partition can have a row, PostgreSQL has not compared the key: the row may be there by another one.
     """
-    if not isinstance(outcome, Problem):
-        return None
     if outcome.type is UNPROTECTED_TABLE:
         return "catalog"
     queued = table.fence is not None and table.fence.queue is not None

@@ -24,8 +24,8 @@ from fencepost.server.gateway.gathered import (
     letter_of,
     state_of,
 )
+from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
 from fencepost.server.http.headers import SINGULAR, UNNAMEABLE

@@ -14,8 +14,8 @@ from fencepost.server.fence.resource import MalformedResourceError, Resource, pa
 from fencepost.server.fence.seal import Presented, SealedToken
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.rounds import Replayed
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import (

@@ -196,7 +196,7 @@ class WriteStatement:
 def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool = False) -> WriteStatement:
     """Write the UPDATE of a row: PATCH, the first half of PUT, and claims, which set nothing but the mark.
 
-    `careful`: see gateway/rounds.py.
+    `careful`: see gateway/attempt.py.
     """
     mark, given = mark_of(table, change.columns), body_record(table, change.columns)
     sets = [f"{quote(column)} = {value}" for column, value in given.values.items()]

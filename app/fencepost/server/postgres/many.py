@@ -8,7 +8,7 @@ w        the write, only then
 
 Rows that come to match a filter meanwhile are neither judged nor written. An array that was not written is a question
 (R5), which the next statement asks of every key. In a table with a scope the marks were judged before
-(gateway/rounds.py has the order), and rows outside of the scopes that were entered are not met.
+(gateway/alone.py has the order), and rows outside of the scopes that were entered are not met.
 """
 
 from collections.abc import Mapping, Sequence

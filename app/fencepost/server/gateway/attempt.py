@@ -1,0 +1,336 @@
+"""Rows by their keys, of a batch or of a write that goes alone: what a verb does to them, and why one was not reached.
+
+R5, as a loop: a conditional write that reached no row asks why, and is tried again when the answer is "it would".
+
+1. The conditional statement runs. A row came back: accepted.
+2. No row: the next statement asks for the live row's mark and for the mark of a key without a row.
+3. A mark refuses the token: stale or spent. It stays true however late it is answered, because marks never fall.
+4. The table's source has not issued the token yet, or it is above the ceiling of an external table: that is the
+   answer, whether or not there is a row (R12). Where the statement of 1 did meet a row, its trigger has refused it as
+   FP018.
+5. No row and no mark that refuses: missing. PUT creates the row, a claim raises the mark of the key.
+6. Nothing refuses, and yet nothing was written: the row was deleted and made anew between 1 and 2, or created between
+   2 and 5; in a batch, another transaction holds it. Again, bounded.
+
+`attempt` is one round, for all writes of a batch; a batch leaves step 6 to group commit, which sends such a write with
+another batch. A write that is decided alone is a batch of one whose statements may wait, round after round:
+`attempt_alone`.
+
+In a table with a scope (R8) the scopes' marks were judged and raised before the statement of 1, in the same
+transaction, and rows have none. So there is nothing to ask when it reaches no row: the row is missing, was deleted, or
+made anew in another scope. Then everything is rolled back, the marks too, and starts over as after a serialization
+failure.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, ROW_NOT_FOUND
+from fencepost.server.fence.problems import Problem, problem_of
+from fencepost.server.fence.resource import Scope
+from fencepost.server.fence.token import MissingRow, Refusal, Token, beyond, refusal, unissued
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.write import Verb, needs_fitting, require_fitting
+from fencepost.server.postgres import keyed, marks
+from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.database import savepoint
+from fencepost.server.postgres.errors import RefusedError, StorageError, conflict
+from fencepost.server.postgres.group_commit import AGAIN, ALONE, Alone
+from fencepost.server.postgres.keyed import Change, FencedRow, Wait, WriteStatement
+from fencepost.server.postgres.marks import Appeared, KeyState, claim_absent
+from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.row_sql import Key, RowWrite
+from fencepost.server.postgres.scopes import scope_of_row
+from fencepost.server.postgres.tables import Fence, ProtectedTable, Table
+
+ROUNDS: Final = 10
+"""How often a write that nothing refuses is tried before it is given up."""
+BELIEVED_ROUNDS: Final = 2
+"""In how many rounds a duplicate of a partition counts as the row's own key, without a look."""
+UNIQUE_VIOLATION: Final = "23505"
+
+Answer = Outcome | Alone
+"""AGAIN: nothing refuses the write; ALONE: it cannot be known here."""
+Missing = tuple[RowWrite, MissingRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """A verb's statements. `careful` runs from the second round on: it locks the row first, and undoes itself if
+    something then keeps the row from being written. `wait`: in a batch they leave a row alone that is held (skip).
+    """
+
+    table: ProtectedTable
+    wait: Wait
+    first: WriteStatement
+    careful: WriteStatement
+    creating: WriteStatement | None = None
+    """A PUT's. In a batch it needs a transaction: if the connection breaks while it creates, that is unknown."""
+    inserts: bool = False
+    """Whether it is a POST, whose first statement creates."""
+    claims: bool = False
+    """Whether it sets nothing but the mark; where there is no row, it raises that of the key."""
+
+    @property
+    def creates(self) -> bool:
+        """Whether something is made where a row is missing. A row that row security hides is not an absent key: its
+        mark is its own, and out of a claim's reach.
+        """
+        return self.creating is not None or (self.claims and not self.table.row_security)
+
+
+def statements_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> Statements:
+    """Write a verb's statements."""
+    if verb == "post":
+        first = keyed.insert(table, change, wait)
+        return Statements(table, wait, first, first, inserts=True)
+    if verb == "delete":
+        first = careful = keyed.delete(table, change, wait)
+    else:
+        first = keyed.update(table, change, wait)
+        careful = keyed.update(table, change, wait, careful=True) if wait == "block" else first
+    creating = keyed.create(table, change, wait) if verb == "put" else None
+    return Statements(table, wait, first, careful, creating)
+
+
+def claiming(table: ProtectedTable, change: Change) -> Statements:
+    """Write the statements of a claim."""
+    first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
+    return Statements(table, "block", first, careful, claims=True)
+
+
+async def attempt_alone(session: Session, of: Statements, write: RowWrite) -> Outcome:
+    """Run rounds of a single write until it is decided."""
+    for number in range(ROUNDS):
+        (answer,) = await attempt(session, of, (write,), number)
+        if not isinstance(answer, Alone):
+            return answer
+    return await _give_up(session, of, write)
+
+
+async def attempt(
+    session: Session, of: Statements, writes: Sequence[RowWrite], number: int = 0, *, committed: bool = False
+) -> list[Answer]:
+    """Write, ask, create: round `number`, from 0. `committed`: what the first statement writes is committed at once, in
+    a batch without a transaction; whatever goes wrong after it concerns only the writes that are left, and is found out
+    alone.
+    """
+    rows = await (of.careful if number else of.first).run(session, writes)
+    answers = answers_of(of.table, writes, rows, created=of.inserts)
+    left = [n for n, answer in enumerate(answers) if answer is ALONE]
+    if not left:
+        return answers
+    with suppress(StorageError) if committed else nullcontext():
+        verdicts = await _explain_zero_rows(session, of, [writes[n] for n in left])
+        missing: list[tuple[int, MissingRow]] = []
+        for n, verdict in zip(left, verdicts, strict=True):
+            if isinstance(verdict, Alone):
+                answers[n] = verdict
+            elif isinstance(verdict, MissingRow) and of.creates:
+                missing.append((n, verdict))
+            else:
+                answers[n] = problem_of_verdict(verdict, of.table.fence)
+        if missing:
+            created = await _create(session, of, [(writes[n], verdict) for n, verdict in missing], number)
+            for (n, _), answer in zip(missing, created, strict=True):
+                answers[n] = answer
+    return answers
+
+
+def answers_of(
+    table: ProtectedTable, writes: Sequence[RowWrite], rows: Sequence[FencedRow | None], *, created: bool
+) -> list[Answer]:
+    """Give the answers of writes of a row each; ALONE: no row was reached."""
+    return [
+        ALONE if row is None else done_of(table, write, row, created) for write, row in zip(writes, rows, strict=True)
+    ]
+
+
+def done_of(table: ProtectedTable, write: RowWrite, row: FencedRow, created: bool) -> Done:
+    """Give what a write of one row has come to, with the mark of the row, or of its scope, which is the token now."""
+    if table.fence.scope is None:
+        return Done((row.json,), row.mark, created, resource=row.resource)
+    return Done((row.json,), write.token, created, resource=row.resource, scope=write.scope)
+
+
+async def _explain_zero_rows(
+    session: Session, of: Statements, writes: Sequence[RowWrite]
+) -> Sequence[Refusal | MissingRow | Problem | Alone]:
+    """Find out why rows were not reached."""
+    table = of.table
+    if table.fence.scope is not None:
+        return await _explain_in_scopes(session, of, table.fence.scope, writes)
+    if of.inserts:
+        return [ALONE] * len(writes)  # what kept it from inserting is found out alone
+    states = await marks.ask(session, table, [write.key for write in writes])
+    # What a transaction has deleted itself it may make anew (R1): whether it has, the INSERT's trigger knows.
+    perhaps_own = of.creates and of.wait == "block" and session.is_in_transaction()
+    return [
+        MissingRow(state.resource)
+        if perhaps_own and state.live is None and state.without_row == write.token
+        else judge(state, table.fence, write.token) or AGAIN
+        for state, write in zip(states, writes, strict=True)
+    ]
+
+
+async def _explain_in_scopes(
+    session: Session, of: Statements, scope: Scope, writes: Sequence[RowWrite]
+) -> Sequence[MissingRow | Problem]:
+    """The marks let the tokens pass: what was not reached is missing, or has left its scope. With row security we may
+    see a row, and a policy keeps us from writing it: starting over would end the same way.
+    """
+    if of.creates:
+        if of.wait == "block":
+            await _require_no_other_scope(session, of.table, scope, writes[0])
+        return [MissingRow("")] * len(writes)
+    if of.wait == "block" and of.table.row_security:
+        return [no_row(of.table, write.key) for write in writes]
+    raise left_its_scope(of.table, writes[0])
+
+
+async def _require_no_other_scope(session: Session, table: ProtectedTable, scope: Scope, write: RowWrite) -> None:
+    """Refuse a PUT to a row of another scope. Who creates a row of this scope has to enter it, so only a row of another
+    one can be there.
+    """
+    other = await scope_of_row(session, table, scope, write.key)
+    if other is not None and other != write.scope:
+        raise QueryError(
+            f"{table.name}/{','.join(write.key)} is in the scope {other}, and the request names {write.scope}:"
+            " a row's scope cannot change"
+        )
+
+
+def left_its_scope(table: ProtectedTable, write: RowWrite) -> RefusedError:
+    """Give the error by which a write starts over whose scopes were entered and whose row was not reached."""
+    name = write.scope if len(write.scopes) <= 1 else table.name
+    return conflict(f"{name}: a row left the scope, or is held, and its mark was raised")
+
+
+async def _create(session: Session, of: Statements, missing: Sequence[Missing], number: int) -> Sequence[Answer]:
+    """Create what is missing; ALONE, AGAIN: something was in the way. A duplicate answers nothing in a batch, and is an
+    error (which undoes only itself) alone.
+    """
+    if of.creating is None:
+        return [await _claim_absent(session, of.table, *each) for each in missing]
+    writes = [write for write, _ in missing]
+    if of.wait == "skip":
+        rows = await of.creating.run(session, writes)
+    else:
+        try:
+            async with savepoint(session):
+                rows = await of.creating.run(session, writes)
+        except RefusedError as error:
+            if error.sqlstate != UNIQUE_VIOLATION:
+                raise
+            return [await _explain_duplicate(session, of.table, missing[0], error, number)]
+    if of.table.fence.scope is not None and None in rows:
+        raise conflict(f"{writes[0].scope}: a key is taken in another scope, or held")
+    return answers_of(of.table, writes, rows, created=True)
+
+
+async def _claim_absent(session: Session, table: ProtectedTable, write: RowWrite, missing: MissingRow) -> Answer:
+    """Raise the mark of a key without a row; a row that it has by now is written in the next round."""
+    if needs_fitting(table, write.key):
+        await require_fitting(session, table, write.key, "resource")
+    raised = await claim_absent(session, table, write.key, write.token, missing.resource)
+    if isinstance(raised, Appeared):
+        return AGAIN
+    if raised is not None:
+        refusing = refusal(table.fence.rule, missing.resource, raised, write.token)
+        if refusing is not None:
+            return problem_of_verdict(refusing, table.fence)
+    return Done([], write.token, resource=missing.resource)
+
+
+async def _explain_duplicate(
+    session: Session, table: ProtectedTable, missing: Missing, error: RefusedError, number: int
+) -> Answer:
+    """Say what it means that a key was taken when a row was to be created, in this round; the error, raised again, if
+    the duplicate is the request's own. A row that is there after all is written in the next round, or, in a scope,
+    after starting over. With row security a policy hides the row, or keeps us from writing it: neither would help.
+    """
+    write, verdict = missing
+    if table.fence.scope is None:
+        if not await _may_be_the_key(session, table, write.key, error, number):
+            raise error
+        return problem_of_verdict(verdict, table.fence) if table.row_security else ALONE
+    taken = await scope_of_row(session, table, table.fence.scope, write.key)
+    # A partition's key has a name that the catalog does not know.
+    if taken is None and error.constraint != table.key_constraint:
+        raise error
+    if table.row_security and taken in (None, write.scope):
+        return no_row(table, write.key)
+    raise conflict(f"{write.scope}: the key was taken in another scope meanwhile") from error
+
+
+async def _may_be_the_key(session: Session, table: ProtectedTable, key: Key, error: RefusedError, number: int) -> bool:
+    """Whether a duplicate is the row's own key, so that its row is there after all (or was, a moment ago).
+
+    A partition's key has a name that the catalog does not know: in two rounds that is believed, later if a row is
+    there.
+    """
+    if error.constraint == table.key_constraint:
+        return True
+    if table.kind != "partitioned table":
+        return False
+    return number < BELIEVED_ROUNDS or await marks.exists(session, table, key)
+
+
+async def _give_up(session: Session, of: Statements, write: RowWrite) -> Outcome:
+    """Give up a write that nothing refuses and that reached no row. With row security we may see the row, and a policy
+    keeps us from writing it: a PUT tries to create it all the same, which a policy may refuse, by name.
+    """
+    table = of.table
+    if table.fence.scope is not None:
+        return contended(write.scope)
+    (state,) = await marks.ask(session, table, [write.key])
+    if not table.row_security:
+        return contended(state.resource)
+    missing = MissingRow(state.resource)
+    if of.creates:
+        (answer,) = await _create(session, of, [(write, missing)], ROUNDS)
+        if not isinstance(answer, Alone):
+            return answer
+    return problem_of_verdict(missing, table.fence)
+
+
+# Verdicts, and what they are answered with.
+
+
+def judge(state: KeyState, fence: Fence, token: Token) -> Refusal | MissingRow | None:
+    """Read the answer to R5's question; None: nothing refuses."""
+    mark = state.live if state.live is not None else state.without_row
+    verdict: Refusal | None = None
+    if mark is not None:
+        verdict = refusal(fence.rule, state.resource, mark, token)
+    if verdict is None and not fence.pinned:
+        floor = state.without_row or 0  # beside a live row it is the table's floor
+        verdict = beyond(state.resource, token, mark or 0, floor, state.issued, state.max_jump)
+    elif verdict is None and state.issued is not None:
+        verdict = unissued(state.resource, token, state.issued, fence.source)
+    if verdict is None and state.live is None:
+        return MissingRow(state.resource)
+    return verdict
+
+
+def problem_of_verdict(verdict: Refusal | MissingRow | Problem, fence: Fence) -> Problem:
+    """Give a verdict as a problem."""
+    return verdict if isinstance(verdict, Problem) else problem_of(verdict, fence.rule)
+
+
+def no_row(table: Table, key: Key) -> Problem:
+    """Give the answer for a key without a row."""
+    return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(key)}.")
+
+
+def contended(resource: str) -> Problem:
+    """Give up without a verdict: the row comes and goes faster than it can be met, or a trigger eats the writes."""
+    return Problem(
+        DATABASE_UNAVAILABLE,
+        f"{resource} would take the token, and yet {ROUNDS} tries in a row did not reach it: it is deleted and made"
+        " anew all the time, or something keeps it from being written.",
+        resource=resource,
+        retry_after=1,
+    )
