@@ -461,7 +461,8 @@ def test_a_change_is_reported_once() -> None:
 SERVER = ROOT / "app/fencepost/server"
 CALLS = {
     "for_writing": set(),
-    "for_leases": set(),
+    "for_leases": {"postgres/database.py"},  # for_grants, which is lent like it
+    "for_grants": set(),
     "batch_connection": {"postgres/group_commit.py"},
     "require_replicated": {"postgres/database.py", "postgres/group_commit.py"},
     "connect": {
