@@ -15,9 +15,10 @@ from tests.support.asking import Api
 from tests.support.gateways import in_process
 from tests.support.shops import Shop
 
+from fencepost.server.gateway import group_commit
 from fencepost.server.gateway.outcomes import MOST_KEPT, SMALL_KEPT
 from fencepost.server.ops.protect import protect
-from fencepost.server.postgres import group_commit, reading
+from fencepost.server.postgres import reading
 from fencepost.testing.servers.processes import PATIENCE
 
 # What a read may ask for: types that a value is cast to, how many columns and patterns, how many bytes.

@@ -21,13 +21,13 @@ from tests.support.use_cases import delete, gateway_pid, keyed, listed, once, op
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Outcome, Turns
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed as keyed_statements
 from fencepost.server.postgres.catalog_cache import load
 from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.keyed import Batch, FencedRow, WriteStatement
 from fencepost.server.postgres.tables import EVERYTHING
 from fencepost.testing.servers.processes import PATIENCE, eventually

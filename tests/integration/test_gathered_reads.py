@@ -23,10 +23,9 @@ from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.query import Field, Select, Selected
-from fencepost.server.postgres.reading import MOST_JSON, KeyedReads, keyed_reads
+from fencepost.server.postgres.reading import MOST_JSON, UNREAD, KeyedReads, keyed_reads
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import ProtectedTable
 from fencepost.server.quota import most_of, waiting_quota
@@ -83,7 +82,7 @@ class Statements:
         if self.fails:
             raise RefusedError(self.fails("refused"))
         answer = await run(reads, connection, keys)
-        self.sizes.append([len(each.json) if isinstance(each, FencedRow) else None for each in answer])
+        self.sizes.append([None if each in (None, UNREAD) else len(each.json) for each in answer or ()])
         if stop == "after":
             self.stopped.set()
             await self.go.wait()

@@ -19,6 +19,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.servers import command
 from tools.walk import walk
 
+from fencepost.server.gateway.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, GroupCommit
 from fencepost.server.http import headers as preferences
 from fencepost.server.http.headers import PREFERENCES, Preference
 from fencepost.server.ops import demo
@@ -29,7 +30,6 @@ from fencepost.server.postgres import keyed, many
 from fencepost.server.postgres.connection import Connection, Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
-from fencepost.server.postgres.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, GroupCommit
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.row_sql import literal
 from fencepost.server.postgres.upkeep import all_prepared
@@ -42,6 +42,11 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 
 Words = Sequence[str]
+
+
+def line(word: str) -> tuple[str, tuple[str], int]:
+    """Stand in a queue for a write: of the row that the word names, with as many bytes."""
+    return word, (word,), len(word)
 
 
 @dataclass
@@ -66,7 +71,7 @@ class Stage:
 
     def queue(self, *, most: int = 256) -> BatchQueue[str, str]:
         # Words that end in x may not meet.
-        return BatchQueue(self.run, str, len, lambda word: ["x"] if word.endswith("x") else [], most)
+        return BatchQueue(self.run, lambda word: ["x"] if word.endswith("x") else [], most)
 
     def refuse(self, culprit: str, statement: str) -> None:
         """Answer with the words as they are, and run this statement, which fails, in a batch with `culprit`."""
@@ -87,7 +92,7 @@ class Stage:
         await eventually(so_many, what=f"{batches} batches")
 
     def send(self, queue: BatchQueue[str, str], *words: str, who: str = UNKNOWN) -> list[asyncio.Task[Any]]:
-        return [asked_by(who, self.group.write(queue, word)) for word in words]
+        return [asked_by(who, self.group.write(queue, *line(word))) for word in words]
 
 
 @pytest.fixture
@@ -149,7 +154,7 @@ async def test_a_batch_that_waits_for_a_lock_gives_up_and_only_who_waits_goes_al
 async def test_a_batch_does_not_grow_too_large(stage: Stage) -> None:
     long = "l" + "0123456789" * 100_000
     stage.gate.set()
-    await asyncio.gather(*stage.send(BatchQueue(stage.run, str, len), "a", long, "b", "c"))
+    await asyncio.gather(*stage.send(BatchQueue(stage.run), "a", long, "b", "c"))
     assert [len(batch) for batch in stage.batches] == [2, 2]
 
 
@@ -185,7 +190,7 @@ async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time
     waiting = stage.send(queue, "c", "d", "e", "f")
     await asyncio.sleep(0)
     with pytest.raises(UnavailableError, match="FENCEPOST_MAX_WAITING"):
-        await stage.group.write(queue, "g")
+        await stage.group.write(queue, *line("g"))
     # The first of them go after a moment, on the other connection, and then there is none left.
     await stage.clock.advance(TIMES.batches.sweep_every)
     await stage.has_begun(2)
@@ -196,7 +201,7 @@ async def test_too_many_are_refused_at_once_and_those_that_wait_too_long_in_time
     stage.gate.set()
     assert await asyncio.gather(*flying, *waiting[:2]) == ["A", "B", "C", "D"]
     assert stage.batches == [["a", "b"], ["c", "d"]]
-    assert await stage.group.write(queue, "h") == "H", "and there is room again"
+    assert await stage.group.write(queue, *line("h")) == "H", "and there is room again"
 
 
 async def test_whose_writes_are_very_many_leaves_room_for_others(stage: Stage) -> None:
@@ -228,7 +233,7 @@ async def test_a_connection_that_breaks_leaves_all_of_its_batch_unknown(stage: S
         assert isinstance(answered.error, OutcomeUnknownError)
         assert answered.connection.is_closed()
     stage.answer = None
-    assert await stage.group.write(queue, "c") == "C"
+    assert await stage.group.write(queue, *line("c")) == "C"
     observer = await connect()
     assert await observer.fetchval("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") == 0
 
@@ -243,7 +248,7 @@ async def test_a_fault_of_ours_reaches_those_who_wait_and_the_lane_goes_on(stage
     answered = await asyncio.gather(*stage.send(queue, "a", "b"), return_exceptions=True)
     assert [type(each) for each in answered] == [ZeroDivisionError, ZeroDivisionError]
     stage.answer = None
-    assert await stage.group.write(queue, "c") == "C"
+    assert await stage.group.write(queue, *line("c")) == "C"
 
 
 async def test_lanes_share_connections_and_none_starves(stage: Stage) -> None:
@@ -301,7 +306,7 @@ async def test_the_halves_of_a_batch_get_a_connection_though_all_lanes_are_busy(
     order: list[Any] = []
 
     async def write(queue: BatchQueue[str, str], word: str) -> None:
-        order.append(await group.write(queue, word))
+        order.append(await group.write(queue, *line(word)))
 
     numbers = [f"{number:03}" for number in range(140)]
     await asyncio.gather(*(write(queue, word) for queue in busy for word in ("000", "bad", *numbers)))
@@ -337,10 +342,10 @@ class Slow:
         return words
 
     def queue(self, *, most: int = 256) -> BatchQueue[str, str]:
-        return BatchQueue(self.run, str, len, most=most)
+        return BatchQueue(self.run, most=most)
 
     def send(self, who: str, queue: BatchQueue[str, str], *words: str) -> list[asyncio.Task[Any]]:
-        return [asked_by(who, self.group.write(queue, word)) for word in words]
+        return [asked_by(who, self.group.write(queue, *line(word))) for word in words]
 
     async def answer(self, who: str, queue: BatchQueue[str, str], word: str) -> Any:
         (asked,) = self.send(who, queue, word)

@@ -35,10 +35,11 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway import use_cases
+from fencepost.server.gateway import group_commit, use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
+from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.keyed import WriteQueues
 from fencepost.server.gateway.leases import Granted
@@ -47,12 +48,11 @@ from fencepost.server.gateway.read import Explained, ReadMany, ReadOne
 from fencepost.server.gateway.use_cases import claim, explain, read_many, read_one
 from fencepost.server.gateway.write import Verb, Write
 from fencepost.server.ops.protect import protect
-from fencepost.server.postgres import database, group_commit, scopes
+from fencepost.server.postgres import database, scopes
 from fencepost.server.postgres import database as allowed_roles
 from fencepost.server.postgres.connection import Limits, Session
 from fencepost.server.postgres.database import NO_LIST, AllowedRoles, Database
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.group_commit import BatchQueue, GroupCommit
 from fencepost.server.postgres.query import Condition, Field, Query, Selected
 from fencepost.server.postgres.tables import KnownPrivileges, ProtectedTable
 from fencepost.server.queues.message import WriteMessage

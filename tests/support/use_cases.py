@@ -20,6 +20,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.gathered import GatheredReads
+from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import Done, Outcome, Turns
 from fencepost.server.gateway.use_cases import write
 from fencepost.server.gateway.write import (
@@ -37,7 +38,6 @@ from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.query import Filter

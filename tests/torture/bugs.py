@@ -23,13 +23,13 @@ from fencepost.client import Client, Lease
 from fencepost.client.clock import SystemClock
 from fencepost.client.errors import ApiError, LeaseLost, StaleToken
 from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
-from fencepost.server.gateway import alone, claims, keyed, read
+from fencepost.server.gateway import alone, claims, group_commit, keyed, read
 from fencepost.server.gateway.claims import ClaimOfRow
 from fencepost.server.gateway.keyed import Batched, _Batches
 from fencepost.server.ops.functions import Functions
 from fencepost.server.postgres import connection as session
-from fencepost.server.postgres import group_commit, many, marks
 from fencepost.server.postgres import keyed as statements
+from fencepost.server.postgres import many, marks
 from fencepost.server.postgres.connection import Connection as BugsConnection
 from fencepost.server.postgres.database_identity import Origin
 from fencepost.server.postgres.keyed import FencedRow, WriteStatement

@@ -463,8 +463,8 @@ CALLS = {
     "for_writing": set(),
     "for_leases": {"postgres/database.py"},  # for_grants, which is lent like it
     "for_grants": set(),
-    "batch_connection": {"postgres/group_commit.py"},
-    "require_replicated": {"postgres/database.py", "postgres/group_commit.py"},
+    "batch_connection": {"gateway/group_commit.py"},
+    "require_replicated": {"postgres/database.py", "gateway/group_commit.py"},
     "connect": {
         "postgres/connection.py",  # of the pools, and checks before the start
         "postgres/listen.py",

@@ -68,7 +68,7 @@ async def wait_until_set(event: asyncio.Event, seconds: float, clock: Clock) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTimes:
-    """Group commit (postgres/group_commit.py)."""
+    """Group commit (gateway/group_commit.py)."""
 
     sweep_every: float = 0.25
     """Between two looks for writes that have waited too long."""

@@ -20,6 +20,7 @@ from fencepost.server.election import Watches
 from fencepost.server.fence.seal import SealKeys
 from fencepost.server.gateway.gateway import Batches, Gateway, Seals
 from fencepost.server.gateway.gathered import GatheredReads, Results
+from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
@@ -64,7 +65,6 @@ from fencepost.server.postgres.connection import UNREADABLE_URL, Limits
 from fencepost.server.postgres.database import AllowedRoles, Database
 from fencepost.server.postgres.database_identity import ORIGIN
 from fencepost.server.postgres.errors import SessionError, StorageError, UnavailableError
-from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.listen import Listener
 from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.queues import LetterBound

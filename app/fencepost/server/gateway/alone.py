@@ -38,6 +38,7 @@ from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.seal import Binding
 from fencepost.server.fence.token import Token, shown_mark
 from fencepost.server.gateway.gateway import Gateway, elsewhere
+from fencepost.server.gateway.group_commit import Broken
 from fencepost.server.gateway.idempotency import IdempotentRequest, landed_meanwhile, look_up, record
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import RETRY_AFTER
@@ -53,7 +54,6 @@ from fencepost.server.postgres.errors import (
     UnavailableError,
     UncommittedError,
 )
-from fencepost.server.postgres.group_commit import Broken
 from fencepost.server.postgres.marks import KeyState, keys_may_change, read_resource
 from fencepost.server.postgres.query import NO_QUERY, Query
 from fencepost.server.postgres.row_sql import Key, RowWrite

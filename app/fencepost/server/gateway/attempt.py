@@ -31,13 +31,13 @@ from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, ROW_NOT_F
 from fencepost.server.fence.problems import Problem, problem_of
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import MissingRow, Refusal, Token, beyond, refusal, unissued
+from fencepost.server.gateway.group_commit import AGAIN, ALONE, Alone
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.write import Verb, needs_fitting, require_fitting
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import RefusedError, StorageError, conflict
-from fencepost.server.postgres.group_commit import AGAIN, ALONE, Alone
 from fencepost.server.postgres.keyed import Change, FencedRow, Wait, WriteStatement
 from fencepost.server.postgres.marks import Appeared, KeyState, claim_absent
 from fencepost.server.postgres.query import QueryError

@@ -16,6 +16,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
 from fencepost.server.fence.token import BUILTIN, Token
 from fencepost.server.gateway.gathered import GatheredReads, Results
+from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Together, Turns
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import Leases
@@ -25,7 +26,6 @@ from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import AllowedRoles, Database, run_write
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.group_commit import GroupCommit
 from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import KnownPrivileges, Table

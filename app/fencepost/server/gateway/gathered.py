@@ -11,14 +11,14 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
+from fencepost.server.gateway.group_commit import ALONE, Alone, BatchQueue, GroupCommit, RoleQueues
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import StorageError, UnavailableError
-from fencepost.server.postgres.group_commit import ALONE, Alone, BatchQueue, GroupCommit, RoleQueues
 from fencepost.server.postgres.keyed import FencedRow, Recorded
 from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.query import Select
-from fencepost.server.postgres.reading import keyed_reads, shown
+from fencepost.server.postgres.reading import UNREAD, keyed_reads, shown
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import ProtectedTable, Table, is_canonical
 from fencepost.server.quota import UNKNOWN, Quota
@@ -206,7 +206,7 @@ def results_unavailable(reason: str) -> Problem:
     )
 
 
-# Reads of one row by its key that come at the same time share a statement, as writes do (postgres/group_commit.py).
+# Reads of one row by its key that come at the same time share a statement, as writes do (gateway/group_commit.py).
 #
 # An idle gateway sends a read at once. While a statement is under way, reads of the same columns gather, and are the
 # next one. That is sent after they came, so each sees all that was committed before it was asked. What could keep
@@ -220,14 +220,6 @@ MOST_READS: Final = 64
 """Reads in a statement."""
 
 ReadQueue = BatchQueue[Key, FencedRow | None]
-
-
-def _order(key: Key) -> Key:
-    return key
-
-
-def _size(key: Key) -> int:
-    return sum(map(len, key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +252,11 @@ def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLane
     reads = keyed_reads(table, select, columns, most_answer_bytes)
 
     async def run(connection: Session, batch: Sequence[Key]) -> "list[FencedRow | Alone | None]":
-        return await reads.run(connection, batch)
+        rows = await reads.run(connection, batch)
+        return [ALONE] * len(batch) if rows is None else [ALONE if row is UNREAD else row for row in rows]
 
     def make(lane: Caller) -> ReadQueue:
-        return BatchQueue(run, _order, _size, most=MOST_READS, caller=lane)
+        return BatchQueue(run, most=MOST_READS, caller=lane)
 
     return ReadLanes(table, own_types, RoleQueues(make))
 
@@ -314,7 +307,7 @@ class GatheredReads:
         with self._database.waiting.place(whose) as full:
             if full is not None:
                 raise UnavailableError(f"no more reads may wait for a connection: there are {full}")
-            answer = await self._group.write(queue, key, counted=False, whose=whose)
+            answer = await self._group.write(queue, key, key, sum(map(len, key)), counted=False, whose=whose)
         return answer if answer is None or isinstance(answer, FencedRow) else ALONE
 
     async def close(self) -> None:

@@ -29,6 +29,7 @@ from fencepost.server.gateway.attempt import (
     statements_of,
 )
 from fencepost.server.gateway.gateway import Gateway, elsewhere
+from fencepost.server.gateway.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, answer_of, keeping
 from fencepost.server.gateway.outcomes import Done, Outcome, busy
 from fencepost.server.gateway.refusals import (
@@ -58,14 +59,13 @@ from fencepost.server.postgres import marks as row_marks
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import in_transaction
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.server.postgres.keyed import CALLER, Change, Record
 from fencepost.server.postgres.query import Query, Select
 from fencepost.server.postgres.row_sql import Key, RowWrite
 from fencepost.server.postgres.scopes import Entered, Opened, Prelude, ScopeOf, prelude, scope_named, scope_of_row
 from fencepost.server.postgres.tables import ProtectedTable, Table
 
-# Single-row writes as batches decide them (postgres/group_commit.py): one transaction for many requests.
+# Single-row writes as batches decide them (gateway/group_commit.py): one transaction for many requests.
 #
 # A batch without keys and scopes is one statement, which commits by itself; rows that it did not reach are asked about
 # in the next one (R5). With them, and for PUT, it is a transaction, in the order that all transactions keep (R20):
@@ -146,9 +146,9 @@ def lanes_of(table: ProtectedTable, shape: Shape, change: Change) -> WriteQueues
         lenient = lane.role is not None and verb in ("put", "delete")
         batches = _Batches(statements, first, lenient)
         if simple:
-            return BatchQueue(batches.run, _order, _size, caller=lane)
+            return BatchQueue(batches.run, caller=lane)
         most = MOST_IDEMPOTENT if looked_up else MOST_WRITES
-        return BatchQueue(batches.run_in_transaction, _order, _size, _clashes, most, caller=lane)
+        return BatchQueue(batches.run_in_transaction, _clashes, most, caller=lane)
 
     return WriteQueues(RoleQueues(make), table.shows_caller)
 
@@ -168,14 +168,6 @@ def _fits_a_batch(table: Table, scope: Scope, verb: Verb, change: Change) -> boo
     return verb in ("patch", "delete") or named.issuperset(scope.columns)
 
 
-def _order(write: Batched) -> tuple[str, ...]:
-    return write.row.key
-
-
-def _size(write: Batched) -> int:
-    return len(write.row.raw)
-
-
 def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
     """A key's or a scope's second operation in a transaction would pass for the first one's own."""
     if write.once is not None:
@@ -188,10 +180,11 @@ async def in_a_batch(gateway: Gateway, lanes: WriteQueues | None, write: Batched
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
     if lanes is None or gateway.together is not None or (queue := lanes.of(gateway.caller)) is None:
         return ALONE
+    row = write.row
     if gateway.share is None:
-        return await gateway.group.write(queue, write)
+        return await gateway.group.write(queue, write, row.key, len(row.raw))
     async with gateway.share.places:
-        return await gateway.group.write(queue, write, counted=False)
+        return await gateway.group.write(queue, write, row.key, len(row.raw), counted=False)
 
 
 async def alone(

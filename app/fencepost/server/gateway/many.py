@@ -28,6 +28,7 @@ from fencepost.server.gateway.attempt import (
     problem_of_verdict,
 )
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.group_commit import Alone, Broken
 from fencepost.server.gateway.idempotency import IdempotentRequest
 from fencepost.server.gateway.keyed import (
     Batched,
@@ -44,7 +45,6 @@ from fencepost.server.gateway.write import Write, may_need_fitting, no_scope, re
 from fencepost.server.postgres import keyed, marks, scopes
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.errors import RefusedError, conflict
-from fencepost.server.postgres.group_commit import Alone, Broken
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.many import (
     LISTED_REFUSALS,

@@ -11,13 +11,13 @@ from fencepost.server.fence.token import Rule, Token, accepts, shown_mark
 from fencepost.server.gateway.claims import refuse_scope, scope_named
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.gathered import ReadLanes, read_lanes
+from fencepost.server.gateway.group_commit import Alone
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import holder_of, is_visible, require_key, require_protected, require_served
 from fencepost.server.gateway.write import with_column
 from fencepost.server.postgres import reading
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import as_gateway
-from fencepost.server.postgres.group_commit import Alone
 from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.leases import Issued
 from fencepost.server.postgres.marks import ResourceState, read_resource

@@ -42,21 +42,24 @@ from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table, is_
 Verb = Literal["patch", "put", "post", "delete"]
 
 
-@dataclass(frozen=True, slots=True)
+# What is made for each write is not frozen: that would cost more than the rest of its making.
+
+
+@dataclass(slots=True)
 class OneRow:
     """The row that has this key."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Matching:
     """All rows that match these filters, of which there is at least one."""
 
     filters: tuple[Filter, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Listed:
     """The rows of the objects in the body, which is an array: those that they name by their keys, or (POST) make."""
 
@@ -67,7 +70,7 @@ class Listed:
 Target = OneRow | Matching | Listed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
     """A JSON object (or array of objects) as it came, and the keys that it sets. A body may wait for long: in bytes it
     takes a tenth of what it takes as objects of Python.
@@ -126,7 +129,7 @@ class Preferences:
 NO_PREFERENCES: Final = Preferences()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class IdempotencyKey:
     """A request's Idempotency-Key, and the hash of what it may stand for: everything but token and preferences, so that
     the lock's next holder may repeat a write.
@@ -136,7 +139,7 @@ class IdempotencyKey:
     payload_hash: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Write:
     """A write to a table."""
 

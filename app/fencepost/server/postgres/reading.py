@@ -10,7 +10,6 @@ import asyncpg
 from fencepost.server.postgres.answers import added_up, guarded, key_texts, keys, measured
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.errors import cancelled
-from fencepost.server.postgres.group_commit import ALONE, Alone
 from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.query import (
     Condition,
@@ -221,21 +220,27 @@ _AS_STORED: Final = frozenset({"text", "varchar", "bpchar", "json", "bytea"})
 """Types whose values are about as long in JSON as they are stored."""
 
 
+UNREAD: Final = FencedRow("", 0)
+"""Stands for a row that was not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedReads:
     """The statement for reads of a table's rows that show the same columns."""
 
     statement: Statement[Sequence[Key]]
 
-    async def run(self, connection: Connection, wanted: Sequence[Key]) -> "list[FencedRow | Alone | None]":
-        """Read a row for each key, in their order: None where there is none, ALONE where it is not read in company."""
+    async def run(self, connection: Connection, wanted: Sequence[Key]) -> list[FencedRow | None] | None:
+        """Read a row for each key, in their order: None where there is none, UNREAD where it is too large to be read in
+        company. None: row security hides rows, and each is read alone.
+        """
         rows = await self.statement.fetch(connection, wanted)
         if rows and rows[0]["hides"]:
-            return [ALONE] * len(wanted)
-        found: list[FencedRow | Alone | None] = [None] * len(wanted)
+            return None
+        found: list[FencedRow | None] = [None] * len(wanted)
         for number, json, mark, there, _ in rows:
             if there:
-                found[number - 1] = ALONE if json is None else FencedRow(json, mark)
+                found[number - 1] = UNREAD if json is None else FencedRow(json, mark)
         return found
 
 

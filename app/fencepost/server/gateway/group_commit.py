@@ -46,12 +46,14 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable,
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from fencepost.server.fence.caller import EVERYBODY, Caller
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE, OutcomeUnknownError, RefusedError, UnavailableError
+from fencepost.server.postgres.row_sql import Key
 from fencepost.server.quota import ASKING, UNKNOWN, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
@@ -92,16 +94,17 @@ class Broken:
 
 @dataclass(slots=True)
 class Waiting(Generic[W, R]):
-    """One write, and the future of its caller."""
+    """One write, and the future of its caller. In a batch it stands by its `key`, and sends about `size` bytes."""
 
     write: W
+    key: Key
+    size: int
     answer: Future[R | Alone | Broken]
     deadline: float
     caller: str
 
 
-def _nothing(_write: Any) -> Iterable[Hashable]:
-    return ()
+_by_key: Final = attrgetter("key")
 
 
 @dataclass(eq=False)
@@ -113,10 +116,7 @@ class BatchQueue(Generic[W, R]):
     """
 
     run: Callable[[Session, Sequence[W]], Awaitable[Sequence[R | Alone]]]
-    order: Callable[[W], Any]
-    size: Callable[[W], int]
-    """About how many bytes a write sends."""
-    clashes: Callable[[W], Iterable[Hashable]] = _nothing
+    clashes: Callable[[W], Iterable[Hashable]] | None = None
     """What no two writes of a batch may share."""
     most: int = 256
     caller: Caller = EVERYBODY
@@ -147,7 +147,7 @@ class BatchQueue(Generic[W, R]):
             line.append(waiting)
 
     def part(self, batch: "Sequence[Waiting[W, R]]", deadline: float) -> "BatchQueue[W, R]":
-        part = BatchQueue(self.run, self.order, self.size, self.clashes, self.most, self.caller, is_part=True)
+        part = BatchQueue(self.run, self.clashes, self.most, self.caller, is_part=True)
         for waiting in batch:
             waiting.deadline = deadline
             part.add(waiting)
@@ -185,17 +185,16 @@ class BatchQueue(Generic[W, R]):
                 turns.rotate(-1)
             if waiting.answer.done():
                 continue
-            if clashes := tuple(self.clashes(waiting.write)):
+            if self.clashes is not None and (clashes := tuple(self.clashes(waiting.write))):
                 if not seen.isdisjoint(clashes):
                     left.append(waiting)
                     continue
                 seen.update(clashes)
             taken.append(waiting)
-            size += self.size(waiting.write)
+            size += waiting.size
         if left or len(pending) > 1:
             self._put_back(turns, left)
-        order = self.order
-        taken.sort(key=lambda waiting: order(waiting.write))
+        taken.sort(key=_by_key)
         return taken
 
     def _put_back(self, turns: "Iterable[tuple[str, deque[Waiting[W, R]]]]", left: "list[Waiting[W, R]]") -> None:
@@ -365,7 +364,7 @@ class GroupCommit:
         self._sweeper: Timer | None = None
 
     async def write(
-        self, queue: BatchQueue[W, R], write: W, *, counted: bool = True, whose: str | None = None
+        self, queue: BatchQueue[W, R], write: W, key: Key, size: int, *, counted: bool = True, whose: str | None = None
     ) -> R | Alone | Broken:
         """Have a write carried by the queue's next batch; never AGAIN. `whose`: of another one than asks.
         UnavailableError: it was not sent.
@@ -377,7 +376,7 @@ class GroupCommit:
             )
         try:
             for _ in range(TRIES):
-                answer = await self._queued(queue, write, asking)
+                answer = await self._queued(queue, write, key, size, asking)
                 if answer is not AGAIN:
                     return answer
             return HELD
@@ -390,9 +389,11 @@ class GroupCommit:
         """How many writes are in queues or in flight, of those that are counted."""
         return self._waiting.count
 
-    def _queued(self, queue: BatchQueue[W, R], write: W, whose: str) -> "asyncio.Future[R | Alone | Broken]":
+    def _queued(
+        self, queue: BatchQueue[W, R], write: W, key: Key, size: int, whose: str
+    ) -> "asyncio.Future[R | Alone | Broken]":
         answer: asyncio.Future[R | Alone | Broken] = asyncio.get_running_loop().create_future()
-        queue.add(Waiting(write, answer, self._clock.monotonic() + self._wait_at_most, whose))
+        queue.add(Waiting(write, key, size, answer, self._clock.monotonic() + self._wait_at_most, whose))
         queue.wake()
         if not queue.running or self._is_slow(queue):
             self._send(queue)
