@@ -12,7 +12,7 @@ from tests.support.racing import BOTH_RULES, Race, open_race, outcome
 from tests.support.use_cases import answer_after, gateway_pid, listed, once, open_gateway, patch, result_of
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway import rounds
+from fencepost.server.gateway import attempt
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.write import Write
@@ -105,10 +105,10 @@ async def test_a_row_that_is_never_met_is_given_up(
         return asked
 
     await race.delete(race.a, "b", 31)
-    monkeypatch.setattr("fencepost.server.gateway.many.ask_elements", there)
+    monkeypatch.setattr("fencepost.server.gateway.operations.ask_elements", there)
     answer = await patch(gateway, changing(90, "abc"))
     assert isinstance(answer, Problem)
-    assert (answer.name, answer.resource, met) == ("FP010", "orders/b", rounds.ROUNDS)
+    assert (answer.name, answer.resource, met) == ("FP010", "orders/b", attempt.ROUNDS)
     assert await statuses(race) == "new new"
 
 
@@ -127,7 +127,7 @@ async def test_inside_a_transaction_a_second_try_holds_no_locks_of_the_first(
             tries.append(await race.waits(race.c, outcome(race.update(race.c, "b", 41))))
         return asked
 
-    monkeypatch.setattr("fencepost.server.gateway.many.ask_elements", in_between)
+    monkeypatch.setattr("fencepost.server.gateway.operations.ask_elements", in_between)
     holder = await race.begin(race.a)
     await race.delete(race.a, "a", 35)
     await race.insert(race.a, "a", 36)

@@ -37,11 +37,11 @@ from fencepost.server.fence.seal import parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway import group_commit, use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
+from fencepost.server.gateway.batches import WriteQueues
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
 from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit
 from fencepost.server.gateway.idempotency import Replayed
-from fencepost.server.gateway.keyed import WriteQueues
 from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.read import Explained, ReadMany, ReadOne
@@ -935,7 +935,7 @@ async def test_two_roles_race_on_one_connection_and_are_never_crossed(stage: Act
 
 async def test_with_one_lane_for_all_they_would_be(stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     real = WriteQueues.of
-    monkeypatch.setattr(WriteQueues, "of", lambda lanes, caller: real(lanes, replace_role(caller)))
+    monkeypatch.setattr(WriteQueues, "of", lambda queues, caller: real(queues, replace_role(caller)))
     with pytest.raises(AssertionError):
         await rows_are_stamped_by_who_wrote_them(stage, race)
 

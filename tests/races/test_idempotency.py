@@ -8,7 +8,6 @@ from tests.races.openings import on_audited_table, opened
 from tests.support.racing import Race, applied
 from tests.support.use_cases import gateway_pid, keyed, once, open_gateway, patch, result_of
 
-from fencepost.server.gateway import rounds
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.postgres import keyed as idempotency

@@ -23,9 +23,9 @@ from fencepost.client import Client, Lease
 from fencepost.client.clock import SystemClock
 from fencepost.client.errors import ApiError, LeaseLost, StaleToken
 from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
-from fencepost.server.gateway import alone, claims, group_commit, keyed, read
+from fencepost.server.gateway import alone, batches, claims, group_commit, read
+from fencepost.server.gateway.batches import Batched, _Batches
 from fencepost.server.gateway.claims import ClaimOfRow
-from fencepost.server.gateway.keyed import Batched, _Batches
 from fencepost.server.ops.functions import Functions
 from fencepost.server.postgres import connection as session
 from fencepost.server.postgres import keyed as statements
@@ -526,7 +526,7 @@ def _neighbours_share_a_scope() -> None:
         if write.once is not None:
             yield ("key", write.once.key)
 
-    swap(keyed, "_clashes", broken)
+    swap(batches, "_clashes", broken)
 
 
 OF_ANSWERS: Final = [
@@ -567,7 +567,7 @@ def _records_are_written_after_the_commit() -> None:
         await record(connection, batch, range(len(batch)), answers)
         return answers
 
-    record = swap(keyed, "_record", nothing)
+    record = swap(batches, "_record", nothing)
     run = swap(_Batches, "run_in_transaction", broken)
 
 

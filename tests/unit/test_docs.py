@@ -549,7 +549,7 @@ def test_what_is_kept_of_a_table_is_made_by_a_modules_function() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "kept":
                 made_by |= {(str(path), ast.unparse(node.args[0]))} if node.args else set()
                 assert not node.args or ast.unparse(node.args[0]).partition(".")[0] in known, (path, node.lineno)
-    assert ("app/fencepost/server/gateway/keyed.py", "_plan") in made_by
+    assert ("app/fencepost/server/gateway/plan.py", "_plan") in made_by
 
 
 def test_a_setting_is_read_somewhere() -> None:

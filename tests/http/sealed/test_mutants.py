@@ -7,13 +7,14 @@ from tests.http.sealed.ways import WAYS, SealedShop, refused_elsewhere
 from tests.support.asking import Api
 
 from fencepost.server.fence.seal import Binding
-from fencepost.server.gateway import alone, keyed, many
-from fencepost.server.gateway.keyed import in_a_batch
+from fencepost.server.gateway import alone, operations
+from fencepost.server.gateway.batches import in_a_batch
+from fencepost.server.gateway.plan import Plan
 
 
 def nothing_is_compared_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write by key in a batch, whatever the seal is for."""
-    monkeypatch.setattr(keyed, "elsewhere", lambda *_: None)
+    monkeypatch.setattr(operations, "elsewhere", lambda *_: None)
 
 
 def nothing_is_compared_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,36 +28,36 @@ def the_path_names_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     async def name(_gateway: object, table: object, key: tuple[str, ...]) -> str:
         return f"{getattr(table, 'name', '')}/{','.join(key)}"
 
-    monkeypatch.setattr(keyed, "name_of_key", name)
+    monkeypatch.setattr(operations, "name_of_key", name)
 
 
 def rows_of_scopes_go_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the scope entered, and the row written, before it is known which scope it is."""
 
-    async def mutant(gateway: object, _lanes: object, write: object) -> object:
+    async def mutant(gateway: object, _queues: object, write: object) -> object:
         plans = [plan for table in gateway.catalog.current.tables.values() for plan in table.plans.values()]  # type: ignore[attr-defined]
-        lanes = next(p.lanes for p in reversed(plans) if isinstance(p, keyed.Plan) and p.table.fence.scope is not None)
-        return await in_a_batch(gateway, lanes, write)  # type: ignore[arg-type]
+        queues = next(p.queues for p in reversed(plans) if isinstance(p, Plan) and p.table.fence.scope is not None)
+        return await in_a_batch(gateway, queues, write)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(keyed, "in_a_batch", mutant)
+    monkeypatch.setattr(operations, "in_a_batch", mutant)
 
 
 def a_put_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Believe that a row is stored under the key that was sent."""
-    monkeypatch.setattr(keyed.OfRow, "written", lambda self, _done: (self.name,))
+    monkeypatch.setattr(operations.OfRow, "written", lambda self, _done: (self.name,))
 
 
 def a_post_is_named_by_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many.NewRows, "written", lambda _self, _done: ())
+    monkeypatch.setattr(operations.NewRows, "written", lambda _self, _done: ())
 
 
 def rows_that_match_are_named_by_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many.RowsMatching, "written", lambda _self, done: done.resources[:1])
+    monkeypatch.setattr(operations.RowsMatching, "written", lambda _self, done: done.resources[:1])
 
 
 def cascades_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a DELETE of a row for one of that row only."""
-    monkeypatch.setattr(keyed, "require_reach", lambda *_: None)
+    monkeypatch.setattr(operations, "require_reach", lambda *_: None)
 
 
 def no_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

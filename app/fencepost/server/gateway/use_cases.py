@@ -26,13 +26,14 @@ from fencepost.server.fence.problem_types import (
 )
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
-from fencepost.server.gateway import claims, keyed, many, read
+from fencepost.server.gateway import claims, read
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.gathered import AskedWrite, is_for, results_unavailable, whose
 from fencepost.server.gateway.idempotency import IdempotentRequest, Render, once_of
-from fencepost.server.gateway.keyed import replaceable
+from fencepost.server.gateway.operations import execute
 from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.plan import plan_of, replaceable
 from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.refusals import (
     QUARANTINED_RETRY_AFTER,
@@ -43,10 +44,6 @@ from fencepost.server.gateway.refusals import (
     as_for,
     not_with_queue,
     problem_of_refused,
-    require_columns,
-    require_key,
-    require_once,
-    require_protected,
     require_token,
     source_problem,
     target_of,
@@ -55,8 +52,6 @@ from fencepost.server.gateway.refusals import (
     with_holders,
 )
 from fencepost.server.gateway.write import (
-    Listed,
-    Matching,
     OneRow,
     Write,
     doubtful_columns,
@@ -195,15 +190,10 @@ def _elsewhere(table: ProtectedTable, authority: Authority | None, resource: str
 
 
 def _ready(gateway: Gateway, write: Write, found: Table) -> tuple[ProtectedTable, Authority | None] | Problem:
-    table = require_protected(found)
-    if isinstance(table, Problem):
-        return table
-    if isinstance(write.target, OneRow):
-        require_key(table, write.target.key)
-    require_columns(table, write.body.columns)
-    target_of(table, write.select, gateway.max_answer_bytes, shown=write.shown)
-    if (keyless := require_once(table.fence, write.idempotency_key)) is not None:
-        return keyless
+    plan = plan_of(found, write, None, gateway.max_rows, gateway.max_answer_bytes)
+    if isinstance(plan, Problem):
+        return plan
+    table = plan.table
     if table.fence.queue is not None:
         if write.token is not None:
             return not_with_queue(table.fence, "a write with an X-Fence-Token")
@@ -418,27 +408,14 @@ async def write(
             return _answered(refused)
         if as_message is not None and is_queued(request, table):
             return submit(gateway, request, as_message, table)
-        return _write(gateway, request, render, message, table)
+        once = once_of(request.idempotency_key, gateway.caller, table, render, message)
+        return execute(gateway, request, once, table)
 
     return await on_table(gateway, request.table, request.verb, use)
 
 
 async def _answered(outcome: Outcome) -> Outcome:
     return outcome
-
-
-def _write(
-    gateway: Gateway, request: Write, render: Render | None, message: IdempotentRequest | None, table: Table
-) -> Coroutine[Any, Any, Outcome]:
-    once = once_of(request.idempotency_key, gateway.caller, table, render, message)
-    match request.target:
-        case OneRow(key):
-            return keyed.write(gateway, request, key, once, table)
-        case Matching(filters):
-            return many.write_where(gateway, request, filters, once, table)
-        case Listed(count):
-            of_array = many.insert_rows if request.verb == "post" else many.patch_array
-            return of_array(gateway, request, count, once, table)
 
 
 async def claim(gateway: Gateway, request: Claim, render: Render | None = None) -> Outcome:

@@ -42,24 +42,21 @@ from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table, is_
 Verb = Literal["patch", "put", "post", "delete"]
 
 
-# What is made for each write is not frozen: that would cost more than the rest of its making.
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class OneRow:
     """The row that has this key."""
 
     key: Key
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Matching:
     """All rows that match these filters, of which there is at least one."""
 
     filters: tuple[Filter, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Listed:
     """The rows of the objects in the body, which is an array: those that they name by their keys, or (POST) make."""
 
@@ -70,7 +67,7 @@ class Listed:
 Target = OneRow | Matching | Listed
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Body:
     """A JSON object (or array of objects) as it came, and the keys that it sets. A body may wait for long: in bytes it
     takes a tenth of what it takes as objects of Python.
@@ -129,7 +126,7 @@ class Preferences:
 NO_PREFERENCES: Final = Preferences()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class IdempotencyKey:
     """A request's Idempotency-Key, and the hash of what it may stand for: everything but token and preferences, so that
     the lock's next holder may repeat a write.
@@ -139,6 +136,7 @@ class IdempotencyKey:
     payload_hash: bytes
 
 
+# Not frozen: that would cost more than the rest of its making.
 @dataclass(slots=True)
 class Write:
     """A write to a table."""

@@ -1,4 +1,8 @@
-"""Writes of several rows, all or none: by POST, by filters, by an array whose elements name their rows."""
+"""What a write does, whatever it writes: a row by its key, new rows, rows that match a filter, rows of an array.
+
+`execute` checks it, and has it decided with others in a batch, or alone. The commit precedes the answer. Writes of
+several rows are all or none (R10).
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -6,42 +10,48 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.server.fence.problem_types import (
-    BODY_TOO_LARGE,
-    NOT_ACCEPTABLE,
     ROW_NOT_FOUND,
     SPENT_TOKEN,
     STALE_TOKEN,
     UNISSUED_TOKEN,
     WRONG_TOKEN_SOURCE,
 )
-from fencepost.server.fence.problems import Problem, bad_request
+from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import BeyondCeiling, MissingRow, Token, Unissued, shown_mark
-from fencepost.server.gateway.alone import Evidence, Operation, perform, rows_evidence
+from fencepost.server.gateway.alone import Evidence, Operation, row_evidence, rows_evidence
 from fencepost.server.gateway.attempt import (
     ROUNDS,
     UNIQUE_VIOLATION,
+    Statements,
+    attempt_alone,
     contended,
     done_of,
     judge,
     left_its_scope,
+    no_row,
     problem_of_verdict,
 )
-from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.gateway.batches import Batched, alone, in_a_batch
+from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.group_commit import Alone, Broken
 from fencepost.server.gateway.idempotency import IdempotentRequest
-from fencepost.server.gateway.keyed import (
-    Batched,
-    Shape,
-    WriteQueues,
-    alone,
-    in_a_batch,
-    lanes_of,
-    shape_of,
-)
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.refusals import Authority, ready_to_write, require_protected, require_reach, target_of
-from fencepost.server.gateway.write import Write, may_need_fitting, no_scope, require_columns_of
+from fencepost.server.gateway.plan import Plan, more_than_wanted, not_one, plan_of, too_many
+from fencepost.server.gateway.refusals import SUPPRESSED, require_reach, require_token
+from fencepost.server.gateway.write import (
+    KeyCheck,
+    Listed,
+    Matching,
+    OneRow,
+    Write,
+    doubtful_columns,
+    may_need_fitting,
+    name_of_key,
+    needs_fitting,
+    no_scope,
+    require_columns_of,
+)
 from fencepost.server.postgres import keyed, marks, scopes
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.errors import RefusedError, conflict
@@ -57,11 +67,137 @@ from fencepost.server.postgres.many import (
     write_matching,
 )
 from fencepost.server.postgres.marks import ElementState, KeyState, ask_elements, keys_may_change, place_elements
-from fencepost.server.postgres.query import Filter, Query, QueryError, render_filters
-from fencepost.server.postgres.reading import check_filters
-from fencepost.server.postgres.row_sql import Bound, RowWrite
-from fencepost.server.postgres.scopes import Entered
-from fencepost.server.postgres.tables import ProtectedTable, Table
+from fencepost.server.postgres.query import Query, QueryError
+from fencepost.server.postgres.row_sql import RowWrite
+from fencepost.server.postgres.scopes import Entered, scope_named, scope_of_row
+from fencepost.server.postgres.tables import Table
+
+
+async def execute(gateway: Gateway, write: Write, once: IdempotentRequest | None, found: Table) -> Outcome:
+    """Decide a write: with others in a batch, or alone. Raises QueryError, StorageError."""
+    plan = plan_of(found, write, once, gateway.max_rows, gateway.max_answer_bytes)
+    if isinstance(plan, Problem):
+        return plan
+    authority = require_token(plan.table, write.token, gateway.seals)
+    if isinstance(authority, Problem):
+        return authority
+    token, binding = authority
+    has_scope = plan.table.fence.scope is not None
+    row = Batched.of(write.target.key if isinstance(write.target, OneRow) else (), token, write.body.raw, once)
+    check = _key_check(plan, write, row.row)
+    name = ""
+    if binding is not None and not has_scope:
+        if isinstance(write.target, OneRow):
+            name = await name_of_key(gateway, plan.table, write.target.key)
+            if (refused := elsewhere(binding, token, (name,))) is not None:
+                return refused
+        if write.verb == "delete" and (refused := require_reach(plan.table, authority)) is not None:
+            return refused
+    # Under a seal, a row's scope, and the row that a POST makes, are known in the transaction only.
+    goes_alone = check is not None or (binding is not None and (has_scope or write.verb == "post"))
+    queues = None if goes_alone else plan.queues
+    answer = await in_a_batch(gateway, queues, row)
+    if not isinstance(answer, Alone | Broken):
+        return answer
+    operation = _operation(plan, write, row.row, _limit(write, gateway.max_rows), name)
+    operation.body, operation.once, operation.binding, operation.key_check = write.body, once, binding, check
+    return await alone(gateway, operation, queues, row, answer)
+
+
+def _key_check(plan: Plan, write: Write, row: RowWrite) -> KeyCheck | None:
+    """Give what only PostgreSQL can tell of the path's key; None: nothing is to be checked."""
+    if plan.statements is None:
+        return None
+    doubtful = doubtful_columns(plan.table, row.key, write.body) if plan.names_key else ()
+    to_fit = plan.statements.creates and needs_fitting(plan.table, row.key)
+    return KeyCheck(plan.table, row, doubtful, to_fit) if doubtful or to_fit else None
+
+
+def _operation(plan: Plan, write: Write, row: RowWrite, limit: int, name: str) -> Operation:
+    """Give what is done for a write that is decided alone. `name`: that of its row, where its token is sealed."""
+    table, change, query = plan.table, plan.change, Query(write.select)
+    match write.target:
+        case OneRow() if plan.statements is not None:
+            statements, columns = plan.statements, change.columns
+            return OfRow(table=table, row=row, query=query, statements=statements, columns=columns, name=name)
+        case Matching(filters):
+            query = Query(write.select, filters)
+            return RowsMatching(table=table, row=row, query=query, request=write, change=change, limit=limit)
+        case _ if write.verb == "post":
+            return NewRows(table=table, row=row, query=query, change=change)
+        case Listed(0):
+            return NoRows(table=table, row=row)
+        case _:
+            return NamedRows(table=table, row=row, query=query, change=change)
+
+
+def _limit(write: Write, max_rows: int) -> int:
+    """How many rows that match it may write, of which the gateway allows `max_rows`."""
+    if write.exactly_one:
+        return 1
+    most = write.preferences.most
+    return max_rows if most is None else min(most, max_rows)
+
+
+# PATCH, PUT, DELETE of a row by its key.
+#
+# A PUT is an UPDATE (columns that the body leaves out get their defaults) and, where there is no row, an INSERT. Each
+# is a fenced operation of its own, so whatever happens in between is judged: an INSERT that meets a row after all goes
+# back to the UPDATE.
+
+
+@dataclass(slots=True, kw_only=True)
+class OfRow(Operation):
+    """A write of one row."""
+
+    statements: Statements
+    columns: tuple[str, ...]
+    """Those that the body gives values of."""
+    name: str
+    """The name of its resource, where its token is sealed."""
+    missing: bool = False
+    """Whether its scope was looked for, and there is no row, and so none to write."""
+
+    async def write(self, connection: Session) -> Outcome:
+        """Write, ask, create, until it is decided."""
+        if self.missing:
+            return no_row(self.table, self.row.key)
+        return await attempt_alone(connection, self.statements, self.row)
+
+    async def scopes(self, connection: Session, scope: Scope) -> list[str]:
+        """Read the row's scope; that of a row to be created, or that is missing, the request may name."""
+        named = {*self.table.key, *self.columns}
+        if self.statements.creates:
+            require_columns_of(scope, self.table, named)
+            return [await self._named_scope(connection, scope) or no_scope(scope, self.table)]
+        name = await scope_of_row(connection, self.table, scope, self.row.key)
+        self.missing = name is None
+        if name is None and named.issuperset(scope.columns):  # 409 where that scope refuses the token
+            name = await self._named_scope(connection, scope)
+        return [] if name is None else [name]
+
+    async def _named_scope(self, connection: Session, scope: Scope) -> str | None:
+        return await scope_named(connection, self.table, scope, self.row.key, self.columns, self.row.body)
+
+    async def explain(self, connection: Session, error: RefusedError) -> Problem | None:
+        """Answer a DELETE as stale or spent where the row was written before in the same transaction (of a batch that
+        lands as a whole): PostgreSQL's function sees an own write, and takes it for a trigger's.
+        """
+        if error.sqlstate != SUPPRESSED or not connection.is_in_transaction():
+            return None
+        (standing,) = await marks.ask(connection, self.table, [self.row.key])
+        verdict = judge(standing, self.table.fence, self.row.token)
+        return None if verdict is None else problem_of_verdict(verdict, self.table.fence)
+
+    def written(self, done: Done) -> Sequence[str]:
+        """Name the row: that of a PUT as it was stored."""
+        return (done.resource or self.name,)
+
+    async def evidence(self, connection: Session) -> Evidence:
+        """Ask for the row's mark."""
+        creates = self.statements.creates
+        return await row_evidence(connection, self.table, self.row.key, self.row.token, creates=creates)
+
 
 # What writes of several rows under one token answer: all are written, or none (R10).
 
@@ -132,81 +268,9 @@ def refused_rows(table: Table, token: Token, refusals: list[Problem], of: str = 
     )
 
 
-def unfit_count(write: Write, count: int, max_rows: int) -> Problem | None:
-    """Refuse a body of `count` rows that the gateway, or the request itself, does not want."""
-    most = write.preferences.most
-    what = f"the body has {count} rows"
-    if count > max_rows:
-        return too_many(max_rows, what)
-    if write.exactly_one and count != 1:
-        return not_one(count)
-    return more_than_wanted(most, what) if most is not None and count > most else None
-
-
-def not_one(count: int | None) -> Problem:
-    """Refuse what was to concern exactly one row; None: more than one. Nothing was written."""
-    there = "there are more" if count is None else f"there are {count}"
-    return Problem(NOT_ACCEPTABLE, f"The Accept header wants exactly one row, and {there}. Nothing was written.")
-
-
-def more_than_wanted(most: int, what: str) -> Problem:
-    """Refuse what would write more rows than its caller wants to."""
-    return bad_request(
-        f"Prefer: max-affected={most}: {what}. Nothing was written.",
-        "Narrow the request, or allow it more rows.",
-    )
-
-
-def too_many(limit: int, what: str) -> Problem:
-    """Refuse what would write more rows than one request may."""
-    return Problem(
-        BODY_TOO_LARGE,
-        f"One request writes at most {limit} rows, and {what}. Nothing was written.",
-        hint="Write in smaller parts, or raise FENCEPOST_MAX_ROWS.",
-    )
-
-
 # POST: one row or many under one token, all or none (R10).
 
 _MAY_BE_A_MARK: Final = frozenset({UNIQUE_VIOLATION, "FP409"})
-
-
-async def insert_rows(
-    gateway: Gateway, request: Write, count: int, once: IdempotentRequest | None, found: Table
-) -> Outcome:
-    """Decide an insert of so many rows: of one row in a batch, or alone."""
-    target = target_of(found, request.select, gateway.max_answer_bytes, shown=request.shown)
-    unfit = unfit_count(request, count, gateway.max_rows)
-    if unfit is not None:
-        return unfit
-    ready = ready_to_write(found, request.token, request.body.columns, once, gateway.seals)
-    if isinstance(ready, Problem):
-        return ready
-    table, (token, binding) = ready
-    write = Batched.of((), token, request.body.raw, once)
-    # Under a seal it goes alone: which row it makes is known only when it is made.
-    lanes = None
-    if count == 1 and binding is None:
-        shape = shape_of(table, request, once)
-        lanes = table.kept(_lanes, shape, gateway.max_answer_bytes)
-    answer = await in_a_batch(gateway, lanes, write)
-    if not isinstance(answer, Alone | Broken):
-        return answer
-    rows = NewRows(
-        table=table,
-        row=write.row,
-        body=request.body,
-        once=once,
-        binding=binding,
-        query=Query(request.select),
-        change=Change(request.body.columns, target, request.preferences.in_sql),
-    )
-    return await alone(gateway, rows, lanes, write, answer)
-
-
-def _lanes(table: ProtectedTable, shape: Shape, most_bytes: int) -> WriteQueues | None:
-    target = target_of(table, shape.select, most_bytes, shown=shape.shown)
-    return lanes_of(table, shape, Change(shape.columns, target, shape.preferences))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -269,59 +333,6 @@ class NewRows(Operation):
 
 # PATCH and DELETE of the rows that match a filter: of all of them, or of none (R10).
 
-Filters = tuple[Filter, ...]
-
-
-async def write_where(
-    gateway: Gateway, request: Write, filters: Filters, once: IdempotentRequest | None, found: Table
-) -> Outcome:
-    """Decide the write of all rows that match."""
-    ready = _ready(gateway, found, request, filters, once)
-    if isinstance(ready, Problem):
-        return ready
-    table, (token, binding) = ready
-    own_marks = table.fence.scope is None
-    deletes = request.verb == "delete"
-    if deletes and own_marks:
-        refused = require_reach(table, (token, binding))
-        if refused is not None:
-            return refused
-    target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-    named = binding is not None and own_marks
-    rows = RowsMatching(
-        table=table,
-        row=RowWrite((), token, request.body.raw),
-        body=request.body,
-        once=once,
-        binding=binding,
-        query=Query(request.select, filters),
-        request=request,
-        change=Change(request.body.columns, target, request.preferences.in_sql, named=named, deletes=deletes),
-        limit=_limit(request, gateway.max_rows),
-    )
-    return await perform(gateway, rows)
-
-
-def _limit(request: Write, max_rows: int) -> int:
-    """How many rows it may write, of which the gateway allows `max_rows`."""
-    if request.exactly_one:
-        return 1
-    most = request.preferences.most
-    return max_rows if most is None else min(most, max_rows)
-
-
-def _ready(
-    gateway: Gateway, table: Table, request: Write, filters: Filters, once: IdempotentRequest | None
-) -> tuple[ProtectedTable, Authority] | Problem:
-    columns = request.body.columns
-    if not isinstance(require_protected(table), Problem):  # 403 first; then unknown columns, 400; then 428
-        render_filters(table, filters, Bound())
-        check_filters(table, filters)
-        target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-        if key := [c for c in columns if c in table.key]:
-            raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
-    return ready_to_write(table, request.token, columns, once, gateway.seals)
-
 
 @dataclass(slots=True, kw_only=True)
 class RowsMatching(Operation):
@@ -378,50 +389,6 @@ class RowsMatching(Operation):
 
 _NAMED: Final = 10
 """How many resources a sentence names; `rows` lists them all."""
-
-
-async def patch_array(
-    gateway: Gateway, request: Write, count: int, once: IdempotentRequest | None, found: Table
-) -> Outcome:
-    """Decide the write of an array of so many objects."""
-    ready = _ready_for_array(gateway, found, request, count, once)
-    if isinstance(ready, Problem):
-        return ready
-    table, (token, binding) = ready
-    columns = tuple(c for c in request.body.columns if c not in table.key)
-    own_marks = table.fence.scope is None
-    named = binding is not None and own_marks
-    target = target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-    change = Change(columns, target, request.preferences.in_sql, named=named)
-    row = RowWrite((), token, request.body.raw)
-    if not count:
-        return await perform(gateway, NoRows(table=table, row=row, once=once, binding=binding))
-    rows = NamedRows(
-        table=table,
-        row=row,
-        body=request.body,
-        once=once,
-        binding=binding,
-        query=Query(request.select),
-        change=change,
-    )
-    return await perform(gateway, rows)
-
-
-def _ready_for_array(
-    gateway: Gateway, table: Table, request: Write, count: int, once: IdempotentRequest | None
-) -> tuple[ProtectedTable, Authority] | Problem:
-    if not isinstance(require_protected(table), Problem):  # 403 first; then what the body lacks, 400; then 428
-        target_of(table, request.select, gateway.max_answer_bytes, shown=request.shown)
-        if count and (lacking := [c for c in table.key if c not in request.body.columns]):
-            raise QueryError(
-                f"body: without {', '.join(lacking)}: every object names its row of {table.name} by the key,"
-                f" {', '.join(table.key)}"
-            )
-        unfit = unfit_count(request, count, gateway.max_rows)
-        if unfit is not None:
-            return unfit
-    return ready_to_write(table, request.token, request.body.columns, once, gateway.seals)
 
 
 @dataclass(slots=True, kw_only=True)
