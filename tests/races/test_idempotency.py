@@ -137,5 +137,5 @@ async def test_only_old_records_are_forgotten(race: Race) -> None:
 @opened(EPOCH)
 async def test_the_second_look_up_needs_no_error_to_see_a_record(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lines of defence: without that of the primary key, the second look-up alone has to see it, and does."""
-    monkeypatch.setattr(rounds, "RECORD", ("another", "key", "23505"))
+    monkeypatch.setattr("fencepost.server.gateway.idempotency.RECORD", ("another", "key", "23505"))
     await test_a_record_that_commits_between_look_up_and_lock_is_seen(race)
