@@ -17,7 +17,7 @@ from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import GatheredReads, read_lanes
+from fencepost.server.gateway.gathered import GatheredReads, read_queues
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
@@ -141,7 +141,7 @@ async def shown_of(tasks: Sequence[asyncio.Task[Outcome]]) -> list[tuple[list[st
 
 async def alone(gateway: Gateway, request: ReadOne, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     with monkeypatch.context() as patched:
-        patched.setattr("fencepost.server.gateway.read._lanes", lambda _gateway, _table, _select: None)
+        patched.setattr("fencepost.server.gateway.read._queues", lambda _gateway, _table, _select: None)
         gateway.catalog.current.tables[request.table].plans.clear()
         outcome = await read_one(gateway, request)
         gateway.catalog.current.tables[request.table].plans.clear()
@@ -215,16 +215,16 @@ async def test_what_may_look_at_the_caller_goes_alone(connect: Connect, database
         await protect(observer, table)
     async with open_gateway(database) as gateway:
         tables = gateway.catalog.current.tables
-        assert read_lanes(tables["bare"], None, MOST_JSON) is None, "it may have heirs"
-        assert read_lanes(tables["parts"], None, MOST_JSON) is None, "a statement locks all partitions"
-        assert read_lanes(tables["seen"], None, MOST_JSON) is None
-        assert read_lanes(tables["pairs"], None, MOST_JSON) is None
-        points = read_lanes(tables["points"], None, MOST_JSON)
+        assert read_queues(tables["bare"], None, MOST_JSON) is None, "it may have heirs"
+        assert read_queues(tables["parts"], None, MOST_JSON) is None, "a statement locks all partitions"
+        assert read_queues(tables["seen"], None, MOST_JSON) is None
+        assert read_queues(tables["pairs"], None, MOST_JSON) is None
+        points = read_queues(tables["points"], None, MOST_JSON)
         assert points is not None
         assert points.of(gateway.caller, ("1",)) is not None
         with_role = replace(gateway.caller, name="c", role=WEB)
         assert points.of(with_role, ("1",)) is None
-        numbers = read_lanes(tables["numbers"], None, MOST_JSON)
+        numbers = read_queues(tables["numbers"], None, MOST_JSON)
         assert numbers is not None
         assert numbers.of(with_role, ("1",)) is not numbers.of(gateway.caller, ("1",))
 

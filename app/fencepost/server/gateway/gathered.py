@@ -223,7 +223,7 @@ ReadQueue = BatchQueue[Key, FencedRow | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLanes:
+class ReadQueues:
     """The queues of reads that show the same columns of a table."""
 
     table: Table
@@ -240,7 +240,7 @@ class ReadLanes:
         return self.queues.of(caller)
 
 
-def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLanes | None:
+def read_queues(table: Table, select: Select, most_answer_bytes: int) -> ReadQueues | None:
     """Make the queues of such reads; None: they go alone. `most_answer_bytes`: what the answer to one may have."""
     columns = shown(table, select)
     # A protected table has a key, and takes no part in inheritance.
@@ -255,10 +255,10 @@ def read_lanes(table: Table, select: Select, most_answer_bytes: int) -> ReadLane
         rows = await reads.run(connection, batch)
         return [ALONE] * len(batch) if rows is None else [ALONE if row is UNREAD else row for row in rows]
 
-    def make(lane: Caller) -> ReadQueue:
-        return BatchQueue(run, most=MOST_READS, caller=lane)
+    def make(caller: Caller) -> ReadQueue:
+        return BatchQueue(run, most=MOST_READS, caller=caller)
 
-    return ReadLanes(table, own_types, RoleQueues(make))
+    return ReadQueues(table, own_types, RoleQueues(make))
 
 
 class GatheredReads:
@@ -296,12 +296,12 @@ class GatheredReads:
         return self._reads.has_room(whose) and self._database.requests.has_room(whose)
 
     async def read(
-        self, lanes: ReadLanes, caller: Caller, key: Key, whose: str = UNKNOWN
+        self, queues: ReadQueues, caller: Caller, key: Key, whose: str = UNKNOWN
     ) -> "FencedRow | Alone | None":
         """Read a row; ALONE: it has to be read alone. `whose`: the place that it takes. Raises RefusedError,
         UnavailableError, RoleError.
         """
-        queue = lanes.of(caller, key)
+        queue = queues.of(caller, key)
         if queue is None:
             return ALONE
         with self._database.waiting.place(whose) as full:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 W = TypeVar("W")
 R = TypeVar("R")
 
-MOST_LANES: Final = 256
+MOST_ROLES: Final = 256
 """How many roles have queues of one kind at a time."""
 MOST_BYTES: Final = 1_000_000
 """A batch that has grown so large takes in no more writes."""
@@ -216,10 +216,10 @@ class RoleQueues(Generic[W, R]):
     def of(self, caller: Caller) -> BatchQueue[W, R]:
         queue = self.queues.get(caller.role)
         if queue is None:
-            if len(self.queues) >= MOST_LANES:
+            if len(self.queues) >= MOST_ROLES:
                 self.queues.clear()  # those go on until nothing waits in them
-            lane = EVERYBODY if caller.role is None else Caller("", role=caller.role)
-            queue = self.queues[caller.role] = self.make(lane)
+            asking = EVERYBODY if caller.role is None else Caller("", role=caller.role)
+            queue = self.queues[caller.role] = self.make(asking)
         return queue
 
 

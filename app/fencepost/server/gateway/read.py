@@ -10,7 +10,7 @@ from fencepost.server.fence.resource import Resource, Scope
 from fencepost.server.fence.token import Rule, Token, accepts, shown_mark
 from fencepost.server.gateway.claims import refuse_scope, scope_named
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import ReadLanes, read_lanes
+from fencepost.server.gateway.gathered import ReadQueues, read_queues
 from fencepost.server.gateway.group_commit import Alone
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import holder_of, is_visible, require_key, require_protected, require_served
@@ -72,9 +72,9 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     if (unserved := require_served(gateway.catalog.current, table)) is not None:
         return unserved
     require_key(table, request.key)
-    lanes = table.kept(_lanes, request.select, gateway.max_answer_bytes)
-    if lanes is not None:
-        row = await gateway.gathered.read(lanes, gateway.caller, request.key, request.caller)
+    queues = table.kept(_queues, request.select, gateway.max_answer_bytes)
+    if queues is not None:
+        row = await gateway.gathered.read(queues, gateway.caller, request.key, request.caller)
         if not isinstance(row, Alone):
             return _shown(table, request, row)
     try:
@@ -88,9 +88,9 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     return _shown(table, request, row)
 
 
-def _lanes(table: Table, select: Select, most_bytes: int) -> ReadLanes | None:
+def _queues(table: Table, select: Select, most_bytes: int) -> ReadQueues | None:
     reading.check_select(table, select)
-    return read_lanes(table, select, most_bytes)
+    return read_queues(table, select, most_bytes)
 
 
 def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:
