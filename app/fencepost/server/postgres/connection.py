@@ -325,7 +325,6 @@ class Session(asyncpg.Connection):
     """Whether code of users' may have run in its session, and changed it, since it was settled."""
     restoring: str
     """What makes its session again what it was when it was opened (see the function `restoring`)."""
-    _log_listeners: set[object]
     _unreplicated = False
 
     async def execute(self, query: str, *args: object, **options: Any) -> str:
@@ -388,17 +387,6 @@ class Session(asyncpg.Connection):
         """
         if getattr(message, "server_source_function", None) == "SyncRepWaitForLSN":
             self._unreplicated = True
-
-    def listen(self) -> None:
-        """Collect warnings, until `stop_listening`."""
-        self.add_log_listener(self.on_warning)
-
-    def stop_listening(self) -> None:
-        """Collect them no more. A closed connection takes no listener away, and complains of those that it has."""
-        if self.is_closed():
-            self._log_listeners.clear()
-        else:
-            self.remove_log_listener(self.on_warning)
 
     async def introduce(self, watch: Watch) -> None:
         """Ask both, in one query: what a pool does with each new connection. `watch` compares the answer."""

@@ -34,8 +34,8 @@ from fencepost.server.postgres.errors import (
     StorageError,
     UnavailableError,
     UncommittedError,
+    at_login,
     map_errors,
-    map_login_errors,
     may_be_running,
     ours,
 )
@@ -314,8 +314,10 @@ class Database:
             async with self.connection() as connection:
                 yield connection
             return
-        with map_login_errors():
+        try:
             connection = await self._opened()
+        except (RefusedError, *FOREIGN) as error:
+            raise at_login(error) from error
         try:
             yield connection
         finally:
@@ -328,14 +330,13 @@ class Database:
     ) -> AsyncIterator[Session]:
         if writing:
             self._read_only.require_writable()
-        with map_login_errors():
-            connection = await self._acquire(pool, writing=writing)
+        connection = await self._acquire(pool, writing=writing)
         spoilt = False
         try:
             if writing:
                 await self._require_origin(connection)
                 self._read_only.require_writable_session(connection)
-                connection.listen()
+                connection.add_log_listener(connection.on_warning)
             await take(connection, caller)
             connection.code_ran, connection.writing = runs_code, writing
             yield connection
@@ -360,8 +361,8 @@ class Database:
             raise
         finally:
             if writing:
-                connection.stop_listening()
                 connection.writing = False
+                connection.remove_log_listener(connection.on_warning)
             await self._take_back(pool, connection, spoilt=spoilt)
 
     async def _take_back(self, pool: Pool, connection: Session, *, spoilt: bool) -> None:
@@ -439,20 +440,26 @@ class Database:
         """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
         session takes none, but one that has just been opened.
         """
+        if (idle := pool.lend_idle()) is not None:
+            if not (writing and idle.unwritable):
+                return idle
+            pool.give_back(idle, spoilt=True)
         try:
             async with asyncio.timeout(self._limits.pool_timeout):
                 begun = asyncio.get_running_loop().time()
                 while True:
-                    connection = await pool.lend()
-                    ended = connection.is_closed()  # while the caller was woken; nothing was sent on it
-                    if not ended and not (writing and connection.unwritable and connection.opened < begun):
-                        return connection
-                    pool.give_back(connection, spoilt=True)
+                    session = await pool.lend()
+                    ended = session.is_closed()  # while the caller was woken; nothing was sent on it
+                    if not ended and not (writing and session.unwritable and session.opened < begun):
+                        return session
+                    pool.give_back(session, spoilt=True)
         except TimeoutError as error:
             late = f"no connection to PostgreSQL within {self._limits.pool_timeout:g} s"
             raise UnavailableError(f"{late}: all are in use, or it does not answer") from error
         except ClosedError as error:
             raise UnavailableError("the gateway is shutting down") from error
+        except (RefusedError, *FOREIGN) as error:
+            raise at_login(error) from error
 
     @property
     def most_batches_of_caller(self) -> int:

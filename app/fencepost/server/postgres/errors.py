@@ -226,6 +226,14 @@ def ours(error: BaseException, *, writing: bool) -> StorageError:
     return UnavailableError(f"PostgreSQL cannot be reached: {reason}")
 
 
+def at_login(error: BaseException) -> StorageError:
+    """Turn what connecting raised into an UnavailableError: a refusal too (no such role, wrong password)."""
+    mapped = error if isinstance(error, StorageError) else ours(error, writing=False)
+    if isinstance(mapped, RefusedError):
+        return UnavailableError(f"PostgreSQL does not let the gateway in: {mapped}")
+    return mapped
+
+
 def conflict(reason: str) -> RefusedError:
     """Give the error by which a write starts over from the beginning, as after a serialization failure (R4)."""
     return RefusedError(asyncpg.SerializationError(reason))
@@ -243,13 +251,3 @@ def map_errors() -> Iterator[None]:
         yield
     except FOREIGN as error:
         raise ours(error, writing=False) from error
-
-
-@contextmanager
-def map_login_errors() -> Iterator[None]:
-    """Turn what fails while connecting into an UnavailableError: a refusal too (no such role, wrong password)."""
-    try:
-        with map_errors():
-            yield
-    except RefusedError as error:
-        raise UnavailableError(f"PostgreSQL does not let the gateway in: {error}") from error

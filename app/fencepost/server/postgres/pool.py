@@ -259,13 +259,24 @@ class Pool:
     def idle(self) -> int:
         return len(self._idle)
 
-    async def lend(self) -> Session:
-        """Lend a connection; waits as long as there is none. Raises what `connect` does, and ClosedError."""
+    def lend_idle(self) -> Session | None:
+        """Lend one that is idle; None: there is none, or others wait. Raises ClosedError."""
         if self._closed:
             raise ClosedError
-        if not self._line and (connection := self._from_idle()) is not None:
-            self._lent.add(connection)
-            return connection
+        if self._line:
+            return None
+        while self._idle:
+            session, _ = self._idle.pop()
+            if not session.is_closed():
+                self._lent.add(session)
+                return session
+            self._close(session)
+        return None
+
+    async def lend(self) -> Session:
+        """Lend a connection; waits as long as there is none. Raises what `connect` does, and ClosedError."""
+        if (idle := self.lend_idle()) is not None:
+            return idle
         waiting: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         self._line.append(waiting)
         self._open_for_waiters()
@@ -329,14 +340,6 @@ class Pool:
         self._refuse(ClosedError(), most=len(self._line))
         for connection in (*self._lent, *self._closing.values()):
             connection.terminate()
-
-    def _from_idle(self) -> Session | None:
-        while self._idle:
-            connection, _ = self._idle.pop()
-            if not connection.is_closed():
-                return connection
-            self._close(connection)
-        return None
 
     def _open_for_waiters(self) -> None:
         # With none open there is none to wait for.
