@@ -17,7 +17,7 @@ Driver = Literal[
     "zookeeper",
 ]
 """fencepost, no triggers: its database role has session_replication_role = replica, under which none fires.
-fencepost, no guard: its connections are without the bounds of serving/guarded.py (unguarded.py).
+fencepost, no guard: its connections are uvicorn's own, without the bounds of serving/protocol.py (unguarded.py).
 """
 Operation = Literal[
     "write", "keyed write", "stale", "claim", "put", "delete", "insert", "insert array", "patch array", "batch", "read"

@@ -1,13 +1,14 @@
-"""`fencepost` whose connections have no bounds (serving/guarded.py): what these cost is the difference.
+"""`fencepost` on uvicorn's own connections, which have no bounds: what serving/protocol.py costs is the difference.
 
 python -m benchmarks.unguarded serve --port 0
 """
 
 from typing import TYPE_CHECKING
 
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
 from fencepost.cli.main import main
 from fencepost.server.serving import server
-from fencepost.server.serving.parsing import DrainingProtocol
 
 if TYPE_CHECKING:
     from uvicorn import Config
@@ -19,7 +20,7 @@ _config = server._config  # noqa: SLF001 - only this benchmark serves otherwise
 
 def _unguarded(settings: "Settings") -> "Config":
     config = _config(settings)
-    config.http = DrainingProtocol
+    config.http = HttpToolsProtocol
     return config
 
 

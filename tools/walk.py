@@ -31,7 +31,7 @@ from fencepost.server.ops import demo
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.server.ops.migrate import upgrade
-from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.serving.protocol import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import create_app
 
@@ -165,7 +165,14 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
     """Run a gateway until the block ends."""
     settings = Settings.model_validate({"database_url": url, "port": 0, "log_level": "error"})
     config = uvicorn.Config(
-        create_app(settings), http=GuardedProtocol, ws="none", lifespan="on", log_config=None, access_log=False, port=0
+        create_app(settings),
+        http=GuardedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        port=0,
+        proxy_headers=False,
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

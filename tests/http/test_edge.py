@@ -35,7 +35,7 @@ from fencepost.cli.main import main
 from fencepost.server.http.guard import ConnectionBounds
 from fencepost.server.http.openapi_answers import HEADERS
 from fencepost.server.ops.protect import protect
-from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.serving.protocol import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import EdgeTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually

@@ -586,7 +586,7 @@ async def test_it_ends_with_the_time_of_the_callers_token(
         asynchronous = {"X-Fence-Token": "40", "Prefer": "respond-async"}
         place = (await queued.api.http.delete("/v1/data/orders/order-123", headers=asynchronous)).headers["location"]
         ended = Caller("ann", ends=asyncio.get_running_loop().time())
-        monkeypatch.setattr("fencepost.server.http.app.EVERYBODY", ended)  # whose requests these are
+        monkeypatch.setattr("fencepost.server.http.data.EVERYBODY", ended)  # whose requests these are
         answer = await queued.api.http.send(WAYS[way][0](place))
     assert answer.status_code == 200
     assert shown in answer.text, "it has begun, and has ended"

@@ -35,7 +35,7 @@ from fencepost.server.gateway.gateway import Gateway as UseCases
 from fencepost.server.ops import demo, schema
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres.api_keys import NewKey
-from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.serving.protocol import GuardedProtocol
 from fencepost.server.settings import Settings
 from fencepost.server.times import Times
 from fencepost.server.wiring import create_app

@@ -14,13 +14,12 @@ from fencepost.server.gateway.write import NO_PREFERENCES, UNREAD, Body, Prefere
 from fencepost.server.http import bodies
 from fencepost.server.http.answers import RawResponse, fence_headers, to_recorded
 from fencepost.server.http.bodies import BodiesInHand, read_json, read_object
+from fencepost.server.http.data import body_of, payload_hash
 from fencepost.server.http.edge import caller_of
 from fencepost.server.http.headers import (
     PREFERENCES,
     Route,
-    body_of,
     by_name,
-    payload_hash,
     read_preferences,
     refuse_profile,
     wants_one,

@@ -24,6 +24,7 @@ from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
 from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
+from fencepost.server.http.data import Running
 from fencepost.server.http.edge import RateLimits, read_rate, read_sites
 from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, ConnectionBounds, Guard
 from fencepost.server.http.system import ShownHealth
@@ -36,14 +37,13 @@ from fencepost.server.observe.events import (
     CatalogLoaded,
     ConnectionTrouble,
     Emit,
-    Event,
     ListenerLost,
     OriginJudged,
     Pruned,
     PruningFailed,
     QueueFailed,
 )
-from fencepost.server.observe.metrics import CallerRefusals, Metrics
+from fencepost.server.observe.metrics import CallerRefusals, Metrics, Observers
 from fencepost.server.ops import schema as versions
 from fencepost.server.parts import (
     Authentication,
@@ -543,17 +543,10 @@ GC_THRESHOLD_OF_CONSUMERS: Final = 100_000
 
 
 @dataclass
-class Runtime:
-    """What exists between the lifespan's two ends."""
+class Runtime(Running):
+    """The gateway, and how it does."""
 
-    gateway: Gateway | None = None
     health: Health | None = None
-
-    def require(self) -> Gateway:
-        """Return the gateway; it is there whenever a request is."""
-        if self.gateway is None:
-            raise RuntimeError("the application's lifespan has not begun")
-        return self.gateway
 
     async def ready(self) -> wire.Readiness:
         """Look whether requests can be served."""
@@ -569,18 +562,6 @@ class Runtime:
         return self.health
 
 
-class _Observers:
-    """All that is told what happens."""
-
-    def __init__(self) -> None:
-        self.metrics, self.log, self.refusals = Metrics(), logs.EventLog(), CallerRefusals()
-
-    def emit(self, event: Event) -> None:
-        self.log.on_event(event)
-        self.metrics.on_event(event)
-        self.refusals.on_event(event)
-
-
 @dataclass(frozen=True, slots=True)
 class _Serving:
     """What was read of the settings before the first request, and how it runs until after the last."""
@@ -588,7 +569,7 @@ class _Serving:
     settings: Settings
     dsn: str
     configured: Configured
-    observers: _Observers
+    observers: Observers
     runtime: Runtime
     authentication: Authentication | None
     times: Times
@@ -636,7 +617,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
     configured = Configured(read_sources(settings), read_queues(settings), read_seal_keys(settings))
     dsn = settings.database_url.get_secret_value()
     logs.configure(settings.log_level, settings.log_format)
-    runtime, observers = Runtime(), _Observers()
+    runtime, observers = Runtime(), Observers()
     authentication = read_authentication(settings, observers.emit, lambda: runtime.require().database, times)
     serving = _Serving(settings, dsn, configured, observers, runtime, authentication, times)
     guards = _guards(settings, observers.emit, times)
@@ -648,7 +629,7 @@ def create_app(settings: Settings | None = None, times: Times = TIMES) -> FastAP
 
     return Application(
         Parts(
-            runtime.require,
+            runtime,
             ShownHealth(runtime.ready, observers.metrics, runtime.measure),
             observers.metrics.request_done,
             lifespan,

@@ -31,9 +31,9 @@ from fencepost.server.gateway.refusals import acting, problem_of_refused, unavai
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import Write, known_name, name_of_body, name_of_key
 from fencepost.server.http.answers import answer, kept_answer, to_recorded
-from fencepost.server.http.headers import DataRequest, Headers, RawHeaders, body_of
+from fencepost.server.http.data import DataRequest, body_of, read_write
+from fencepost.server.http.headers import Headers, RawHeaders
 from fencepost.server.http.problems import RequestError, problem_response
-from fencepost.server.http.writes import read_write
 from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write

@@ -28,7 +28,7 @@ from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.use_cases import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
-from fencepost.server.http.headers import SINGULAR, UNNAMEABLE
+from fencepost.server.http.headers import SINGULAR
 from fencepost.server.http.problems import problem_response
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.message import WriteId
@@ -249,6 +249,10 @@ def list_answer(outcome: Outcome, offset: int, preferences: Preferences, *, sing
 
 def _content_range(span: str, total: int | None) -> Header:
     return (b"content-range", f"{span}/{'*' if total is None else total}".encode("ascii"))
+
+
+UNNAMEABLE: Final = (("",), (".",), ("..",))
+"""Keys that clients and proxies would read as another path."""
 
 
 def _location(resource: str) -> str | None:

@@ -16,12 +16,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fencepost import __version__
-from fencepost.server.fence.caller import CALLER, EVERYBODY
 from fencepost.server.fence.problems import bad_request
-from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.http.batch import PATH, BatchRoute
 from fencepost.server.http.bodies import BodiesInHand, CountedBodies
-from fencepost.server.http.data import PREFIX, DataRoutes
+from fencepost.server.http.data import PREFIX, DataRoutes, Running
 from fencepost.server.http.edge import (
     ANSWERED_HEADERS,
     Admission,
@@ -29,8 +27,6 @@ from fencepost.server.http.edge import (
     RateLimits,
     RequestDone,
     Sites,
-    address_of,
-    caller_of,
     is_named,
 )
 from fencepost.server.http.elections import election_routes
@@ -42,7 +38,6 @@ from fencepost.server.http.system import ShownHealth, claim_routes, docs_routes,
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
 from fencepost.server.postgres.tables import Catalog
-from fencepost.server.quota import ASKING, PEER
 
 # The admin port: metrics and the details of readiness, and nothing else. It is for those who run the gateway, wants no
 # credential, and has an address of its own to listen on.
@@ -97,9 +92,9 @@ TAGS: Final = [
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What wiring hands over. `gateway` may be called once the lifespan has begun."""
+    """What wiring hands over."""
 
-    gateway: Callable[[], Gateway]
+    running: Running
     health: ShownHealth
     done: RequestDone
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, object]]]
@@ -133,7 +128,7 @@ class Application(FastAPI):
             redirect_slashes=False,
         )
         self._parts = parts
-        self.gateway = parts.gateway
+        self.gateway = parts.running.require
         self._documented: tuple[int, dict[str, Any]] | None = None
         self._add_routes(parts)
         layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
@@ -142,12 +137,14 @@ class Application(FastAPI):
         bodies = BodiesInHand(parts.max_body_bytes)
         self.add_middleware(CountedBodies, bodies=bodies)
         self.add_middleware(edge)
-        self._data = edge(DataRoutes(self._gateway_of, parts.max_body_bytes, bodies))
-        self._batch = edge(BatchRoute(self._gateway_of, parts.max_body_bytes, parts.limits, bodies))
-        self._outermost = _with_cors(self._split, parts.sites)
+        self._batch = edge(BatchRoute(parts.running.of, parts.max_body_bytes, parts.limits, bodies))
+        # What concerns users' tables goes past FastAPI's router and middleware, which cost more than the write.
+        data = edge(DataRoutes(parts.running, parts.max_body_bytes, bodies), under=PREFIX, others=self._others)
+        self.front = _with_cors(data, parts.sites)
+        """What a connection asks (serving/protocol.py)."""
         if parts.admin is not None:
             app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))
-            self._outermost = by_port(parts.admin, app, self._outermost)
+            self.front = by_port(parts.admin, app, self.front)
         self.add_exception_handler(HTTPException, http_problem)
         self.add_exception_handler(RequestValidationError, _validation_problem)
 
@@ -159,10 +156,10 @@ class Application(FastAPI):
         """
         details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
         for router in (
-            claim_routes(self._gateway_of, parts.max_body_bytes),
-            lease_routes(self._gateway_of, parts.max_body_bytes),
-            election_routes(self._gateway_of),
-            write_routes(self._gateway_of),
+            claim_routes(parts.running.of, parts.max_body_bytes),
+            lease_routes(parts.running.of, parts.max_body_bytes),
+            election_routes(parts.running.of),
+            write_routes(parts.running.of),
             health_routes(parts.health, figures=parts.admin is None, details=details),
             docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes),
             problem_routes(),
@@ -170,22 +167,14 @@ class Application(FastAPI):
             self.router.routes.extend(router.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._outermost(scope, receive, send)
+        await self.front(scope, receive, send)
 
-    async def _split(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what concerns users' tables past FastAPI's router and middleware, which cost more than the write."""
-        if scope["type"] == "http" and scope.get("raw_path", b"").startswith(PREFIX):
-            await self._data(scope, receive, send)
-        elif scope["type"] == "http" and scope.get("raw_path") == PATH:
+    async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is not under /v1/data/."""
+        if scope["type"] == "http" and scope.get("raw_path") == PATH:
             await self._batch(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
-
-    def _gateway_of(self, scope: Scope) -> Gateway:
-        """Give the gateway to the caller of a request, whose task this is."""
-        ASKING.set(caller_of(scope))
-        PEER.set(address_of(scope))
-        return self.gateway().of(scope.get(CALLER, EVERYBODY))
 
     def _catalog(self) -> Catalog:
         return self.gateway().catalog.current

@@ -3,7 +3,7 @@
 1. A line is read when fewer than `most` are in hand, which are those whose verdicts are not sent (`Window`). So a
    client that does not read its answer is not read either, and a batch of any length needs the same memory.
 2. A line that can be understood is given its turn (`Order`) before the next one is read. Then it waits, for its turn
-   and for room for its verdict, and is decided as a request is (http/writes.py), with what batches have of
+   and for room for its verdict, and is decided as a request is (http/data.py), with what batches have of
    this process (gateway/gateway.py).
 3. Its verdict waits until those before it are sent.
 4. Where the client has gone, no more is read, and what was read is decided. Where the process is asked to stop, the

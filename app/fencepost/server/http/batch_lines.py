@@ -22,19 +22,20 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.write import ConflictKey, place_of, place_of_claim
 from fencepost.server.http.bodies import may_repeat
-from fencepost.server.http.headers import (
-    KEY_HEADER,
-    TOKEN_HEADER,
+from fencepost.server.http.data import (
     DataRequest,
-    RawHeaders,
     body_of,
+    claim_answer,
     read_idempotency_key,
+    read_resource,
     read_token,
+    read_write,
     require_nameable,
     split_path,
+    write_answer,
 )
+from fencepost.server.http.headers import KEY_HEADER, TOKEN_HEADER, RawHeaders
 from fencepost.server.http.problems import RequestError
-from fencepost.server.http.writes import claim_answer, read_resource, read_write, write_answer
 from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import Catalog
@@ -328,10 +329,11 @@ async def understand(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Under
 async def _understood(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Understood:
     line = read_line(raw)
     if isinstance(line, ClaimLine):
-        token, headers, name = read_token(line.headers), line.headers, line.resource
+        sent, headers, name = line.headers, dict(line.headers), line.resource
+        token = read_token(headers, sent)
         place = place_of_claim(catalog, read_resource(name, "claim"))
-        key = read_idempotency_key(headers)
-        return Understood(place, key, lambda gateway: claim_answer(gateway, name, token, headers))
+        key = read_idempotency_key(headers, sent)
+        return Understood(place, key, lambda gateway: claim_answer(gateway, name, token, headers, sent))
     request = line.request
     write = await read_write(request, line.table, line.key, max_body_bytes)
     if write.preferences.queued:

@@ -10,7 +10,8 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final, Literal
@@ -20,7 +21,9 @@ from limits import RateLimitItem, parse
 from limits.storage import MemoryStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
 from fencepost.server.fence.caller import ANONYMOUS, CALLER, EVERY_ACCESS, EVERYBODY, Access, Caller
 from fencepost.server.fence.problem_types import (
@@ -49,6 +52,14 @@ from fencepost.server.startup import StartupError
 # What a header says of the client (X-Forwarded-For) anyone can write: behind a proxy all are one address.
 
 
+NETWORK: Final = "fencepost.network"
+"""Under which name the scope has what `network_of` gives, where the server has found it once for the connection."""
+
+
+ASKS: Final = "fencepost.asks"
+"""Under which name the scope has what `caller_of` gives, from when the caller is known."""
+
+
 def caller_of(scope: Scope) -> str:
     """Name the caller."""
     name: str = scope.get(CALLER, EVERYBODY).name
@@ -57,6 +68,9 @@ def caller_of(scope: Scope) -> str:
 
 def network_of(scope: Scope) -> str:
     """Give the address of the connection, of IPv6 its first 64 bits: one client has all addresses that begin so."""
+    known: str | None = scope.get(NETWORK)
+    if known is not None:
+        return known
     address = address_of(scope)
     if ":" not in address:
         return address
@@ -263,7 +277,7 @@ class Admission:
     def __init__(self, authenticator: Authenticator, limits: RateLimits) -> None:
         self._authenticator, self._limits = authenticator, limits
 
-    def admit(self, scope: Scope, credentials: list[bytes]) -> "Problem | Unverified | None":
+    def admit(self, scope: Scope, credentials: Sequence[bytes]) -> "Problem | Unverified | None":
         """Let a request in whose caller is known; or say why not, or that its credential is to be verified first."""
         if len(credentials) > 1:
             return bad_request(f"Authorization: {len(credentials)} headers, and a request has one.")
@@ -369,7 +383,7 @@ class Sites:
     """Values of Host that were found to be served."""
 
     def refusal(
-        self, method: str, hosts: list[bytes], origin: bytes | None, fetch_site: bytes | None, *, version: str
+        self, method: str, hosts: Sequence[bytes], origin: bytes | None, fetch_site: bytes | None, *, version: str
     ) -> Problem | None:
         """Say why a request is refused, by its headers Host (each of them), Origin and Sec-Fetch-Site."""
         if len(hosts) != 1:
@@ -454,7 +468,6 @@ def _is_address(host: str) -> bool:
 _PROCESS: Final = secrets.token_hex(4).encode()
 _numbers: Final = itertools.count(1)
 _USABLE_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}\Z")
-_LOOKED_AT: Final = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site", b"x-request-id"})
 HUNG_UP: Final = 499
 """The status, as nginx's, under which logs and metrics count a request whose client hung up before it was read."""
 _PREFIXES: Final = (
@@ -473,31 +486,45 @@ _NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
 """A browser takes no answer for another type than it says: JSON with a user's HTML in it is no page."""
 
 
+Answering = Callable[[Scope, Receive, Send], Awaitable[Response | None]]
+"""An ASGI application; one that returns its answer does not send it: the edge does."""
+NAMED: Final = "fencepost.named"
+"""Under which name the scope has the request's headers by their names, where none of them came twice."""
+_REQUEST_ID: Final[ContextVar[str]] = ContextVar(f"{STRUCTLOG_KEY_PREFIX}request_id")
+"""What structlog's `merge_contextvars` adds to the lines of a request. Its `bind_contextvars` takes longer."""
+
+
 class Edge:
-    """Wraps the application."""
+    """Wraps an application; with `under`, that of the paths which begin so: `others` answers the rest."""
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: Answering,
         *,
         done: RequestDone,
         access_log: bool,
         sites: Sites,
         emit: Emit,
         admission: Admission | None = None,
+        under: bytes = b"",
+        others: ASGIApp | None = None,
     ) -> None:
         self._app, self._sites, self._admission, self._emit = app, sites, admission, emit
         self._done = done
         self._access_log = access_log
+        self._under, self._others = under, others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; lifespan passes through."""
+        if self._others is not None and not scope.get("raw_path", b"").startswith(self._under):
+            await self._others(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
         request_id, refusal = self._look(scope)
-        structlog.contextvars.bind_contextvars(request_id=request_id.decode("ascii"))
+        _REQUEST_ID.set(request_id.decode("ascii"))
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -510,9 +537,19 @@ class Edge:
 
         try:
             app = self._app if refusal is None else await self._unless_refused(scope, refusal)
+            scope[ASKS] = caller_of(scope)
             # HEAD is answered as GET everywhere; the server, which still knows, sends no body.
             inner: Scope = {**scope, "method": "GET", HEAD: True} if scope["method"] == "HEAD" else scope
-            await app(inner, receive, send_with_id)
+            answer = await app(inner, receive, send_with_id)
+            if answer is not None:
+                # The connection's own `send`, and nothing between that would add to the answer: it goes in one step.
+                send_whole = getattr(getattr(send, "__self__", None), "send_whole", None)
+                if send_whole is None:
+                    await answer(inner, receive, send_with_id)
+                else:
+                    status = answer.status_code
+                    added = (b"x-request-id", request_id), _NO_SNIFFING, *scope.get(HEADERS, ())
+                    await send_whole(status, (*answer.raw_headers, *added), answer.body)
         except asyncio.CancelledError:  # the time for stopping is up
             if not status:
                 await problem_response(_stopping_problem(scope["method"]))(scope, receive, send_with_id)
@@ -532,23 +569,18 @@ class Edge:
 
     def _look(self, scope: Scope) -> tuple[bytes, Problem | Unverified | None]:
         """Find the request's id, or make one; and whether it is refused for where it comes from or for its sender."""
-        request_id = origin = fetch_site = None
-        hosts: list[bytes] = []
-        credentials: list[bytes] = []
-        for name, value in scope["headers"]:
-            if name not in _LOOKED_AT:
-                continue
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"authorization":
-                credentials.append(value)
-            elif name == b"origin":
-                origin = value if origin is None else b"%b, %b" % (origin, value)
-            elif name == b"sec-fetch-site":
-                fetch_site = value if fetch_site is None else b"%b, %b" % (fetch_site, value)
-            elif request_id is None and _USABLE_ID.match(value):
-                request_id = value
-        if request_id is None:
+        raw = scope["headers"]
+        named: dict[bytes, bytes] = dict(raw)
+        hosts, origin, fetch_site = _once(named, b"host"), named.get(b"origin"), named.get(b"sec-fetch-site")
+        credentials, request_id = _once(named, b"authorization"), named.get(b"x-request-id")
+        if len(named) == len(raw):
+            scope[NAMED] = named
+        else:
+            hosts, credentials = _each(raw, b"host"), _each(raw, b"authorization")
+            origin = b", ".join(_each(raw, b"origin")) if origin is not None else None
+            fetch_site = b", ".join(_each(raw, b"sec-fetch-site")) if fetch_site is not None else None
+            request_id = next((value for value in _each(raw, b"x-request-id") if _USABLE_ID.match(value)), None)
+        if request_id is None or not _USABLE_ID.match(request_id):
             request_id = b"%s%08x" % (_PROCESS, next(_numbers))
         version = scope.get("http_version", "1.1")
         refusal = self._sites.refusal(scope["method"], hosts, origin, fetch_site, version=version)
@@ -556,7 +588,7 @@ class Edge:
             return bytes(request_id), self._admission.admit(scope, credentials)
         return bytes(request_id), refusal
 
-    async def _unless_refused(self, scope: Scope, refusal: Problem | Unverified) -> ASGIApp:
+    async def _unless_refused(self, scope: Scope, refusal: Problem | Unverified) -> Answering:
         """Give the application when the credential turns out to be good; else what answers with the problem."""
         problem = await refusal.verify() if isinstance(refusal, Unverified) else refusal
         if problem is None:
@@ -573,6 +605,14 @@ class Edge:
         self._done(method, _route(scope), status, seconds)
         if self._access_log:
             log.info("request", method=method, path=scope["path"], status=status, ms=round(seconds * 1000, 2))
+
+
+def _once(named: Mapping[bytes, bytes], name: bytes) -> Sequence[bytes]:
+    return (named[name],) if name in named else ()
+
+
+def _each(raw: Iterable[tuple[bytes, bytes]], name: bytes) -> Sequence[bytes]:
+    return [value for each, value in raw if each == name]
 
 
 def _stopping_problem(method: str) -> Problem:

@@ -286,7 +286,7 @@ def _too_slow(connection: Guarded, now: float, took: float, bounds: ConnectionBo
 T = TypeVar("T")
 
 WATCH: Final = "fencepost.watch"
-"""A key of the scope. Its value is a function, set by the server's protocol (serving/guarded.py)."""
+"""A key of the scope. Its value is a function, set by the server's protocol (serving/protocol.py)."""
 STANDING: Final = "fencepost.standing"
 """A key of the scope, where there is authentication: the Standing of the caller's credential."""
 

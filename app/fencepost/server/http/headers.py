@@ -1,25 +1,20 @@
 """What requests have in their heads: path, token, preferences, keys, and which headers a route takes."""
 
-import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
 from starlette.requests import Request
-from starlette.types import Message, Receive
 
-from fencepost.server.fence.problem_types import MALFORMED_TOKEN, NO_ROUTE, NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
+from fencepost.server.fence.problem_types import NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.resource import MalformedResourceError, decode_key, decode_segment
-from fencepost.server.fence.seal import Presented, parse_presented, quotable
-from fencepost.server.fence.token import MalformedTokenError
+from fencepost.server.fence.resource import MalformedResourceError, decode_segment
 from fencepost.server.gateway.write import NO_PREFERENCES, Preferences
 from fencepost.server.http.problems import RequestError
 from fencepost.server.http.query import query_pairs
-from fencepost.server.postgres.query import NO_QUERY, Query, QueryError
-from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.query import QueryError
 
 # Headers that would change what a request does, or what it is answered, if they were heeded. They are not: so they are
 # refused by name, before anything is done. Which are harmless, and why: docs/reading.md.
@@ -289,16 +284,6 @@ def _bad(detail: str, hint: str | None = None) -> RequestError:
 
 TOKEN_HEADER = b"x-fence-token"
 KEY_HEADER = b"idempotency-key"
-LONGEST_KEY = 255
-# RFC 8941's string, and what clients send that do not know it.
-_QUOTED_KEY = re.compile(rb'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
-_ESCAPED = re.compile(rb'\\(["\\])')
-_BARE = re.compile(rb"[\x21\x23-\x7e]+")
-_UUID = re.compile(rb"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
-_OF_A_UUID = (
-    "This is a UUID, as redis-py's lock has: it tells holders apart, and not which of two grants came later. Draw a"
-    " number in the script that takes the lock: docs/getting-started.md."
-)
 SINGULAR = "application/vnd.pgrst.object+json"
 _JSON = frozenset({"", "application/json", "application/*", "*/*", SINGULAR, "application/vnd.pgrst.array+json"})
 
@@ -306,8 +291,9 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 """A request's headers as they came: names in lower case."""
 Headers = Mapping[bytes, bytes]
 """The same by their names. Lists are joined (RFC 9110 §5.3); of several others the first counts, where any may."""
+PROFILES: Final = frozenset({b"accept-profile", b"content-profile"})
 _LISTS = frozenset({b"accept", b"prefer", b"content-encoding", b"expect"})
-_ONCE = frozenset({b"content-type", b"accept-profile", b"content-profile"})
+_ONCE = PROFILES | {b"content-type"}
 
 
 def by_name(raw_headers: RawHeaders) -> Headers:
@@ -322,50 +308,6 @@ def by_name(raw_headers: RawHeaders) -> Headers:
     for name in _LISTS & headers.keys():
         first[name] = b", ".join(value for each, value in raw_headers if each == name)
     return first
-
-
-def read_token(raw_headers: Iterable[tuple[bytes, bytes]]) -> Presented | None:
-    """Read X-Fence-Token (R11), with its seal if it has one; None when there is none. Two headers are one too many."""
-    values = [value for name, value in raw_headers if name == TOKEN_HEADER]
-    if not values:
-        return None
-    if len(values) > 1:
-        raise RequestError(
-            Problem(MALFORMED_TOKEN, f"X-Fence-Token: {len(values)} headers, and a write has one token.")
-        )
-    try:
-        return parse_presented(values[0])
-    except MalformedTokenError as error:
-        shown = quotable(values[0])[:40].decode("latin-1")
-        hint = _OF_A_UUID if _UUID.fullmatch(values[0]) else None
-        raise RequestError(Problem(MALFORMED_TOKEN, f"X-Fence-Token: {shown!r}: {error}.", hint=hint)) from error
-
-
-def read_idempotency_key(raw_headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Read Idempotency-Key (R16): a quoted string, as in the IETF draft, or bare. None when there is none."""
-    values = [value for name, value in raw_headers if name == KEY_HEADER]
-    if not values:
-        return None
-    if len(values) > 1:
-        raise RequestError(bad_request(f"Idempotency-Key: {len(values)} headers, and a request has one key."))
-    value = values[0]
-    quoted = _QUOTED_KEY.fullmatch(value)
-    key = _ESCAPED.sub(rb"\1", quoted[1]) if quoted else value
-    if not (quoted or _BARE.fullmatch(value)) or not 1 <= len(key) <= LONGEST_KEY:
-        raise RequestError(
-            bad_request(
-                f"Idempotency-Key: {value[:40].decode('latin-1')!r}: a key is 1 to {LONGEST_KEY} visible ASCII"
-                ' characters, "in quotes" or bare.',
-                "A UUID is a good one.",
-            )
-        )
-    return key.decode("ascii")
-
-
-def payload_hash(*parts: bytes | str) -> bytes:
-    """Hash what a request wants: method, table, key, query, body. Each part is hashed with its length."""
-    raw = [part.encode() if isinstance(part, str) else part for part in parts]
-    return hashlib.sha256(b"".join([b"%d:%b" % (len(part), part) for part in raw])).digest()
 
 
 def wants_one(headers: Headers) -> bool:
@@ -494,72 +436,3 @@ def _refuse_query(raw: bytes) -> None:
         raise RequestError(bad_request(str(error))) from error
     if names:
         raise RequestError(bad_request(f"query: {', '.join(names)[:100]}: this route takes no parameters."))
-
-
-# A request under /v1/data/, as far as all read it that have one: the routes, queued messages, the lines of a batch.
-
-COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"
-ROW_METHODS: Final = "GET, HEAD, PATCH, PUT, DELETE"
-UNNAMEABLE: Final = (("",), (".",), ("..",))
-
-
-@dataclass(slots=True)
-class DataRequest:
-    """A request, as far as it has been read."""
-
-    method: str
-    row: bytes
-    """The key in the path, as it came."""
-    query: bytes
-    raw_headers: RawHeaders
-    headers: Headers
-    receive: Receive
-
-
-def split_path(path: bytes) -> tuple[str, Key | None, bytes]:
-    """Split what follows /v1/data/, before it is decoded: %2F is part of a key. Gives the table, the key (None: it is
-    the path of a collection), and the key as it came. Raises RequestError.
-    """
-    table, slash, raw_key = path.partition(b"/")
-    if b"/" in raw_key or not table:
-        raise RequestError(
-            Problem(NO_ROUTE, "The path is /v1/data/{table} or /v1/data/{table}/{key}; a / inside a name is %2F.")
-        )
-    try:
-        return decode_segment(table), decode_key(raw_key) if slash else None, raw_key
-    except MalformedResourceError as error:
-        raise RequestError(bad_request(f"path: {error}")) from error
-
-
-def require_nameable(key: Key | None) -> None:
-    """Refuse a key that clients and proxies would read as another path."""
-    if key in UNNAMEABLE:
-        raise RequestError(
-            bad_request(f"path: the key {key[0]!r} cannot stand in a path.", "Name the row by a filter: ?column=eq.")
-        )
-
-
-def body_of(body: bytes) -> Receive:
-    """Give a body that is there already as a request has it."""
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
-
-
-def only(query: Query, *allowed: str) -> Query:
-    """Refuse parameters that mean nothing here: a filter on a keyed route would be ignored silently."""
-    if query is NO_QUERY:
-        return query
-    present = {
-        "select": query.select is not None,
-        "columns": query.columns is not None,
-        "filters": bool(query.filters),
-        "order": bool(query.order),
-        "limit": query.limit is not None,
-        "offset": query.offset > 0,
-    }
-    if unwanted := [name for name, there in present.items() if there and name not in allowed]:
-        raise QueryError(f"query: {', '.join(unwanted)} cannot be used on this route; it takes {', '.join(allowed)}")
-    return query

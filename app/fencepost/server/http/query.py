@@ -445,3 +445,20 @@ def _is_value(cursor: Cursor) -> str:
     if value not in _IS_VALUES:
         raise cursor.error(f"is takes {', '.join(_IS_VALUES)}")
     return value
+
+
+def only(query: Query, *allowed: str) -> Query:
+    """Refuse parameters that mean nothing here: a filter on a keyed route would be ignored silently."""
+    if query is NO_QUERY:
+        return query
+    present = {
+        "select": query.select is not None,
+        "columns": query.columns is not None,
+        "filters": bool(query.filters),
+        "order": bool(query.order),
+        "limit": query.limit is not None,
+        "offset": query.offset > 0,
+    }
+    if unwanted := [name for name, there in present.items() if there and name not in allowed]:
+        raise QueryError(f"query: {', '.join(unwanted)} cannot be used on this route; it takes {', '.join(allowed)}")
+    return query

@@ -24,14 +24,14 @@ from fencepost.server.gateway.read import Explained
 from fencepost.server.gateway.use_cases import explain
 from fencepost.server.http.answers import json_response
 from fencepost.server.http.bodies import read_json
+from fencepost.server.http.data import claim_answer, read_resource, read_token
 from fencepost.server.http.edge import caller_of, is_named, is_nobody
-from fencepost.server.http.headers import read_headers, read_token
+from fencepost.server.http.headers import read_headers
 from fencepost.server.http.openapi import before
 from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.openapi_parts import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN, TOKEN_PATTERN
 from fencepost.server.http.problems import RequestError, answer_or_problem, page, problem_response
 from fencepost.server.http.query import query_pairs
-from fencepost.server.http.writes import claim_answer, read_resource
 from fencepost.server.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.server.ops.demo import COMMENTS, is_demo
 from fencepost.server.postgres.query import QueryError
@@ -135,11 +135,11 @@ def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> AP
 
 async def _claim(gateway: Callable[[Scope], Gateway], limit: int, request: Request) -> Response:
     headers = read_headers(request, "claim", resources=True)
-    token = read_token(request.scope["headers"])
+    token = read_token(headers, request.scope["headers"])
     _, body = await read_json(headers, request.receive, limit)
     if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
         raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))
-    return await claim_answer(gateway(request.scope), body["resource"], token, request.scope["headers"])
+    return await claim_answer(gateway(request.scope), body["resource"], token, headers, request.scope["headers"])
 
 
 def _resource_parameter(raw: bytes) -> Resource:

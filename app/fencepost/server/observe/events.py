@@ -241,10 +241,18 @@ class KeysNotFetched:
     reason: str
 
 
-OfQueues = ConsumerPaused | ConsumerResumed | ConsumerFailed | DeadLettered | QueueBlocked
-"""What happens to those who apply queued writes."""
-Upkeep = (
-    OriginJudged
+Event = (
+    Accepted
+    | Refused
+    | RequestTurnedAway
+    | CallerRefused
+    | LeaseAsked
+    | ConsumerPaused
+    | ConsumerResumed
+    | ConsumerFailed
+    | DeadLettered
+    | QueueBlocked
+    | OriginJudged
     | SourceQuarantined
     | SourceTrouble
     | Pruned
@@ -260,6 +268,4 @@ Upkeep = (
     | KeysFetched
     | KeysNotFetched
 )
-"""What happens beside the requests."""
-Event = Accepted | Refused | RequestTurnedAway | CallerRefused | LeaseAsked | OfQueues | Upkeep
 Emit = Callable[[Event], None]

@@ -24,7 +24,6 @@ from fencepost.server.observe.events import (
     KeysNotFetched,
     LeaseAsked,
     ListenerLost,
-    OfQueues,
     OriginJudged,
     Pruned,
     PruningFailed,
@@ -36,7 +35,6 @@ from fencepost.server.observe.events import (
     SealKeysUnreadable,
     SourceQuarantined,
     SourceTrouble,
-    Upkeep,
 )
 
 log = structlog.stdlib.get_logger("fencepost")
@@ -144,7 +142,7 @@ class EventLog:
 
     def on_event(self, event: Event) -> None:
         # structlog would look for itself, and take longer than all the rest of an event.
-        level = _level(event)
+        level, says = _news(event)
         if not logging.root.isEnabledFor(level):
             return
         if isinstance(event, Refused):
@@ -158,7 +156,7 @@ class EventLog:
                 whose = (event.peer, event.code)
                 self._peers[whose if whose in self._peers or len(self._peers) < MOST_PEERS else ("others", "")] += 1
                 return
-        _log(level, event)
+        log.log(level, says, **_shown(event))
 
     def log_withheld(self) -> None:
         """Log how many refusals were not logged one by one since the last call."""
@@ -170,150 +168,79 @@ class EventLog:
             log.warning("turned away, and not logged one by one", peer=peer, code=code, count=count)
 
 
-def _level(event: Event) -> int:
+def _news(event: Event) -> tuple[int, str]:
+    """Give the level of an event, and what its line says."""
     match event:
-        case Accepted() | CallerRefused():
-            return logging.DEBUG
+        case Accepted():
+            return logging.DEBUG, "accepted"
         case Refused(verb=verb):  # a read of a row that is not there is no news
-            return logging.DEBUG if verb == "read" else logging.INFO
+            return logging.DEBUG if verb == "read" else logging.INFO, "refused"
+        case CallerRefused():
+            return logging.DEBUG, "refused for who the caller is"
+        case RequestTurnedAway():
+            return logging.WARNING, "a request was turned away"
         case LeaseAsked(verdict=verdict):  # nor is a lock that is held; a lease that was lost is
-            return logging.INFO if verdict == "FP012" else logging.DEBUG
-        case CatalogLoaded(changed=False):
-            return logging.DEBUG
-        case CatalogLoaded() | Pruned() | SealKeysRead() | KeysFetched():
-            return logging.INFO
-        case (
-            RequestTurnedAway()
-            | QueueFailed()
-            | HolderUnknown()
-            | ListenerLost()
-            | PruningFailed()
-            | BatchesFail()
-            | SourceTrouble()
-            | ConnectionTrouble()
-            | SealKeysUnreadable()
-            | KeysNotFetched()
-        ):
-            return logging.WARNING
-        case ConsumerPaused() | ConsumerFailed() | DeadLettered() | QueueBlocked():
-            return logging.WARNING
-        case OriginJudged(accepted=True) | ConsumerResumed():
-            return logging.INFO
-        case OriginJudged() | SourceQuarantined():
-            return logging.ERROR
+            return logging.INFO if verdict == "FP012" else logging.DEBUG, "lease"
+        case ConsumerPaused():
+            return logging.WARNING, "queued writes are not applied for now"
+        case ConsumerResumed():
+            return logging.INFO, "queued writes are applied again"
+        case ConsumerFailed():
+            return logging.WARNING, "a queued write could not be applied, by a fault of the gateway"
+        case DeadLettered():
+            return logging.WARNING, "a queued write is a dead letter; `fencepost dead` lists them"
+        case QueueBlocked():
+            return logging.WARNING, "a queued write is tried in vain, and those of its resource wait"
+        case OriginJudged(accepted=True):
+            return logging.INFO, "writes are let through to this database"
+        case OriginJudged():
+            return logging.ERROR, "writes are refused: not the database that tokens were issued on"
+        case SourceQuarantined():
+            return logging.ERROR, "a token source is quarantined: its numbers went backwards"
+        case SourceTrouble():
+            return logging.WARNING, "token source"
+        case Pruned():
+            return logging.INFO, "pruned"
+        case PruningFailed():
+            return logging.WARNING, "pruning"
+        case BatchesFail():
+            why = "`fencepost doctor` may show why"
+            return logging.WARNING, f"writes do not go together in batches, which is slow; {why}"
+        case QueueFailed():
+            return logging.WARNING, "queues of locks"
+        case HolderUnknown():
+            return logging.WARNING, "who superseded a refused holder could not be found out"
+        case CatalogLoaded(changed=changed):
+            return logging.INFO if changed else logging.DEBUG, "catalog loaded"
+        case ListenerLost():
+            return logging.WARNING, "lost the connection that listens for changed tables; making it anew"
+        case ConnectionTrouble():
+            return logging.WARNING, "connections to PostgreSQL"
+        case SealKeysRead():
+            return logging.INFO, "the keys that seal tokens were read"
+        case SealKeysUnreadable():
+            return logging.WARNING, "the keys that seal tokens cannot be read, and stay as they were"
+        case KeysFetched():
+            return logging.INFO, "keys that verify JWTs"
+        case KeysNotFetched():
+            return logging.WARNING, "keys that verify JWTs were not fetched; the last ones are in use"
         case _:
             assert_never(event)
 
 
-def _log(level: int, event: Event) -> None:
+def _shown(event: Event) -> dict[str, object]:
+    """Give what its line has beside that: the event's fields, unless they are named here."""
     match event:
-        case Accepted(table, verb, rows):
-            log.log(level, "accepted", table=table, verb=verb, rows=rows)
-        case Refused(table, verb, code, detail, resource, presented, current, caller, peer):
-            log.log(
-                level,
-                "refused",
-                table=table,
-                verb=verb,
-                code=code,
-                detail=detail,
-                resource=resource,
-                presented=presented,
-                current=current,
-                caller=caller,
-                peer=peer,
-            )
-        case CallerRefused(caller, code, detail):
-            log.log(level, "refused for who the caller is", caller=caller, code=code, detail=detail)
         case RequestTurnedAway(code, detail, peer):
-            log.log(level, "a request was turned away", peer=peer, code=code, detail=detail)
-        case LeaseAsked(lease_verb, verdict, locks, lease_id, owner, waited, tokens):
-            log.log(
-                level,
-                "lease",
-                verb=lease_verb,
-                verdict=verdict,
-                locks=locks,
-                lease=lease_id,
-                owner=owner,
-                waited=round(waited, 3),
-                tokens=tokens,
-            )
-        case ConsumerPaused() | ConsumerResumed() | ConsumerFailed() | DeadLettered() | QueueBlocked():
-            _log_queues(level, event)
-        case _:
-            _log_upkeep(level, event)
-
-
-def _log_queues(level: int, event: OfQueues) -> None:
-    match event:
-        case ConsumerPaused(queue, reason):
-            log.log(level, "queued writes are not applied for now", queue=queue, reason=reason)
-        case ConsumerResumed(queue):
-            log.log(level, "queued writes are applied again", queue=queue)
-        case ConsumerFailed(queue, reason):
-            log.log(level, "a queued write could not be applied, by a fault of the gateway", queue=queue, reason=reason)
-        case DeadLettered(queue, resource, partition, offset, reason):
-            log.log(
-                level,
-                "a queued write is a dead letter; `fencepost dead` lists them",
-                queue=queue,
-                resource=resource,
-                partition=partition,
-                offset=offset,
-                reason=reason,
-            )
-        case QueueBlocked(queue, resource, partition, offset, reason):
-            log.log(
-                level,
-                "a queued write is tried in vain, and those of its resource wait",
-                queue=queue,
-                resource=resource,
-                partition=partition,
-                offset=offset,
-                reason=reason,
-            )
-        case _:
-            assert_never(event)
-
-
-def _log_upkeep(level: int, event: Upkeep) -> None:
-    match event:
-        case OriginJudged(True, generation):
-            log.log(level, "writes are let through to this database", generation=generation)
-        case OriginJudged(_, _, reason):
-            log.log(level, "writes are refused: not the database that tokens were issued on", reason=reason)
-        case SourceQuarantined(source, reason):
-            log.log(level, "a token source is quarantined: its numbers went backwards", source=source, reason=reason)
-        case SourceTrouble(source, reason):
-            log.log(level, "token source", source=source, reason=reason)
-        case Pruned(what, records):
-            log.log(level, "pruned", what=what, records=records)
-        case PruningFailed(reason):
-            log.log(level, "pruning", reason=reason)
-        case BatchesFail(reason):
-            log.log(
-                level,
-                "writes do not go together in batches, which is slow; `fencepost doctor` may show why",
-                reason=reason,
-            )
-        case QueueFailed(reason):
-            log.log(level, "queues of locks", reason=reason)
-        case HolderUnknown(table, reason):
-            log.log(level, "who superseded a refused holder could not be found out", table=table, reason=reason)
+            return {"peer": peer, "code": code, "detail": detail}
+        case LeaseAsked(verb, verdict, locks, lease, owner, waited, tokens):
+            shown = {"verb": verb, "verdict": verdict, "locks": locks, "lease": lease, "owner": owner}
+            return {**shown, "waited": round(waited, 3), "tokens": tokens}
+        case OriginJudged(accepted, generation, reason):
+            return {"generation": generation} if accepted else {"reason": reason}
         case CatalogLoaded(version, tables, protected):
-            log.log(level, "catalog loaded", version=version, tables=tables, protected=protected)
-        case ListenerLost(reason):
-            log.log(level, "lost the connection that listens for changed tables; making it anew", reason=reason)
-        case ConnectionTrouble(reason):
-            log.log(level, "connections to PostgreSQL", reason=reason)
+            return {"version": version, "tables": tables, "protected": protected}
         case SealKeysRead(ids):
-            log.log(level, "the keys that seal tokens were read", seals=ids[0], verify=ids)
-        case SealKeysUnreadable(reason):
-            log.log(level, "the keys that seal tokens cannot be read, and stay as they were", reason=reason)
-        case KeysFetched(keys, skipped):
-            log.log(level, "keys that verify JWTs", keys=keys, skipped=skipped)
-        case KeysNotFetched(reason):
-            log.log(level, "keys that verify JWTs were not fetched; the last ones are in use", reason=reason)
+            return {"seals": ids[0], "verify": ids}
         case _:
-            assert_never(event)
+            return {name: getattr(event, name) for name in event.__match_args__}

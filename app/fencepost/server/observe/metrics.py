@@ -1,5 +1,6 @@
 """Metrics: what the registry has, and what each event does to them; refusals by caller."""
 
+import logging
 import math
 import os
 import time
@@ -11,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from fencepost.server.observe import logs
 from fencepost.server.observe.events import (
     Accepted,
     BatchesFail,
@@ -27,7 +29,6 @@ from fencepost.server.observe.events import (
     KeysNotFetched,
     LeaseAsked,
     ListenerLost,
-    OfQueues,
     OriginJudged,
     Pruned,
     PruningFailed,
@@ -39,7 +40,6 @@ from fencepost.server.observe.events import (
     SealKeysUnreadable,
     SourceQuarantined,
     SourceTrouble,
-    Upkeep,
 )
 
 # The instruments of the metrics, by what they measure. Each group is made in a registry.
@@ -392,13 +392,6 @@ class Metrics:
                 self._leases.issued.inc(tokens)
                 if verdict == "granted":
                     self._leases.waited.observe(waited)
-            case ConsumerPaused() | ConsumerResumed() | ConsumerFailed() | DeadLettered() | QueueBlocked():
-                self._on_queue(event)
-            case _:
-                self._on_upkeep(event)
-
-    def _on_queue(self, event: OfQueues) -> None:
-        match event:
             case ConsumerPaused(queue):
                 self._queues.paused.labels(queue).set(1)
             case ConsumerResumed(queue):
@@ -409,26 +402,6 @@ class Metrics:
                 self._queues.dead_lettered.labels(queue).inc()
             case QueueBlocked(queue):
                 self._queues.blocked.labels(queue).inc()
-            case _:
-                assert_never(event)
-
-    def count(self) -> None:
-        """Take over what was accepted since the last call: two instruments for each write cost more than its JSON."""
-        accepted, self._accepted = self._accepted, {}
-        for (table, verb), (operations, rows) in accepted.items():
-            self._of(self._writes.operations, table, verb, "accepted").inc(operations)
-            self._of(self._writes.rows, table, verb).inc(rows)
-
-    def _of(self, instrument: Instrument, *labels: str) -> Instrument:
-        """Find an instrument's child. Its own look-up takes a lock, and longer than the counting."""
-        name = (instrument, *labels)
-        child: Instrument | None = self._children.get(name)
-        if child is None:
-            child = self._children[name] = instrument.labels(*labels)
-        return child
-
-    def _on_upkeep(self, event: Upkeep) -> None:
-        match event:
             case QueueFailed():
                 self._leases.queue_failures.inc()
             case HolderUnknown(table):
@@ -463,6 +436,21 @@ class Metrics:
                 self._http.key_failures.inc()
             case _:
                 assert_never(event)
+
+    def count(self) -> None:
+        """Take over what was accepted since the last call: two instruments for each write cost more than its JSON."""
+        accepted, self._accepted = self._accepted, {}
+        for (table, verb), (operations, rows) in accepted.items():
+            self._of(self._writes.operations, table, verb, "accepted").inc(operations)
+            self._of(self._writes.rows, table, verb).inc(rows)
+
+    def _of(self, instrument: Instrument, *labels: str) -> Instrument:
+        """Find an instrument's child. Its own look-up takes a lock, and longer than the counting."""
+        name = (instrument, *labels)
+        child: Instrument | None = self._children.get(name)
+        if child is None:
+            child = self._children[name] = instrument.labels(*labels)
+        return child
 
     def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record one HTTP request."""
@@ -542,3 +530,17 @@ class _Known(CollectorRegistry):
         for family in self._all.collect():
             family.samples = [each for each in family.samples if not math.isnan(each.value)]
             yield family
+
+
+class Observers:
+    """All that is told what happens."""
+
+    def __init__(self) -> None:
+        self.metrics, self.log, self.refusals = Metrics(), logs.EventLog(), CallerRefusals()
+
+    def emit(self, event: Event) -> None:
+        self.metrics.on_event(event)
+        if type(event) is Accepted and not logging.root.isEnabledFor(logging.DEBUG):  # most are, and are no news
+            return
+        self.log.on_event(event)
+        self.refusals.on_event(event)

@@ -21,7 +21,7 @@ from typing import Final
 import uvicorn
 from uvicorn.supervisors.multiprocess import SIGNALS
 
-from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.serving.protocol import GuardedProtocol
 from fencepost.server.serving.supervisor import DATABASE_LOST, Supervisor
 from fencepost.server.settings import Settings
 

@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from fencepost.server.serving.dispatch import REPORT
-from fencepost.server.serving.guarded import GuardedProtocol
+from fencepost.server.serving.protocol import GuardedProtocol
 
 _AT_ONCE = 16
 """Connections taken before the event loop goes on with requests, and after which the parent gets a report at once."""
