@@ -37,7 +37,7 @@ from fencepost.server.fence.seal import parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway import group_commit, use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
-from fencepost.server.gateway.batches import WriteQueues
+from fencepost.server.gateway.attempt import WriteQueues
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
 from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit

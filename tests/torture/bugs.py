@@ -23,8 +23,8 @@ from fencepost.client import Client, Lease
 from fencepost.client.clock import SystemClock
 from fencepost.client.errors import ApiError, LeaseLost, StaleToken
 from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
-from fencepost.server.gateway import alone, batches, claims, group_commit, read
-from fencepost.server.gateway.batches import Batched, _Batches
+from fencepost.server.gateway import alone, attempt, claims, group_commit, read
+from fencepost.server.gateway.attempt import Batched, _Batches
 from fencepost.server.gateway.claims import ClaimOfRow
 from fencepost.server.ops.functions import Functions
 from fencepost.server.postgres import connection as session
@@ -416,11 +416,11 @@ def _claim_is_rolled_back() -> None:
         transaction = connection.transaction()
         await transaction.start()
         try:
-            return await attempt(operation, connection)
+            return await write(operation, connection)
         finally:
             await transaction.rollback()
 
-    attempt = swap(ClaimOfRow, "write", broken)
+    write = swap(ClaimOfRow, "write", broken)
 
 
 def _claim_of_a_key_without_a_row_raises_nothing() -> None:
@@ -526,7 +526,7 @@ def _neighbours_share_a_scope() -> None:
         if write.once is not None:
             yield ("key", write.once.key)
 
-    swap(batches, "_clashes", broken)
+    swap(attempt, "_clashes", broken)
 
 
 OF_ANSWERS: Final = [
@@ -567,7 +567,7 @@ def _records_are_written_after_the_commit() -> None:
         await record(connection, batch, range(len(batch)), answers)
         return answers
 
-    record = swap(batches, "_record", nothing)
+    record = swap(attempt, "_record", nothing)
     run = swap(_Batches, "run_in_transaction", broken)
 
 

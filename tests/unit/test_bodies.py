@@ -10,7 +10,8 @@ from tests.support.manual_clock import ManualClock
 from tests.unit.catalog_tables import column, table
 
 from fencepost.server.gateway.outcomes import _MOST_CALLERS, MOST_KEPT, SMALL_KEPT, Done, KeptAnswers
-from fencepost.server.gateway.write import NO_PREFERENCES, UNREAD, Body, Preferences, refuse_expansion
+from fencepost.server.gateway.plan import refuse_expansion
+from fencepost.server.gateway.write import NO_PREFERENCES, UNREAD, Body, Preferences
 from fencepost.server.http import bodies
 from fencepost.server.http.answers import RawResponse, fence_headers, to_recorded
 from fencepost.server.http.bodies import BodiesInHand, read_json, read_object

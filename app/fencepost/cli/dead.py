@@ -28,7 +28,7 @@ from fencepost.server.gateway.gathered import (
     letter_of,
     state_of,
 )
-from fencepost.server.gateway.refusals import require_key
+from fencepost.server.gateway.plan import require_key
 from fencepost.server.observe.events import Event, SourceTrouble
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.catalog_cache import CatalogCache

@@ -7,14 +7,14 @@ from tests.http.sealed.ways import WAYS, SealedShop, refused_elsewhere
 from tests.support.asking import Api
 
 from fencepost.server.fence.seal import Binding
-from fencepost.server.gateway import alone, operations
-from fencepost.server.gateway.batches import in_a_batch
+from fencepost.server.gateway import alone, operations, use_cases
+from fencepost.server.gateway.attempt import in_a_batch
 from fencepost.server.gateway.plan import Plan
 
 
 def nothing_is_compared_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write by key in a batch, whatever the seal is for."""
-    monkeypatch.setattr(operations, "elsewhere", lambda *_: None)
+    monkeypatch.setattr(use_cases, "elsewhere", lambda *_: None)
 
 
 def nothing_is_compared_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def the_path_names_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     async def name(_gateway: object, table: object, key: tuple[str, ...]) -> str:
         return f"{getattr(table, 'name', '')}/{','.join(key)}"
 
-    monkeypatch.setattr(operations, "name_of_key", name)
+    monkeypatch.setattr(use_cases, "name_of_key", name)
 
 
 def rows_of_scopes_go_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def rows_of_scopes_go_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         queues = next(p.queues for p in reversed(plans) if isinstance(p, Plan) and p.table.fence.scope is not None)
         return await in_a_batch(gateway, queues, write)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(operations, "in_a_batch", mutant)
+    monkeypatch.setattr(use_cases, "in_a_batch", mutant)
 
 
 def a_put_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def rows_that_match_are_named_by_the_first(monkeypatch: pytest.MonkeyPatch) -> N
 
 def cascades_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a DELETE of a row for one of that row only."""
-    monkeypatch.setattr(operations, "require_reach", lambda *_: None)
+    monkeypatch.setattr(use_cases, "require_reach", lambda *_: None)
 
 
 def no_key_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,10 +37,11 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.seal import Binding
 from fencepost.server.fence.token import Token, shown_mark
+from fencepost.server.gateway.attempt import Batched, WriteQueues, in_a_batch
 from fencepost.server.gateway.gateway import Gateway, elsewhere
-from fencepost.server.gateway.group_commit import Broken
+from fencepost.server.gateway.group_commit import HELD, Alone, Broken
 from fencepost.server.gateway.idempotency import IdempotentRequest, landed_meanwhile, look_up, record
-from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.outcomes import Done, Outcome, busy
 from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.write import NO_BODY, Body, KeyCheck, enter, refused_scope, with_column
 from fencepost.server.postgres import connection as backends
@@ -133,6 +134,28 @@ class Operation(ABC):
     def written(self, done: Done) -> Sequence[str]:
         """Name the resources that have marks of their own and were written, or claimed, by what an attempt came to."""
         return (done.resource,)
+
+
+async def decide_alone(
+    gateway: Gateway, operation: Operation, queues: WriteQueues | None, write: Batched, why: Alone | Broken
+) -> Outcome:
+    """Decide by itself what no batch of `queues` has decided; where its row is locked, when its turn comes."""
+    if isinstance(why, Broken):
+        return await perform(gateway, operation, after=why)
+    if why is not HELD:
+        return await perform(gateway, operation)
+    # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL makes them.
+    row = write.row.scope or ((operation.table.oid, write.row.key) if write.row.key else write)
+    async with gateway.turns.of(row) as mine:
+        if mine:
+            return await perform(gateway, operation)
+    # Others had all turns, for locks of theirs. This row may be free by now.
+    answer = await in_a_batch(gateway, queues, write)
+    if not isinstance(answer, Alone | Broken):
+        return answer
+    if answer is HELD:
+        return busy(operation.table, write.row.key)
+    return await decide_alone(gateway, operation, None, write, answer)
 
 
 async def perform(gateway: Gateway, operation: Operation, after: Broken | None = None) -> Outcome:

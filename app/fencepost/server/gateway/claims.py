@@ -31,7 +31,7 @@ from fencepost.server.gateway.attempt import Statements, attempt_alone, claiming
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import Render, once_of
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.refusals import (
+from fencepost.server.gateway.plan import (
     not_with_queue,
     require_key,
     require_once,

@@ -26,12 +26,12 @@ from fencepost.server.fence.token import BUILTIN, Token
 from fencepost.server.gateway.claims import RefusedClaim, claim_all, claimable, resolve
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.plan import require_protected
 from fencepost.server.gateway.refusals import (
     RETRY_AFTER,
     acting,
     no_such_source,
     problem_of_refused,
-    require_protected,
     source_problem,
     unavailable,
     with_blocker,

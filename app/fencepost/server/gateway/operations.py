@@ -1,7 +1,5 @@
-"""What a write does, whatever it writes: a row by its key, new rows, rows that match a filter, rows of an array.
-
-`execute` checks it, and has it decided with others in a batch, or alone. The commit precedes the answer. Writes of
-several rows are all or none (R10).
+"""What a write does that is decided alone: to a row by its key, with new rows, to rows that match a filter, to those of
+an array. Writes of several rows are all or none (R10).
 """
 
 import itertools
@@ -32,23 +30,15 @@ from fencepost.server.gateway.attempt import (
     no_row,
     problem_of_verdict,
 )
-from fencepost.server.gateway.batches import Batched, alone, in_a_batch
-from fencepost.server.gateway.gateway import Gateway, elsewhere
-from fencepost.server.gateway.group_commit import Alone, Broken
-from fencepost.server.gateway.idempotency import IdempotentRequest
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.plan import Plan, more_than_wanted, not_one, plan_of, too_many
-from fencepost.server.gateway.refusals import SUPPRESSED, require_reach, require_token
+from fencepost.server.gateway.plan import Plan, more_than_wanted, not_one, too_many
+from fencepost.server.gateway.refusals import SUPPRESSED
 from fencepost.server.gateway.write import (
-    KeyCheck,
     Listed,
     Matching,
     OneRow,
     Write,
-    doubtful_columns,
     may_need_fitting,
-    name_of_key,
-    needs_fitting,
     no_scope,
     require_columns_of,
 )
@@ -73,47 +63,7 @@ from fencepost.server.postgres.scopes import Entered, scope_named, scope_of_row
 from fencepost.server.postgres.tables import Table
 
 
-async def execute(gateway: Gateway, write: Write, once: IdempotentRequest | None, found: Table) -> Outcome:
-    """Decide a write: with others in a batch, or alone. Raises QueryError, StorageError."""
-    plan = plan_of(found, write, once, gateway.max_rows, gateway.max_answer_bytes)
-    if isinstance(plan, Problem):
-        return plan
-    authority = require_token(plan.table, write.token, gateway.seals)
-    if isinstance(authority, Problem):
-        return authority
-    token, binding = authority
-    has_scope = plan.table.fence.scope is not None
-    row = Batched.of(write.target.key if isinstance(write.target, OneRow) else (), token, write.body.raw, once)
-    check = _key_check(plan, write, row.row)
-    name = ""
-    if binding is not None and not has_scope:
-        if isinstance(write.target, OneRow):
-            name = await name_of_key(gateway, plan.table, write.target.key)
-            if (refused := elsewhere(binding, token, (name,))) is not None:
-                return refused
-        if write.verb == "delete" and (refused := require_reach(plan.table, authority)) is not None:
-            return refused
-    # Under a seal, a row's scope, and the row that a POST makes, are known in the transaction only.
-    goes_alone = check is not None or (binding is not None and (has_scope or write.verb == "post"))
-    queues = None if goes_alone else plan.queues
-    answer = await in_a_batch(gateway, queues, row)
-    if not isinstance(answer, Alone | Broken):
-        return answer
-    operation = _operation(plan, write, row.row, _limit(write, gateway.max_rows), name)
-    operation.body, operation.once, operation.binding, operation.key_check = write.body, once, binding, check
-    return await alone(gateway, operation, queues, row, answer)
-
-
-def _key_check(plan: Plan, write: Write, row: RowWrite) -> KeyCheck | None:
-    """Give what only PostgreSQL can tell of the path's key; None: nothing is to be checked."""
-    if plan.statements is None:
-        return None
-    doubtful = doubtful_columns(plan.table, row.key, write.body) if plan.names_key else ()
-    to_fit = plan.statements.creates and needs_fitting(plan.table, row.key)
-    return KeyCheck(plan.table, row, doubtful, to_fit) if doubtful or to_fit else None
-
-
-def _operation(plan: Plan, write: Write, row: RowWrite, limit: int, name: str) -> Operation:
+def operation_of(plan: Plan, write: Write, row: RowWrite, max_rows: int, name: str) -> Operation:
     """Give what is done for a write that is decided alone. `name`: that of its row, where its token is sealed."""
     table, change, query = plan.table, plan.change, Query(write.select)
     match write.target:
@@ -122,7 +72,9 @@ def _operation(plan: Plan, write: Write, row: RowWrite, limit: int, name: str) -
             return OfRow(table=table, row=row, query=query, statements=statements, columns=columns, name=name)
         case Matching(filters):
             query = Query(write.select, filters)
-            return RowsMatching(table=table, row=row, query=query, request=write, change=change, limit=limit)
+            return RowsMatching(
+                table=table, row=row, query=query, request=write, change=change, limit=_limit(write, max_rows)
+            )
         case _ if write.verb == "post":
             return NewRows(table=table, row=row, query=query, change=change)
         case Listed(0):

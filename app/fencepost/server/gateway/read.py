@@ -13,7 +13,8 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.gathered import ReadQueues, read_queues
 from fencepost.server.gateway.group_commit import Alone
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.refusals import holder_of, is_visible, require_key, require_protected, require_served
+from fencepost.server.gateway.plan import require_key, require_protected, require_served
+from fencepost.server.gateway.refusals import holder_of, is_visible
 from fencepost.server.gateway.write import with_column
 from fencepost.server.postgres import reading
 from fencepost.server.postgres.connection import Session

@@ -1,17 +1,14 @@
 """A write as a value: what a request, a line of a batch and the message of a queue ask for alike. It says what is to be
 written to which rows, and how that is to be answered; it knows no table and no connection. Then what is found out about
-one before it runs: its key, its scope, its resource's name, the size of its numbers, and what it must wait for.
+one before it runs: its key, its scope, its resource's name, and what it must wait for.
 """
 
-import json
-import re
 from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NoReturn
 
-from fencepost.server.fence.problem_types import BODY_TOO_LARGE
 from fencepost.server.fence.problems import Problem, problem_of
 from fencepost.server.fence.resource import Resource, Scope, parse_resource
 from fencepost.server.fence.seal import Presented
@@ -114,10 +111,6 @@ class Preferences:
     in_sql: frozenset[str] = frozenset()
     """Those that change the statements of the write, as they are spelled: plans are kept under them."""
 
-    def shows(self, *, by_default: bool) -> bool:
-        """Whether the answer of a write has the rows; `by_default` where nothing was preferred."""
-        return self.answer == "representation" or (self.answer is None and by_default)
-
     def without_rows(self) -> "Preferences":
         others = [each for each in self.applied.split(b", ") if each and not each.startswith(b"return=")]
         return replace(self, answer="minimal", applied=b", ".join([b"return=minimal", *others]))
@@ -155,16 +148,19 @@ class Write:
     """PostgREST's single-object form: of a collection, anything but one row is refused, and nothing is written."""
     idempotency_key: IdempotencyKey | None = None
 
-    @property
-    def shown(self) -> bool:
-        """Whether the answer has the rows; else no column is read but key and mark."""
-        by_default = self.verb == "post" or (self.verb != "delete" and isinstance(self.target, OneRow))
-        return self.preferences.shows(by_default=by_default)
+    by_key: bool = field(init=False)
+    """Whether it is of the row whose key the path has."""
+    single: bool = field(init=False)
+    """Whether it is of one row: that of the path, or a POST of one object."""
+    shown: bool = field(init=False)
+    """Whether the answer has the rows; else no column is read but key and mark."""
 
-    @property
-    def single(self) -> bool:
-        """Whether it is of one row: that of the path, or a POST of one object."""
-        return isinstance(self.target, OneRow) or (self.verb == "post" and self.target == Listed(1))
+    def __post_init__(self) -> None:
+        self.by_key = isinstance(self.target, OneRow)
+        self.single = self.by_key or (self.verb == "post" and self.target == Listed(1))
+        answer = self.preferences.answer
+        by_default = self.verb == "post" or (self.verb != "delete" and self.by_key)
+        self.shown = answer == "representation" or (answer is None and by_default)
 
 
 # Whether a key can be taken as it was written: only PostgreSQL knows which texts are one value, and what is stored.
@@ -378,98 +374,6 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
     async with gateway.connection(table) as connection, with_column(connection, table, body), savepoint(connection):
         found = await marks.ask_elements(connection, table, body.text)
     return found[0].standing.resource if found else ""
-
-
-# How large a body becomes when its numbers are written out. `1e131071` has eight characters in a body, takes twenty
-# bytes in a jsonb, and has 131,072 digits in each answer: a body of 36 kB would have PostgreSQL make half a gigabyte
-# for each GET. So PostgreSQL is not given numbers that have more digits in all than an eighth of the
-# bytes that the largest answer may have.
-#
-# Once a value is stored nobody can tell how large its text is without making it.
-
-_SHARE: Final = 8
-"""Of the largest answer the numbers of a body may fill the eighth part: a row has several columns."""
-_MOST_DIGITS: Final = 131_072
-_MOST_FRACTION: Final = 16_383
-"""PostgreSQL's own limits of a number: digits before the point, and after it."""
-_SHORTEST: Final = 8
-"""Characters that a number of so many digits has at least, with what divides it from the next one."""
-_OF_SHORT: Final = 20
-"""Digits a byte that numbers with exponents of two digits have at most: `1e99,`."""
-_SHAPE: Final = bytes.maketrans(b"123456789._E-", b"00000000000e+")
-_LONG: Final = (b"0e000", b"0e+000")
-"""Exponents of three digits, as _SHAPE leaves them: it takes a twentieth of the time of a regular expression."""
-_UNQUOTED: Final = str.maketrans("", "", '"\\\\')
-"""Without what may stand anywhere in the text of an array or a composite: `{1\\e131071}`, `(1"e"131071)`."""
-_EXPONENT: Final = re.compile(r"[0-9.][eE]([-+]?)([0-9_]+)")
-
-
-def refuse_expansion(table: Table, body: Body, largest_answer: int) -> Problem | None:
-    """Refuse a body whose numbers would have too many digits in the columns that they are for."""
-    most = largest_answer // _SHARE
-    if len(body.raw) < most // _MOST_DIGITS * _SHORTEST or table.expanding.isdisjoint(body.columns):
-        return None
-    text = body.text
-    # Escapes may hide an exponent from both: `"1\\u0065131071"`.
-    if b"\\" not in body.raw:
-        shape = body.raw.translate(_SHAPE)
-        if len(shape) * _OF_SHORT <= most and not any(each in shape for each in _LONG):
-            return None
-        if _digits(text) <= most:  # in strings, too
-            return None
-    try:
-        given = json.loads(text, parse_float=_Number, parse_int=_Number)
-    except RecursionError:
-        given = [dict.fromkeys(body.columns, text)]
-    for name in table.expanding.intersection(body.columns):
-        strings = table.columns[name].base_name != "jsonb"
-        digits = sum(_within(row.get(name), strings=strings) for row in _rows(given))
-        if digits > most:
-            return Problem(
-                BODY_TOO_LARGE,
-                f"body: the numbers of {name} have {digits} digits when they are written out, more than {most}.",
-                hint="An eighth of FENCEPOST_MAX_ANSWER_BYTES is allowed. A column of type json or text keeps numbers"
-                " as they are written.",
-            )
-    return None
-
-
-class _Number(str):
-    """A number as it is written."""
-
-    __slots__ = ()
-
-
-def _rows(given: object) -> Iterator[Mapping[str, object]]:
-    for each in given if isinstance(given, list) else [given]:
-        if isinstance(each, dict):
-            yield each
-
-
-def _within(value: object, *, strings: bool) -> int:
-    """Add up the digits of all numbers in a value; those in strings, too, where the column's type reads strings."""
-    digits, left = 0, [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, list):
-            left += each
-        elif isinstance(each, dict):
-            left += each.values()
-        elif isinstance(each, str) and (strings or isinstance(each, _Number)):
-            digits += _digits(each if isinstance(each, _Number) else each.translate(_UNQUOTED))
-    return digits
-
-
-def _digits(text: str) -> int:
-    """Add up the digits that exponents stand for. PostgreSQL refuses numbers that are too large."""
-    digits = 0
-    for sign, written in _EXPONENT.findall(text):
-        exponent = written.replace("_", "").lstrip("0")[:7] or "0"
-        if sign == "-":
-            digits += min(int(exponent), _MOST_FRACTION)
-        elif int(exponent) <= _MOST_DIGITS:
-            digits += int(exponent)
-    return digits
 
 
 # Which lines of a batch must wait for which, as far as the picture of the tables tells.

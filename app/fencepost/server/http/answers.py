@@ -26,7 +26,7 @@ from fencepost.server.gateway.gathered import (
 )
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.use_cases import Submitted
+from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
 from fencepost.server.http.headers import SINGULAR
 from fencepost.server.http.problems import problem_response

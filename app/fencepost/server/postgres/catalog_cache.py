@@ -307,13 +307,9 @@ class CatalogCache:
         self._database = database
         self._served = served
         self._on_load = on_load
-        self._current = Catalog(0, {})
+        self.current = Catalog(0, {})
+        """The picture as it was read last."""
         self._loading: asyncio.Task[Catalog] | None = None
-
-    @property
-    def current(self) -> Catalog:
-        """The newest picture there is."""
-        return self._current
 
     async def reload(self) -> Catalog:
         """Load a picture that was begun after this call: a load under way may be too old."""
@@ -323,7 +319,7 @@ class CatalogCache:
 
     async def loaded_after(self, moment: float) -> Catalog:
         """Return a picture begun after `moment` (loop time), loading it unless that has just been done."""
-        return self._current if self._current.begun > moment else await self.reload()
+        return self.current if self.current.begun > moment else await self.reload()
 
     async def close(self) -> None:
         """End a load that is under way; its waiters are cancelled with it."""
@@ -354,11 +350,11 @@ class CatalogCache:
         them since, unseen.
         """
         async with self._database.connection(patient=True) as connection:  # one load at a time
-            catalog = await load(connection, self._served, self._current.version + 1)
-        if catalog.tables == self._current.tables and self._current.version:
-            catalog = replace(catalog, version=self._current.version, tables=self._current.tables)
-        if catalog.runs_new_code(self._current):
+            catalog = await load(connection, self._served, self.current.version + 1)
+        if catalog.tables == self.current.tables and self.current.version:
+            catalog = replace(catalog, version=self.current.version, tables=self.current.tables)
+        if catalog.runs_new_code(self.current):
             self._database.expire()
-        self._current = catalog
+        self.current = catalog
         self._on_load(catalog)
         return catalog

@@ -277,6 +277,8 @@ class Watch:
         self.met: Met | None = None
         self._changed = changed
         self._reported: OriginStatus | None = None
+        self.accepting = False
+        """Whether what was reported last is that writes are let through."""
 
     def compare(self, origin: Origin, before: Met | None) -> None:
         """Compare a new answer's position with what was known before it was asked for, and take note of its moment."""
@@ -297,11 +299,6 @@ class Watch:
         if origin.moment is not None and origin.moment > (now.moment or 0):
             now = replace(now, moment=origin.moment, nonce=origin.nonce)
         self.met = now
-
-    @property
-    def accepting(self) -> bool:
-        """Whether what was reported last is that writes are let through."""
-        return self._reported is not None and self._reported.accepted
 
     def problem(self, origin: Origin) -> UnavailableError | None:
         """Return why nothing may be written there, as far as this process knows."""
@@ -327,6 +324,7 @@ class Watch:
         reason = None if error is None else str(error)
         if self._reported is None or (self._reported.generation, self._reported.reason) != (origin.generation, reason):
             self._reported = OriginStatus(error is None, origin.generation, reason)
+            self.accepting = self._reported.accepted
             self._changed(self._reported)
         return error, newer
 
