@@ -67,7 +67,7 @@ class UnavailableError(StorageError):
 
 
 class ReadOnlyError(UnavailableError):
-    """PostgreSQL refused a write because its transaction was read-only (`ReadOnly`, database.py); nothing was written."""
+    """PostgreSQL refused a write as its transaction was read-only (`ReadOnly`, database.py); nothing was written."""
 
 
 class SessionError(UnavailableError):
