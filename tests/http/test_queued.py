@@ -25,7 +25,7 @@ from fencepost.server.consuming.deciding import Settled
 from fencepost.server.fence.problem_types import STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE
-from fencepost.server.gateway.gathered import STATE_HEADER
+from fencepost.server.gateway.results import STATE_HEADER
 from fencepost.server.http.answers import to_recorded
 from fencepost.server.http.guard import WATCH
 from fencepost.server.http.problems import problem_response

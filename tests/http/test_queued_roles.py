@@ -21,7 +21,7 @@ from fencepost.server.consuming.applying import Applier, Later, Ledger, QueueNow
 from fencepost.server.consuming.deciding import Decider, Settled
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import parse_keys
-from fencepost.server.gateway.gathered import STATE_HEADER, of_caller
+from fencepost.server.gateway.results import STATE_HEADER, of_caller
 from fencepost.server.gateway.submit import find, wait
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues

@@ -30,7 +30,7 @@ from fencepost.server.consuming.consumer import ConsumerLimits
 from fencepost.server.consuming.deciding import MOST_FAULTS
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.seal import parse_keys
-from fencepost.server.gateway.gathered import DROPPED, IN_HAND, RETRIED_AS
+from fencepost.server.gateway.results import DROPPED, IN_HAND, RETRIED_AS
 from fencepost.server.observe.events import ConsumerFailed, ConsumerPaused, ConsumerResumed, QueueBlocked, Refused
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres import queues, sources

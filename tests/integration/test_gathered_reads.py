@@ -17,9 +17,9 @@ from tests.support.use_cases import keyed, open_gateway, patch
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import GatheredReads, read_queues
+from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.read import ReadOne
+from fencepost.server.gateway.read import ReadOne, read_queues
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres.errors import RefusedError
@@ -113,7 +113,7 @@ async def gateway(race: Race) -> AsyncIterator[Gateway]:
     async with open_gateway(race.dsn, pool_size=4) as gateway:
         yield gateway
         assert gateway.database.waiting.count == 0
-        await gateway.gathered.close()
+        await gateway.reads.close()
 
 
 def reading(gateway: Gateway, *keys: str, table: str = "orders", select: Select = None) -> list[asyncio.Task[Outcome]]:
@@ -173,7 +173,7 @@ async def test_roles_share_no_statement_and_have_their_own_rights(
         await asyncio.gather(*first)
         codes = [each.name if isinstance(each, Problem) else "" for each in found]
         assert codes == ["", "", "", "", "42501", "42501", "42501", "42501"]
-        await stage.gateway.gathered.close()
+        await stage.gateway.reads.close()
         await stage.assert_own_name()
 
 
@@ -200,7 +200,7 @@ async def test_row_security_that_came_without_a_notification_is_judged_with_the_
         found = await shown_of(reading(mine, "k1", "k2"))
         assert [isinstance(found[0], tuple), found[1]] == [True, "FP006"]
         assert len(sent.keys) > 1, "they were sent together at first"
-        await stage.gateway.gathered.close()
+        await stage.gateway.reads.close()
 
 
 async def test_what_may_look_at_the_caller_goes_alone(connect: Connect, database: str) -> None:
@@ -245,7 +245,7 @@ async def test_a_slow_statement_keeps_no_later_read_waiting(race: Race, sent: St
         assert overtook
         assert await shown_of(later) == [(['{"order_id":"k1","status":"new","n":1}'], 31)]
         await shown_of(slow)
-        await gateway.gathered.close()
+        await gateway.reads.close()
 
 
 async def test_a_connection_that_breaks_under_them_is_no_answer(race: Race, gateway: Gateway, sent: Statements) -> None:
@@ -263,9 +263,10 @@ async def test_a_connection_that_breaks_under_them_is_no_answer(race: Race, gate
 
 
 def with_few(gateway: Gateway, at_once: int, *, wait: float = 5.0, most_waiting: int = 1000) -> Gateway:
-    gateway.database.waiting = waiting_quota(most_waiting)
-    reads = Limiter(at_once, most_of(at_once), wait, "connection for a read", gateway.database.waiting)
-    return replace(gateway, reads=reads, gathered=GatheredReads(gateway.database, reads, wait_at_most=wait))
+    database = gateway.database
+    database.waiting = waiting_quota(most_waiting)
+    database.reads = Limiter(at_once, most_of(at_once), wait, "connection for a read", database.waiting)
+    return replace(gateway, reads=GroupCommit(database, wait_at_most=wait, reads=True))
 
 
 async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent: Statements) -> None:
@@ -279,7 +280,7 @@ async def test_a_caller_takes_no_more_places_than_its_own(gateway: Gateway, sent
     assert (refused.name, "3 of a already" in refused.detail) == ("FP010", True)
     sent.go.set()
     assert [isinstance(each, Done) for each in await asyncio.gather(*tasks)] == [True, True, True, False, True]
-    await few.gathered.close()
+    await few.reads.close()
 
 
 async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway: Gateway) -> None:
@@ -295,7 +296,7 @@ async def test_when_all_places_are_taken_those_that_have_them_are_served(gateway
 
         await eventually(all_there, what="eight reads that wait")
     assert all(isinstance(each, Done) for each in await asyncio.gather(*tasks))
-    await few.gathered.close()
+    await few.reads.close()
 
 
 async def test_a_read_that_waits_too_long_for_a_connection_is_refused(gateway: Gateway) -> None:
@@ -303,7 +304,7 @@ async def test_a_read_that_waits_too_long_for_a_connection_is_refused(gateway: G
     async with few.read_connection("c", runs_code=False):
         found = await shown_of(reading(few, "k0"))
     assert found == ["FP010"]
-    await few.gathered.close()
+    await few.reads.close()
 
 
 async def test_others_get_the_connection_between_two_statements(race: Race, sent: Statements) -> None:
@@ -326,7 +327,7 @@ async def test_others_get_the_connection_between_two_statements(race: Race, sent
             assert sent.keys == [[("k0",)]]
         await asyncio.gather(*tasks)
         assert sent.keys == [[("k0",)], [("k1",)]]
-        await gateway.gathered.close()
+        await gateway.reads.close()
 
 
 async def test_slow_reads_of_one_caller_leave_connections_to_others(race: Race, gateway: Gateway) -> None:
@@ -339,7 +340,7 @@ async def test_slow_reads_of_one_caller_leave_connections_to_others(race: Race, 
     slow = [asyncio.create_task(read_one(gateway, ReadOne("orders", ("k1",), each, "evil"))) for each in selects]
 
     async def all_of_its_own() -> bool:
-        return not gateway.reads.has_room("evil")
+        return not gateway.database.reads.has_room("evil")
 
     await eventually(all_of_its_own, what="as many connections as one caller may have")
     async with asyncio.timeout(PATIENCE):
@@ -520,7 +521,7 @@ async def test_together_or_alone_the_answer_is_the_same(
             found = await asyncio.gather(*(read_one(gateway, ReadOne(table, key)) for key in keys))
             assert [shown(each) for each in found] == expected, table
             assert any(isinstance(each, tuple) for each in expected), table
-        await gateway.gathered.close()
+        await gateway.reads.close()
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ from tests.support.violations import assert_none
 from fencepost.server.fence.token import Rule
 from fencepost.server.gateway.attempt import MOST_IDEMPOTENT
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import state_of
 from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.results import state_of
 from fencepost.server.gateway.submit import find
 from fencepost.server.gateway.use_cases import write as write_row
 from fencepost.server.gateway.write import Verb

@@ -15,7 +15,7 @@ from tests.support.manual_clock import UNHURRIED
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import STATE_HEADER
+from fencepost.server.gateway.results import STATE_HEADER
 from fencepost.server.ops.protect import protect
 from fencepost.server.parts import consumer_of, consuming, read_queues
 from fencepost.server.postgres import queues

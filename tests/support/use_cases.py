@@ -19,7 +19,6 @@ from tests.support.racing import Key, Race, parts
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import GatheredReads
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import Done, Outcome, Turns
 from fencepost.server.gateway.use_cases import write
@@ -39,9 +38,7 @@ from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.keyed import Recorded
-from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.query import Filter
-from fencepost.server.quota import most_of
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -207,11 +204,10 @@ async def open_gateway(
         await catalog.reload()
         locks = PostgresLocks(database, Queue(database, print, times))
         turns = Turns(at_once=pool_size, wait=lock_timeout)
-        reads = Limiter(pool_size, most_of(pool_size), lock_timeout, "connection for a read", database.waiting)
-        gathered = GatheredReads(database, reads, times=times)
+        reads = GroupCommit(database, reads=True, times=times)
         group = GroupCommit(database, times=times)
         yield Gateway(
-            *(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, gathered, 10**7),
+            *(database, catalog, lambda _: None, max_rows, locks, group, turns, reads, 10**7),
             times=times,
         )
     finally:

@@ -8,7 +8,7 @@ from fencepost.server.consuming.applying import of_problem, reason_of
 from fencepost.server.consuming.consumer import Backoff, InHand, KeyQueues, size_of
 from fencepost.server.consuming.deciding import noted_reason
 from fencepost.server.fence.problems import bad_request
-from fencepost.server.gateway.gathered import state_of
+from fencepost.server.gateway.results import state_of
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.log import Message, Position, Received
 from fencepost.server.times import ConsumingTimes

@@ -19,7 +19,8 @@ from fencepost.server.consuming.applying import reason_of
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, number_of
 from fencepost.server.fence.token import accepts
-from fencepost.server.gateway.gathered import (
+from fencepost.server.gateway.plan import require_key
+from fencepost.server.gateway.results import (
     CALLER_HEADER,
     CLAIMED_HEADER,
     DROPPED,
@@ -28,7 +29,6 @@ from fencepost.server.gateway.gathered import (
     letter_of,
     state_of,
 )
-from fencepost.server.gateway.plan import require_key
 from fencepost.server.observe.events import Event, SourceTrouble
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.catalog_cache import CatalogCache

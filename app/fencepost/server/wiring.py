@@ -19,9 +19,9 @@ from fencepost.server import wire
 from fencepost.server.election import Watches
 from fencepost.server.fence.seal import SealKeys
 from fencepost.server.gateway.gateway import Batches, Gateway, Seals
-from fencepost.server.gateway.gathered import GatheredReads, Results
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Turns
+from fencepost.server.gateway.results import Results
 from fencepost.server.health import Health
 from fencepost.server.http.app import Admin, Application, Parts
 from fencepost.server.http.data import Running
@@ -66,11 +66,10 @@ from fencepost.server.postgres.database import AllowedRoles, Database
 from fencepost.server.postgres.database_identity import ORIGIN
 from fencepost.server.postgres.errors import SessionError, StorageError, UnavailableError
 from fencepost.server.postgres.listen import Listener
-from fencepost.server.postgres.pool import Limiter
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import Catalog, KnownPrivileges, Served
 from fencepost.server.postgres.upkeep import Pruner, add, leave_moment, prune_records
-from fencepost.server.quota import Quota, most_of
+from fencepost.server.quota import Quota
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError, Stopping, UnreachableError, within
 from fencepost.server.times import TIMES, Times
@@ -408,7 +407,7 @@ async def _opened(
         await gateway.locks.queue.close()
         await gateway.catalog.close()
         await gateway.group.close()
-        await gateway.gathered.close()
+        await gateway.reads.close()
         await gateway.database.close()
 
 
@@ -494,8 +493,6 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         times=times,
     )
     turns = Turns(at_once=at_once, wait=settings.lock_timeout, most_waiting=settings.max_waiting)
-    for_reads = most_of(settings.pool_size)
-    reads = Limiter(for_reads, most_of(for_reads), settings.pool_timeout, "connection for a read", database.waiting)
     return Gateway(
         database,
         catalog,
@@ -504,8 +501,7 @@ def _assemble(settings: Settings, database: Database, catalog: CatalogCache, emi
         locks,
         group,
         turns,
-        reads,
-        GatheredReads(database, reads, wait_at_most=settings.pool_timeout, times=times),
+        GroupCommit(database, wait_at_most=settings.pool_timeout, reads=True, times=times),
         settings.max_answer_bytes,
         kept=KeptAnswers(settings.max_kept_bytes, settings.idempotency_retention, times.clock),
         waiters=Quota(settings.max_waiters, settings.max_waiters_per_caller, "FENCEPOST_MAX_WAITERS"),

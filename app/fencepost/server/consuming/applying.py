@@ -24,10 +24,10 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import GENERATION_BITS, Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import CALLER_HEADER, STATE_HEADER, State, of_caller, whose
 from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed, copied
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import acting, problem_of_refused, unavailable
+from fencepost.server.gateway.results import CALLER_HEADER, STATE_HEADER, State, of_caller, whose
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import Write, known_name, name_of_body, name_of_key
 from fencepost.server.http.answers import answer, kept_answer, to_recorded

@@ -32,7 +32,7 @@ from fencepost.server.consuming.applying import (
 from fencepost.server.fence.problem_types import INTERNAL_ERROR, RESOURCE_STOPPED, SPENT_TOKEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
-from fencepost.server.gateway.gathered import IN_HAND, State, letter_of, of_caller, state_of
+from fencepost.server.gateway.results import IN_HAND, State, letter_of, of_caller, state_of
 from fencepost.server.observe import events
 from fencepost.server.observe.events import Emit
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError

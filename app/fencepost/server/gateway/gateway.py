@@ -15,9 +15,9 @@ from fencepost.server.fence.problem_types import NO_SEAL_KEYS, OF_CALLERS, SEAL_
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
 from fencepost.server.fence.token import BUILTIN, Token
-from fencepost.server.gateway.gathered import GatheredReads, Results
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import KeptAnswers, Together, Turns
+from fencepost.server.gateway.results import Results
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import Leases
 from fencepost.server.locks.source_leases import SourceLocks
@@ -204,9 +204,8 @@ class Gateway:
     locks: PostgresLocks
     group: GroupCommit
     turns: Turns
-    reads: Limiter
-    """Whose the connections for reads are, of which writes have as many left."""
-    gathered: GatheredReads
+    reads: GroupCommit
+    """Reads of one row by its key, which share statements."""
     max_answer_bytes: int
     kept: KeptAnswers = field(default_factory=lambda: KeptAnswers(1 << 30, 86_400))
     """What is kept of answers under Idempotency-Keys."""
@@ -282,14 +281,11 @@ class Gateway:
         share = Share(self.batches)
         return replace(self, share=share, turns=share.turns)
 
-    @asynccontextmanager
-    async def read_connection(self, whose: str, *, runs_code: bool) -> AsyncIterator[Session]:
+    def read_connection(self, whose: str, *, runs_code: bool) -> AbstractAsyncContextManager[Session]:
         """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError. `runs_code`:
         see Database.connection.
         """
-        lent = self.database.connection(caller=self.caller, whose=whose, runs_code=runs_code)
-        async with self.reads.place(whose), lent as session:
-            yield session
+        return self.database.for_reads(caller=self.caller, whose=whose, runs_code=runs_code)
 
     def report_if_forbidden(self, refused: Problem) -> None:
         """Have a refusal counted that is for who the caller is. Where there is no authentication nobody is refused for

@@ -29,11 +29,11 @@ A queue of a role has its connection act as that for as long as it has it: taken
 wants one: those that were answered write again, often. A privilege that the role lacks for the statement as such is the
 answer to each write of the batch, at once.
 
-Reads of single rows gather so, too (gateway/gathered.py). Others want their connections: a batch gives its back.
+Reads of single rows gather so, too (gateway/read.py). Others want their connections: a batch gives its back.
 
 Callers wait for a future each. One that goes away leaves its write in the batch and its neighbours alone. Where
-`most_waiting` writes wait already, or three quarters of that of one caller, one more is refused at once (those that
-are counted elsewhere are not `counted`: a batch's lines, reads), and one that waited for `wait_at_most` seconds is
+`most_waiting` writes wait already, or three quarters of that of one caller, one more is refused at once (the lines of a
+batch are not `counted`), and one that waited for `wait_at_most` seconds is
 taken out: what has not been sent has not happened, so both are 503.
 """
 
@@ -46,6 +46,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable,
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -317,8 +318,6 @@ class Places:
 
 # The protocol: batches are sent, answered, and split where they fail.
 
-Lend = Callable[[BatchQueue[Any, Any]], AbstractAsyncContextManager[Session]]
-
 TRIES: Final = 3
 """How often a write is carried before it goes alone."""
 LOCK_WAITS: Final = frozenset({LOCK_NOT_AVAILABLE, "57014"})
@@ -338,15 +337,13 @@ class GroupCommit:
         most_waiting: int = 1000,
         wait_at_most: float = 5.0,
         on_setup_error: Callable[[str], None] = lambda _reason: None,
-        read_connection: Lend | None = None,
+        reads: bool = False,
         times: Times = TIMES,
     ) -> None:
         """`on_setup_error` is called now and then for batches that cannot work, though each of their writes may.
-        `read_connection`: batches are of reads, on connections that it lends, which wait for locks as long as others.
+        `reads`: batches are of reads, on connections that are for reads, which wait for locks as long as others.
         """
-        self._reads = read_connection is not None
-        self._lend: Lend = read_connection or (lambda queue: database.batch_connection(queue.caller))
-        self._accepts = database.is_accepted if read_connection is None else (lambda _connection: True)
+        self._database, self._reads = database, reads
         self._unsent = "it was not read" if self._reads else "nothing was written"
         self._on_setup_error = on_setup_error
         self._times, self._clock = times.batches, times.clock
@@ -355,12 +352,12 @@ class GroupCommit:
         self._queues: set[BatchQueue[Any, Any]] = set()
         self._lingering: dict[BatchQueue[Any, Any], CallerPlace] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Whose turn it is to read is found by those who lend (gathered.py).
+        # Whose turn it is to read is found when a connection is lent.
         self._places = Places(sys.maxsize if self._reads else database.most_batches_of_caller)
         self._parked: dict[BatchQueue[Any, Any], None] = {}
         """Those in which somebody waits for a place."""
         self._wanting = 0
-        self._waiting = waiting_quota(most_waiting)
+        self._waiting = database.waiting if reads else waiting_quota(most_waiting)
         self._sweeper: Timer | None = None
 
     async def write(
@@ -372,7 +369,7 @@ class GroupCommit:
         asking = ASKING.get() if whose is None else whose
         if counted and (full := self._waiting.take(asking)) is not None:
             raise UnavailableError(
-                f"requests are being worked on, and no more taken in: there are {full}. Nothing was written"
+                f"requests are being worked on, and no more taken in: there are {full}: {self._unsent}"
             )
         try:
             for _ in range(TRIES):
@@ -478,7 +475,7 @@ class GroupCommit:
                 while (
                     (queue.pending or await self._linger(queue, place))
                     and not behind.is_closed()
-                    and self._accepts(connection)
+                    and (self._reads or self._database.is_accepted(connection))
                 ):
                     if not self._places.move(queue, place):
                         return
@@ -493,6 +490,20 @@ class GroupCommit:
             self._failed(queue, batch or queue.take(), error, behind)
         finally:
             self._wanting -= wanting
+
+    def _lend(self, queue: BatchQueue[Any, Any]) -> AbstractAsyncContextManager[Session]:
+        if self._reads:
+            return self._database.for_reads(caller=queue.caller, whose=self._whose_turn(queue), patient=True)
+        return self._database.batch_connection(queue.caller)
+
+    def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:
+        """Find who has a connection for reads left, of those that wait first; if nobody has, whoever is first. Else a
+        caller whose reads are slow would take those of all.
+        """
+        waiting = list(islice(queue.pending, queue.most))
+        if len(waiting) > 1:
+            return next((whose for whose in waiting if self._database.has_room_for_reads(whose)), waiting[0])
+        return waiting[0] if waiting else UNKNOWN
 
     def _is_wanted(self, place: CallerPlace) -> bool:
         """Whether another queue wants a connection, or a place of this caller."""

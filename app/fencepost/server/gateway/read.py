@@ -1,17 +1,17 @@
 """Reads of rows, and what is known of a resource's fence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from fencepost.server.fence.caller import EVERYBODY
+from fencepost.server.fence.caller import EVERYBODY, Caller
 from fencepost.server.fence.problem_types import ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource, Scope
 from fencepost.server.fence.token import Rule, Token, accepts, shown_mark
 from fencepost.server.gateway.claims import refuse_scope, scope_named
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import ReadQueues, read_queues
-from fencepost.server.gateway.group_commit import Alone
+from fencepost.server.gateway.group_commit import ALONE, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.plan import require_key, require_protected, require_served
 from fencepost.server.gateway.refusals import holder_of, is_visible
@@ -25,7 +25,7 @@ from fencepost.server.postgres.marks import ResourceState, read_resource
 from fencepost.server.postgres.query import Query, Select
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.scopes import marks, scope_of_row, scopes_typed, tables_of
-from fencepost.server.postgres.tables import Fence, ProtectedTable, Table
+from fencepost.server.postgres.tables import Fence, ProtectedTable, Table, is_canonical
 from fencepost.server.quota import UNKNOWN
 
 # Reads: rows by filters, and one row by key. They carry no token and take no lock.
@@ -70,13 +70,15 @@ async def read_many(gateway: Gateway, request: ReadMany, table: Table) -> Outcom
 
 async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     """Read a row by its key."""
-    if (unserved := require_served(gateway.catalog.current, table)) is not None:
+    key = request.key
+    if not isinstance(table, ProtectedTable) and (unserved := require_served(gateway.catalog.current, table)):
         return unserved
-    require_key(table, request.key)
+    if len(key) != len(table.key):
+        require_key(table, key)
     queues = table.kept(_queues, request.select, gateway.max_answer_bytes)
-    if queues is not None:
-        row = await gateway.gathered.read(queues, gateway.caller, request.key, request.caller)
-        if not isinstance(row, Alone):
+    if queues is not None and (queue := queues.of(gateway.caller, key)) is not None:
+        row = await gateway.reads.write(queue, key, key, sum(map(len, key)), whose=request.caller)
+        if not isinstance(row, Alone | Broken):
             return _shown(table, request, row)
     try:
         async with (
@@ -89,7 +91,7 @@ async def read_one(gateway: Gateway, request: ReadOne, table: Table) -> Outcome:
     return _shown(table, request, row)
 
 
-def _queues(table: Table, select: Select, most_bytes: int) -> ReadQueues | None:
+def _queues(table: Table, select: Select, most_bytes: int) -> "ReadQueues | None":
     reading.check_select(table, select)
     return read_queues(table, select, most_bytes)
 
@@ -98,6 +100,61 @@ def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:
     if row is None:
         return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
     return Done([row.json], shown_mark(table.fence.rule, row.mark) if table.fence else None)
+
+
+# Reads of one row by its key that come at the same time share a statement, as writes do (gateway/group_commit.py).
+#
+# An idle gateway sends a read at once. While a statement is under way, reads of the same columns gather, and are the
+# next one. That is sent after they came, so each sees all that was committed before it was asked. What could keep
+# others waiting, or fail for all of them, goes alone: tables with partitions (a statement locks all of them), views,
+# row security, casts, code of users', large rows, keys that may be none.
+#
+# A statement takes a connection as one of those whom it is for, who has one left: else a caller whose reads are slow
+# would take those of all.
+
+MOST_READS: Final = 64
+"""Reads in a statement."""
+
+ReadQueue = BatchQueue[Key, FencedRow | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQueues:
+    """The queues of reads that show the same columns of a table."""
+
+    table: Table
+    own_types: bool
+    """Whether they show a type of the user's, or an extension's: it may have a cast to JSON that looks at who calls."""
+    queues: RoleQueues[Key, FencedRow | None]
+
+    def of(self, caller: Caller, key: Key) -> ReadQueue | None:
+        """Find the queue of a caller's reads; None: this one goes alone."""
+        if self.own_types and caller.role is not None:
+            return None
+        if not is_canonical(self.table, key) or any("\0" in text for text in key):
+            return None
+        return self.queues.of(caller)
+
+
+def read_queues(table: Table, select: Select, most_answer_bytes: int) -> ReadQueues | None:
+    """Make the queues of such reads; None: they go alone. `most_answer_bytes`: what the answer to one may have."""
+    columns = reading.shown(table, select)
+    # A protected table has a key, and takes no part in inheritance.
+    if columns is None or not isinstance(table, ProtectedTable) or table.kind != "table":
+        return None
+    if table.row_security or table.reads_run_code:
+        return None
+    own_types = any("." in table.columns[name].base_type for name in columns)
+    reads = reading.keyed_reads(table, select, columns, most_answer_bytes)
+
+    async def run(connection: Session, batch: Sequence[Key]) -> "list[FencedRow | Alone | None]":
+        rows = await reads.run(connection, batch)
+        return [ALONE] * len(batch) if rows is None else [ALONE if row is reading.UNREAD else row for row in rows]
+
+    def make(caller: Caller) -> ReadQueue:
+        return BatchQueue(run, most=MOST_READS, caller=caller)
+
+    return ReadQueues(table, own_types, RoleQueues(make))
 
 
 # What is known of a resource: its mark, rule and source, and how it came by them.

@@ -22,10 +22,10 @@ from fencepost.server.fence.problem_types import (
 )
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway, elsewhere
-from fencepost.server.gateway.gathered import AskedWrite, is_for, results_unavailable, whose
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.plan import Authority, Plan, not_with_queue, require_token
 from fencepost.server.gateway.refusals import QUARANTINED_RETRY_AFTER, RETRY_AFTER
+from fencepost.server.gateway.results import AskedWrite, is_for, results_unavailable, whose
 from fencepost.server.gateway.write import (
     OneRow,
     Write,

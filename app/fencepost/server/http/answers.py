@@ -14,7 +14,9 @@ from fencepost.server.fence.problem_types import NOT_ACCEPTABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import (
+from fencepost.server.gateway.idempotency import Replayed
+from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.results import (
     CALLER_HEADER,
     CLAIMED_HEADER,
     DROPPED,
@@ -24,8 +26,6 @@ from fencepost.server.gateway.gathered import (
     letter_of,
     state_of,
 )
-from fencepost.server.gateway.idempotency import Replayed
-from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
 from fencepost.server.http.headers import SINGULAR

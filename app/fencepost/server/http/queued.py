@@ -21,7 +21,7 @@ from fencepost.server import wire
 from fencepost.server.fence.problem_types import NOT_ACCEPTABLE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.gathered import STATES
+from fencepost.server.gateway.results import STATES
 from fencepost.server.gateway.submit import Found, find, wait
 from fencepost.server.http.answers import decided_answer, json_response, queued_answer
 from fencepost.server.http.edge import HEAD, caller_of

@@ -292,6 +292,9 @@ class Database:
         self.waiting = waiting_quota(limits.most_waiting)
         """Who waits for a connection, or for a statement that reads of several share."""
         self.requests = _limiter(limits.pool_size, most_of(limits.pool_size), limits, self.waiting)
+        reads = most_of(limits.pool_size)
+        self.reads = Limiter(reads, most_of(reads), limits.pool_timeout, "connection for a read", self.waiting)
+        """A read may hold a connection for as long as PostgreSQL takes to look through a large value."""
         grants = max(limits.lease_pool_size - _FOR_RENEWALS, 1)
         self._grants = Limiter(grants, most_of(grants), times.queue.slot_within, "connection for a grant")
         most_of_leases = max(most_of(limits.lease_pool_size), most_of(grants) + 1)
@@ -366,6 +369,22 @@ class Database:
             self._lend(self._pool, caller, writing=False, runs_code=runs_code) as session,
         ):
             yield session
+
+    @asynccontextmanager
+    async def for_reads(
+        self, *, caller: Caller = EVERYBODY, whose: str = UNKNOWN, patient: bool = False, runs_code: bool = False
+    ) -> AsyncIterator[Session]:
+        """The same for a read of rows. Reads never have all connections, so that writes and grants find one."""
+        async with (
+            self.reads.place(whose, patient=patient),
+            self.requests.place(whose, patient=patient),
+            self._lend(self._pool, caller, writing=False, runs_code=runs_code) as session,
+        ):
+            yield session
+
+    def has_room_for_reads(self, whose: str) -> bool:
+        """Whether a read of this caller would have a connection at once."""
+        return self.reads.has_room(whose) and self.requests.has_room(whose)
 
     @asynccontextmanager
     async def for_writing(

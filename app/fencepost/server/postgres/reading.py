@@ -200,7 +200,7 @@ async def row(connection: Connection, table: Table, key: Key, select: Select, mo
     return FencedRow(found[0]["json"], found[0]["mark"])
 
 
-# SELECT of single rows by their keys, many in one statement: what gathered reads send (gateway/gathered.py).
+# SELECT of single rows by their keys, many in one statement: what gathered reads send (gateway/read.py).
 #
 # What could keep neighbours waiting is left out of it, and read alone: PostgreSQL makes no row into JSON that is
 # large, or may become large, and sends no more than MOST_JSON of each. Nothing is left out because a row is missing: a
