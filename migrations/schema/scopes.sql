@@ -63,7 +63,7 @@ BEGIN
   END IF;
 END $$;
 
--- fencepost.enter for operations with a scope and a token each (group commit, postgres/group_commit.py). A scope that
+-- fencepost.enter for operations with a scope and a token each (group commit, gateway/group_commit.py). A scope that
 -- cannot be entered is not touched, so nothing has to be rolled back. A scope that is named twice is entered by one operation
 -- only, for it would let every other pass as its own. A transaction that has locked a mark is not waited for. Who is just making one, or
 -- changes the prefix's rule, is, for as long as lock_timeout lets: batches have one of 10 ms (LOCK_WAIT_MS), less than

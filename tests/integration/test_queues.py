@@ -156,7 +156,7 @@ async def test_no_message_is_refused_by_an_outdated_picture_of_its_table(
             return fence is not None and fence.queue == DEFAULT
 
         await eventually(noticed, what="the gateway to notice that the table has a queue")
-        monkeypatch.setattr(catalog, "_current", before)  # as if it had not been
+        monkeypatch.setattr(catalog, "current", before)  # as if it had not been
         has_changed = catalog.has_changed
         changes: list[bool] = []
 

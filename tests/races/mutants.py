@@ -377,7 +377,7 @@ MUTANTS: list[Mutant] = [
         rows.test_many_rows_lock_in_key_order),
     Mutant("a claim reads its row beside", "fencepost.server.postgres.keyed.update", "", claim_reads_beside,
         rows.test_claim_returns_what_it_fenced),
-    swapped("a claim does not look again", "fencepost.server.gateway.claims.claim_absent", raise_the_mark_only,
+    swapped("a claim does not look again", "fencepost.server.gateway.attempt.claim_absent", raise_the_mark_only,
         rows.test_claim_meets_an_insert_under_way),
     swapped("no row matched, so there is none: stale is missing", "fencepost.server.postgres.marks.ask", no_marks,
         rows.test_refusal_is_stale_and_not_missing),

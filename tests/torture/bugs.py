@@ -23,7 +23,7 @@ from fencepost.client import Client, Lease
 from fencepost.client.clock import SystemClock
 from fencepost.client.errors import ApiError, LeaseLost, StaleToken
 from fencepost.client.http import KEY_HEADER, Answer, Call, Exchange, new_key
-from fencepost.server.gateway import alone, attempt, claims, group_commit, read
+from fencepost.server.gateway import alone, attempt, group_commit, read
 from fencepost.server.gateway.attempt import Batched, _Batches
 from fencepost.server.gateway.claims import ClaimOfRow
 from fencepost.server.ops.functions import Functions
@@ -427,7 +427,7 @@ def _claim_of_a_key_without_a_row_raises_nothing() -> None:
     async def broken(*_: object) -> None:
         return None
 
-    swap(claims, "claim_absent", broken)
+    swap(attempt, "claim_absent", broken)
 
 
 def _reads_are_remembered() -> None:

@@ -554,11 +554,11 @@ class Database:
         """Take a connection within `pool_timeout`, and none that has ended since it came back; for a write none whose
         session takes none, but one that has just been opened.
         """
-        if (idle := pool.lend_idle()) is not None:
-            if not (writing and idle.unwritable):
-                return idle
-            pool.give_back(idle, spoilt=True)
         try:
+            if (idle := pool.lend_idle()) is not None:
+                if not (writing and idle.unwritable):
+                    return idle
+                pool.give_back(idle, spoilt=True)
             async with asyncio.timeout(self._limits.pool_timeout):
                 begun = asyncio.get_running_loop().time()
                 while True:
