@@ -38,9 +38,9 @@ def parse_token(raw: bytes) -> Token:
         raise MalformedTokenError(
             "a token is one positive decimal integer: ASCII digits only, no sign, space, comma or leading zero"
         )
-    if len(raw) > _MOST_DIGITS or int(raw) > MAX_TOKEN:
+    if len(raw) > _MOST_DIGITS or (number := int(raw)) > MAX_TOKEN:
         raise MalformedTokenError(f"a token is at most {MAX_TOKEN} (a signed 64-bit integer)")
-    return Token(int(raw))
+    return Token(number)
 
 
 def accepts(rule: Rule, mark: int, token: Token) -> bool:

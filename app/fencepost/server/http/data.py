@@ -139,39 +139,32 @@ class DataRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, _send: Send) -> Response:
         try:
-            return await self._respond(scope, receive)
+            name, key, raw_key = split_path(scope["raw_path"][len(PREFIX) :])
+            method = scope["method"]
+            if method not in (_OF_COLLECTIONS if key is None else _OF_ROWS):
+                allowed = COLLECTION_METHODS if key is None else ROW_METHODS
+                problem = Problem(METHOD_NOT_ALLOWED, f"{method} is not for this path: {allowed} are.")
+                return problem_response(problem, {"Allow": allowed})
+            require_nameable(key)
+            raw_headers = scope["headers"]
+            headers = scope.get(NAMED) or by_name(raw_headers)
+            if not JUDGED.isdisjoint(headers):
+                refuse_headers(headers, writing=method not in _READING)
+            asked = DataRequest(method, raw_key, scope["query_string"], raw_headers, headers, receive)
+            gateway = self._running.of(scope)
+            if method in _READING:
+                return await (_read_rows(gateway, asked, name) if key is None else _read_row(gateway, asked, name, key))
+            if not is_large(headers):
+                return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
+            async with self._bodies.counting(ASKING.get(), headers, receive) as asked.receive:
+                return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
         except RequestError as error:
             return problem_response(error.problem)
         except QueryError as error:
             return problem_response(bad_request(str(error)))
 
-    async def _respond(self, scope: Scope, receive: Receive) -> Response:
-        name, key, raw_key = split_path(scope["raw_path"][len(PREFIX) :])
-        method = scope["method"]
-        if method not in (_OF_COLLECTIONS if key is None else _OF_ROWS):
-            allowed = COLLECTION_METHODS if key is None else ROW_METHODS
-            problem = Problem(METHOD_NOT_ALLOWED, f"{method} is not for this path: {allowed} are.")
-            return problem_response(problem, {"Allow": allowed})
-        if key in UNNAMEABLE:
-            require_nameable(key)
-        raw_headers = scope["headers"]
-        headers = scope.get(NAMED) or by_name(raw_headers)
-        if not JUDGED.isdisjoint(headers):
-            refuse_headers(headers, writing=method not in _READING)
-        asked = DataRequest(method, raw_key, scope["query_string"], raw_headers, headers, receive)
-        gateway = self._running.of(scope)
-        if method in _READING:
-            whose = ASKING.get()
-            if key is None:
-                return await _read_rows(gateway, asked, name, whose)
-            return await _read_row(gateway, asked, name, key, whose)
-        if not is_large(headers):
-            return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
-        async with self._bodies.counting(ASKING.get(), headers, receive) as asked.receive:
-            return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
 
-
-async def _read_row(gateway: Gateway, request: DataRequest, name: str, key: Key, caller: str) -> Response:
+async def _read_row(gateway: Gateway, request: DataRequest, name: str, key: Key) -> Response:
     """GET /v1/data/{table}/{key}."""
     headers = request.headers
     if b"accept" in headers:
@@ -179,16 +172,16 @@ async def _read_row(gateway: Gateway, request: DataRequest, name: str, key: Key,
     query = only(parse_query(request.query), "select") if request.query else NO_QUERY
     preferences = read_preferences(headers[b"prefer"], "row") if b"prefer" in headers else NO_PREFERENCES
     table = name if PROFILES.isdisjoint(headers) else table_name(headers, name, writing=False)
-    return read_answer(await read_one(gateway, ReadOne(table, key, query.select, caller)), preferences)
+    return read_answer(await read_one(gateway, ReadOne(table, key, query.select, ASKING.get())), preferences)
 
 
-async def _read_rows(gateway: Gateway, request: DataRequest, name: str, caller: str) -> Response:
+async def _read_rows(gateway: Gateway, request: DataRequest, name: str) -> Response:
     """GET /v1/data/{table}."""
     singular = wants_one(request.headers)
     query = only(parse_query(request.query), "select", "filters", "order", "limit", "offset")
     preferences = read_preferences(request.headers.get(b"prefer"), "list")
     table = table_name(request.headers, name, writing=False)
-    outcome = await read_many(gateway, ReadMany(table, query, preferences.count, caller))
+    outcome = await read_many(gateway, ReadMany(table, query, preferences.count, ASKING.get()))
     return list_answer(outcome, query.offset, preferences, singular=singular)
 
 

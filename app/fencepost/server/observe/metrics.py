@@ -444,7 +444,7 @@ class Metrics:
             self._of(self._writes.operations, table, verb, "accepted").inc(operations)
             self._of(self._writes.rows, table, verb).inc(rows)
 
-    def _of(self, instrument: Instrument, *labels: str) -> Instrument:
+    def _of(self, instrument: Instrument, *labels: str | int) -> Instrument:
         """Find an instrument's child. Its own look-up takes a lock, and longer than the counting."""
         name = (instrument, *labels)
         child: Instrument | None = self._children.get(name)
@@ -454,7 +454,7 @@ class Metrics:
 
     def request_done(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record one HTTP request."""
-        self._of(self._http.requests, method, route, str(status)).observe(seconds)
+        self._of(self._http.requests, method, route, status).observe(seconds)
 
     def pool(self, size: int, idle: int) -> None:
         """Record the pool's state."""

@@ -326,6 +326,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._chunked:
                 self._stop(bad_request("Transfer-Encoding: a request of HTTP/1.0 has none (RFC 9112 §6.1)."))
             self.expect_100_continue = False  # it knows no 100 Continue (RFC 9110 §10.1.1)
+        self._arriving = False
         target = httptools.parse_url(url)
         path = target.path.decode("ascii")
         scope = {
@@ -340,7 +341,6 @@ class GuardedProtocol(HttpToolsProtocol):
         }
         before = self.cycle
         self.cycle = (_UntilItsEnd if version == "1.0" else _Cycle)(self, scope)
-        self._arriving = False
         if before is None or before.response_complete:
             self._start_asgi_task(self.cycle, self.app)
         else:
@@ -454,7 +454,9 @@ class GuardedProtocol(HttpToolsProtocol):
             else:
                 self._idle_since = self.loop.time()
                 if self.timeout_keep_alive_task is None:
-                    self.timeout_keep_alive_handler()
+                    self.timeout_keep_alive_task = self.loop.call_later(
+                        self.timeout_keep_alive, self.timeout_keep_alive_handler
+                    )
         if self._draining and self._idle:
             self._close_after(GRACE)
         if self.arrived and not self.transport.is_closing():
