@@ -63,7 +63,7 @@ KINDS: Final = (
 
 
 class _Bench(Protocol):
-    """As much of tests/conformance/bench.py as is needed."""
+    """As much of tests/conformance/benches.py as is needed."""
 
     url: str
 

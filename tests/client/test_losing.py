@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 import httpx
 import pytest
-from tests.client.counting import Counting
+from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, gateway_process
 from tests.support.manual_clock import ManualClock
 

@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.client.counting import Counting
+from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, in_process
 from tests.support.use_cases import patch_line, written
 

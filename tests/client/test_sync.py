@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
-from tests.client.counting import Counting
+from tests.client.transports import Counting
 
 from fencepost import LeaseLost, LockHeld, StaleToken, SyncClient, SyncLease
 from fencepost.testing.servers.processes import PATIENCE

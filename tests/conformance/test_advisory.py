@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
+from tests.conformance.benches import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import ROOT, Asking
 from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection, start

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
-from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
+from tests.direct_sql.roles import MARKS, TABLES, USERS, Sides, origin, write
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade

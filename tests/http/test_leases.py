@@ -17,7 +17,6 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process, serving_process
-from tests.support.gateways import serving_process as serve
 from tests.support.lease_gateways import (
     SECRETS,
     TIME,
@@ -477,7 +476,7 @@ async def test_bad_queries_are_reported(http: httpx.AsyncClient) -> None:
 async def test_a_gateway_that_is_to_stop_ends_its_streams(demo_database: str, short_dir: Path) -> None:
     """Given an hour to finish what is in flight, it takes none of it."""
     given = ("--database-url", demo_database, "--shutdown-timeout", "3600", "--workers", "2")
-    async with serve(short_dir, *given) as gateway:
+    async with serving_process(short_dir, *given) as gateway:
         async with (
             httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False) as http,
             streaming(http, "scheduler") as one,

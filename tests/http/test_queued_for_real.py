@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.support.asking import Api, code
-from tests.support.gateways import serving_process as serve
+from tests.support.gateways import serving_process
 from tests.support.postgres import ReadyMade
 from tests.support.shops import Shop, running_shop
 from tests.support.use_cases import Events
@@ -112,7 +112,7 @@ async def test_a_stream_says_queued_at_once_and_applied_when_it_is(api: Api, sho
 async def test_a_gateway_that_stops_answers_requests_that_wait(short_dir: Path) -> None:
     """Given an hour to finish what is in flight, it takes none of it."""
     given = ("--shutdown-timeout", "3600", "--no-consume-here")
-    async with serve(short_dir, *given) as gateway, Api.open(gateway.url) as api:
+    async with serving_process(short_dir, *given) as gateway, Api.open(gateway.url) as api:
         page = await submit(api, "PATCH", "orders/order-123", {"note": "new"}, token=34)
         sent = asyncio.Event()
 

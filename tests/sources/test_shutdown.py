@@ -6,8 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.conformance.bench import Bench
-from tests.conformance.conftest import start_bench
+from tests.conformance.benches import BENCHES, Bench
 from tests.support.gateways import serving_process
 
 from fencepost.testing.servers.processes import PATIENCE
@@ -24,7 +23,7 @@ LIVE_BY_SESSION = ("zookeeper", "advisory")
 @pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.long("tests with zookeeper")), "advisory"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run a service whose holds live by the gateway's sessions."""
-    with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+    with BENCHES[request.param](tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.counting import GRANT, Mock, problem
+from tests.client.transports import GRANT, Mock, problem
 from tests.support.manual_clock import Hurried
 from tests.unit.test_observe import CONTRACT, OF_POSTGRESQL
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
+from tests.client.transports import Fate, ScriptedGateway, scripted_lease
 from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.client import (

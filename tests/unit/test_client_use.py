@@ -12,8 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.client.counting import GRANT, Mock, problem
-from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
+from tests.client.transports import GRANT, Fate, Mock, ScriptedGateway, problem, scripted_lease
 from tests.support.manual_clock import Hurried, ManualClock, settled
 
 from fencepost.client import (

@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 from fastapi import FastAPI
 from starlette.responses import Response
-from tests.conformance.conftest import BENCHES
+from tests.conformance.benches import BENCHES
 from tests.races.mutants import MUTANTS
 from tests.sources.test_shutdown import LIVE_BY_SESSION
 from tools import long_run, problems_page
@@ -509,7 +509,7 @@ def test_a_source_has_its_page_its_bench_and_its_extra(scheme: str) -> None:
     kind = kind_of(f"{scheme}://x").removeprefix("postgres-")
     page = f"docs/sources/{kind_of(f'{scheme}://x')}.md"
     assert (ROOT / page).is_file(), f"write {page}; or, if {scheme} is another one over TLS, add it to registry._SAME"
-    assert kind in BENCHES, f"write tests/conformance/{kind}_bench.py, and add {kind} to BENCHES in conftest.py"
+    assert kind in BENCHES, f"write a class in tests/conformance/benches.py, and add {kind} to BENCHES there"
     extra = KINDS[scheme][1]
     assert extra is None or extra in EXTRAS, f"pyproject.toml has no extra {extra}"
     (of_all,) = EXTRAS["sources"]

@@ -11,8 +11,7 @@ from typing import Final
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
-from tests.conformance.queues.consumed_topic import ConsumedTopic, consumed_topic
-from tests.conformance.queues.kafka_bench import make_topic, next_topic
+from tests.conformance.queues.benches import ConsumedTopic, consumed_topic, make_topic, next_topic
 from tests.support.consuming import write
 from tests.support.interleave import Connect
 

@@ -15,9 +15,17 @@ import asyncpg
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
+from tests.conformance.queues.benches import (
+    ConsumedTopic,
+    KafkaBench,
+    consumed_topic,
+    delete_topic,
+    kafka_admin,
+    make_topic,
+    next_topic,
+    topic_url,
+)
 from tests.conformance.queues.conftest import Member, MemberProcess, message
-from tests.conformance.queues.consumed_topic import ConsumedTopic, consumed_topic
-from tests.conformance.queues.kafka_bench import KafkaBench, admin, delete_topic, make_topic, next_topic, url_of
 from tests.support.consuming import write
 from tests.support.interleave import Connect
 
@@ -49,7 +57,7 @@ def topic() -> str:
 
 @pytest.fixture
 def url(cluster: Kafka, topic: str) -> str:
-    return url_of(cluster, topic)
+    return topic_url(cluster, topic)
 
 
 @pytest.fixture
@@ -115,7 +123,7 @@ async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafk
     for number in range(6):
         await append(log, str(number))
     assert await values_after(log, 1, 2) == [b"0", b"1"]
-    client = admin(cluster)
+    client = kafka_admin(cluster)
     (before,) = await log.oldest()
     there = TopicPartition(topic, 0, 4)
     await asyncio.to_thread(client.delete_records([there])[there].result, 30)
@@ -129,7 +137,7 @@ async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafk
 
 async def added(cluster: Kafka, topic: str, log: KafkaLog) -> None:
     """Give the topic three partitions."""
-    client = admin(cluster)
+    client = kafka_admin(cluster)
     await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
 
     async def more() -> bool:
@@ -210,7 +218,7 @@ async def test_a_member_leaves_once_its_last_position_is_committed(
     for broker in cluster.brokers:
         broker.server.resume()
     await closing
-    group, client = f"fencepost.{topic}", admin(cluster)
+    group, client = f"fencepost.{topic}", kafka_admin(cluster)
     described = await asyncio.to_thread(client.describe_consumer_groups([group])[group].result, 30)
     assert described.members == []
     assert list(await log.decided()) == [1]
@@ -294,7 +302,7 @@ async def test_partitions_that_are_added_under_a_consumer(three_brokers: Kafka, 
     async with opened(three_brokers, topic) as queue, queue.consumed():
         await queue.append(stays, 1, 2)
         await queue.has(*(before := effects(stays, 1, 2)))
-        client = admin(three_brokers)
+        client = kafka_admin(three_brokers)
         await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
         await append_to_the_first(three_brokers, topic, stays, moves)
         assert "3 partitions now, and had 1" in await queue.quarantined()

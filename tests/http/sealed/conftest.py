@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.http.sealed.ways import SealedShop, key_line, sealed_shop
+from tests.http.sealed_ways import SealedShop, key_line, sealed_shop
 from tests.support.asking import Api
 from tests.support.postgres import ReadyMade
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.http.sealed.ways import SealedShop
+from tests.http.sealed_ways import SealedShop
 
 from fencepost import Client, FenceToken, SealRefused, SyncClient
 from fencepost.cli.main import main

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
-from tests.http.sealed.ways import REFUSED, key_line, lease
+from tests.http.sealed_ways import REFUSED, key_line, lease
 from tests.support.asking import Api, code
 from tests.support.interleave import Connect
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.http.sealed.ways import WAYS, SealedShop, refused_elsewhere
+from tests.http.sealed_ways import WAYS, SealedShop, refused_elsewhere
 from tests.support.asking import Api
 
 from fencepost.server.fence.seal import Binding

@@ -1,7 +1,7 @@
 """Sealed tokens of queued writes: judged when they come in, and again when they are applied, but for their end."""
 
 import asyncpg
-from tests.http.sealed.ways import REFUSED, SealedShop, key_line, lease
+from tests.http.sealed_ways import REFUSED, SealedShop, key_line, lease
 from tests.support.asking import Api, code
 
 from fencepost.server.fence.seal import Binding, parse_keys

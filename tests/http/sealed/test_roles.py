@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.http.sealed.ways import (
+from tests.http.sealed_ways import (
     MINIMAL,
     REFUSED,
     SEALED,

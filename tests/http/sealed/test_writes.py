@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
-from tests.http.sealed.ways import (
+from tests.http.sealed_ways import (
     REFUSED,
     WAYS,
     SealedShop,

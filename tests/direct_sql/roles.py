@@ -1,6 +1,8 @@
-"""A publisher and a subscriber with the same protected tables, and what is done with them."""
+"""SQL as the role that is asked for, in a transaction of its own."""
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import asyncpg
@@ -9,6 +11,69 @@ from tests.support.recipes import recipe
 
 from fencepost.server.postgres.database_identity import ORIGIN, Origin
 from fencepost.testing.servers.processes import eventually
+
+OWNER = "plain_owner"
+CLERK = "plain_clerk"
+"""A role with nothing but privileges on tables."""
+
+
+class Session:
+    """A connection; each call is a transaction, and gives "ok" or the SQLSTATE."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def run(self, *statements: str, token: object = None, isolation: str = "") -> str:
+        try:
+            async with self.connection.transaction():
+                if isolation:
+                    await self.connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
+                if token is not None:
+                    await self.connection.execute("SELECT set_config('fencepost.token', $1, true)", str(token))
+                for statement in statements:
+                    await self.connection.execute(statement)
+        except asyncpg.PostgresError as error:
+            return error.sqlstate or "?"
+        return "ok"
+
+    async def copy(self, table: str, columns: tuple[str, ...], *rows: tuple[object, ...], token: object = None) -> str:
+        try:
+            async with self.connection.transaction():
+                if token is not None:
+                    await self.connection.execute(f"SET LOCAL fencepost.token = '{token}'")
+                await self.connection.copy_records_to_table(table, schema_name="public", columns=columns, records=rows)
+        except asyncpg.PostgresError as error:
+            return error.sqlstate or "?"
+        return "ok"
+
+
+@asynccontextmanager
+async def session(dsn: str, login: str | None = None) -> AsyncIterator[Session]:
+    """Connect, and be `login` from then on."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(f"SET SESSION AUTHORIZATION {login}" if login else "SELECT")
+        yield Session(connection)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def people(observer: Connection, *tables: str) -> AsyncIterator[None]:
+    """Make OWNER, who owns these tables, and CLERK, who may read and write them."""
+    await observer.execute(f"CREATE ROLE {OWNER}; CREATE ROLE {CLERK}")
+    for table in tables:
+        await observer.execute(f"ALTER TABLE {table} OWNER TO {OWNER}")
+        await observer.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {CLERK}")
+    try:
+        yield
+    finally:
+        for role in (OWNER, CLERK):
+            await observer.execute(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+# A publisher and a subscriber with the same protected tables, and what is done with them.
+
 
 TABLES = """
 CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
