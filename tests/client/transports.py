@@ -1,4 +1,4 @@
-"""Transports for tests: one that counts what a client really sends, and a mock that fails as the test sets it."""
+"""Transports for tests: one that counts what a client really sends, and mocks that fail as the test sets them."""
 
 import asyncio
 import json

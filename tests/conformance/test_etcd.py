@@ -1,4 +1,4 @@
-"""The source etcd: its URL, holds, waiting, lost answers, and what etcdctl sees."""
+"""The source etcd: its URL, holds, waiting, lost answers, what etcdctl sees, and three nodes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The source kubernetes: holds, Leases as an operator sees them, waiting, lost answers."""
+"""The source kubernetes: holds, Leases as an operator sees them, waiting, lost answers, and ways to the API server."""
 
 import asyncio
 import copy

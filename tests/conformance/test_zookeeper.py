@@ -1,4 +1,4 @@
-"""The source zookeeper: sessions, the queue of a lock, and permissions."""
+"""The source zookeeper: sessions, the queue of a lock, permissions, and three servers."""
 
 import asyncio
 import contextlib

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.direct_sql.roles import write
+from tests.direct_sql.test_logical_replication import write
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 

@@ -7,7 +7,7 @@ The owner of a table, and a role that may disable its triggers, can take the fen
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.direct_sql.roles import CLERK, people
+from tests.direct_sql.drivers import CLERK, people
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import Unmade
 from tests.support.racing import REASON, Race, open_race, outcome, owner, run

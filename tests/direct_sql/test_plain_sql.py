@@ -6,7 +6,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.direct_sql.roles import CLERK, OWNER, Session, people, session
+from tests.direct_sql.drivers import CLERK, OWNER, Session, people, session
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import Unmade
 from tests.support.racing import OPERATOR, REASON, STRANGER, Race, open_race, operators, outcome, owner

@@ -1,4 +1,4 @@
-"""POST /v1/batch: each line its verdict, the order of lines, and clients that hang up."""
+"""POST /v1/batch: each line its verdict, the order of lines, batches that land as a whole, rows that are locked."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The checker's input and output: what is no history, and the words of violations."""
+"""The checker: what is no history, the words of violations, and answers that were lost and repeated."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Messages of a log, the writes that they carry, and their ids; docs/schemas says the same of them."""
+"""Messages of a log, the writes that they carry (docs/schemas says the same), and their consumer without a log."""
 
 import asyncio
 import json
@@ -339,15 +339,15 @@ def test_a_message_that_may_have_been_there_before_and_is_forgotten_is_refused()
 # Parts of the consumer of a queue that need no log. What it does with one: tests/integration/test_consumer.py.
 
 
-def received_of_queue_consumer(partition: int, offset: int, value: bytes = b"") -> Received:
+def received_at(partition: int, offset: int, value: bytes = b"") -> Received:
     return Received(Position(partition, offset), Message(b"t/a", value), 1.0)
 
 
 def test_no_more_is_taken_while_many_bytes_are_in_hand() -> None:
     hand, large, small = (
         InHand(1000, 100_000),
-        [received_of_queue_consumer(0, n, b"x" * 10_000) for n in range(8)],
-        [received_of_queue_consumer(0, 9)],
+        [received_at(0, n, b"x" * 10_000) for n in range(8)],
+        [received_at(0, 9)],
     )
     hand.add(small)
     assert hand.room() == 999
@@ -367,9 +367,7 @@ async def test_what_a_key_has_in_another_partition_than_the_lost_one_goes_on() -
         await go_on.wait()
 
     lanes = KeyQueues(decide)
-    here, astray, there = (
-        received_of_queue_consumer(partition, offset) for partition, offset in ((0, 1), (1, 1), (0, 2))
-    )
+    here, astray, there = (received_at(partition, offset) for partition, offset in ((0, 1), (1, 1), (0, 2)))
     for each in (here, astray, there):
         lanes.add(each)
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""URLs in settings: token sources, names in ZooKeeper, the database."""
+"""Settings: URLs of token sources and of the database, names in ZooKeeper, files and variables that have nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A Kafka broker that takes TLS with a user and a password only: who is let in, and what is said where one is not."""
+"""Kafka with TLS, a user and a password only: who is let in, and what is said; and a topic that is made again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
