@@ -675,7 +675,7 @@ def change(key: str, token: int, **values: object) -> Any:
     return keyed(key, token, table="items", **values)
 
 
-@BOTH_RULES
+@pytest.mark.parametrize("scoped_batch", ["strict", "epoch"], indirect=True)
 async def test_one_token_opens_a_scope_to_one_operation(scoped_batch: Race) -> None:
     async with open_gateway(scoped_batch.dsn) as gateway:
         # 1 and 2 are rows of account 42, 3 is of account 7.
