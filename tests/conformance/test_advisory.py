@@ -312,25 +312,23 @@ async def numbers(bench: AdvisoryBench) -> AsyncIterator[AdvisorySource]:
     await source.close()
 
 
-CALLS = {
-    "12345": "12345",
-    "-5": "-5",
-    "9223372036854775807": "9223372036854775807",
-    "-9223372036854775808": "-9223372036854775808",
-    "7,42": "7, 42",
-    "-7,-2147483648": "-7, '-2147483648'::int",
-    "0,42": "0, 42",
-    str(2**32 + 42): str(2**32 + 42),
-    "42": "42",
-}
-
-
 @on_its_server
 async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
     numbers: AdvisorySource, other_program: Connection
 ) -> None:
-    grants = {lock: await taking(numbers, lock) for lock in CALLS}
-    for lock, key in CALLS.items():
+    calls = {
+        "12345": "12345",
+        "-5": "-5",
+        "9223372036854775807": "9223372036854775807",
+        "-9223372036854775808": "-9223372036854775808",
+        "7,42": "7, 42",
+        "-7,-2147483648": "-7, '-2147483648'::int",
+        "0,42": "0, 42",
+        str(2**32 + 42): str(2**32 + 42),
+        "42": "42",
+    }
+    grants = {lock: await taking(numbers, lock) for lock in calls}
+    for lock, key in calls.items():
         grant = grants[lock]
         assert isinstance(grant, Grant), "one number and two are different keys"
         assert await numbers.renew(lock, grant.handle, 60_000) is True
@@ -439,7 +437,6 @@ def recipes_of(page: Path) -> dict[str, str]:
 
 RECIPES = recipes_of(ROOT / "docs" / "recipes" / "row-locks.md")
 ADVISORY = recipes_of(ROOT / "docs" / "sources" / "postgres-advisory.md")
-LOCK = "SELECT state FROM jobs WHERE name = 'ship order-123' FOR UPDATE"
 
 
 @pytest.fixture
@@ -487,9 +484,10 @@ def write(gateway: httpx.Client, token: int, status: str) -> httpx.Response:
 async def test_in_one_transaction_lock_and_writes_end_together(connect: Connect, jobs: Connection) -> None:
     first, second = await connect(), await connect()
     await first.execute("BEGIN")
-    await first.fetchval(LOCK)
+    lock = "SELECT state FROM jobs WHERE name = 'ship order-123' FOR UPDATE"
+    await first.fetchval(lock)
     await first.execute("UPDATE jobs SET state = 'first'")
-    waiting = await start(jobs, second.fetchval(LOCK), second.get_server_pid())
+    waiting = await start(jobs, second.fetchval(lock), second.get_server_pid())
     assert not waiting.done()
     await cut(first, by=jobs)
     assert await waiting == "new", "nothing of the first one's is there"

@@ -421,7 +421,6 @@ async def test_a_waiter_sees_a_release_and_a_deletion_at_once(make: Make, leases
 
 # How the source kubernetes gets to its API server: pods, kubeconfig, and failures.
 
-GATEWAY = {"token": "gateway-token"}
 OURS = "fencepost"
 """The namespace of deploy/kubernetes."""
 
@@ -545,8 +544,9 @@ async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
     make_of_kubernetes_access: KubernetesAccessMake, kube_of_kubernetes_access: Cluster, verb: str
 ) -> None:
     await role_without(kube_of_kubernetes_access, verb)
+    gateway = {"token": "gateway-token"}
     source = make_of_kubernetes_access(
-        f"kubernetes://kubeconfig?file={kube_of_kubernetes_access.kubeconfig('gateway', GATEWAY)}"
+        f"kubernetes://kubeconfig?file={kube_of_kubernetes_access.kubeconfig('gateway', gateway)}"
     )
     admin = make_of_kubernetes_access(
         f"kubernetes://kubeconfig?file={kube_of_kubernetes_access.kubeconfig('admin', {'token': ADMIN})}"

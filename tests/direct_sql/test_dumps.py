@@ -27,16 +27,6 @@ pytestmark = pytest.mark.versions
 
 _numbers = itertools.count(1)
 
-TABLES = """
-CREATE TYPE colour AS ENUM ('red', 'green');
-CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
-CREATE TABLE hues (hue colour PRIMARY KEY, n int);
-CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, label text);
-CREATE TABLE issued (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
-CREATE TABLE parts (region text, id int, n int, PRIMARY KEY (region, id)) PARTITION BY LIST (region);
-CREATE TABLE parts_eu PARTITION OF parts FOR VALUES IN ('eu');
-"""
-
 
 def dump_and_restore(server: PostgresServer, source: str, target: str, *options: str) -> None:
     command = (
@@ -62,7 +52,16 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
     connect: Connect, database: str, postgres: PostgresServer, target: str, options: tuple[str, ...]
 ) -> None:
     owner = await connect()
-    await owner.execute(TABLES)
+    tables = """
+        CREATE TYPE colour AS ENUM ('red', 'green');
+        CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
+        CREATE TABLE hues (hue colour PRIMARY KEY, n int);
+        CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, label text);
+        CREATE TABLE issued (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
+        CREATE TABLE parts (region text, id int, n int, PRIMARY KEY (region, id)) PARTITION BY LIST (region);
+        CREATE TABLE parts_eu PARTITION OF parts FOR VALUES IN ('eu');
+    """
+    await owner.execute(tables)
     for table, scope in (("orders", None), ("hues", None), ("items", "account/{account_id}"), ("parts", None)):
         await protect(owner, table, scope=scope)
     await protect(owner, "issued", source="builtin")

@@ -30,7 +30,6 @@ CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, label text);
 CREATE TABLE issued (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
 """
 USERS = ("orders", "items", "issued")
-MARKS = ("fencepost.marks", "fencepost.floors", "fencepost.generations")
 _numbers = itertools.count(1)
 
 
@@ -230,7 +229,8 @@ async def test_with_the_marks_published_a_stale_token_is_refused_after_the_switc
 async def test_a_subscribers_own_floors_collide_with_the_copy(sides: Sides) -> None:
     """Why the page advises to empty them first; and that it can still be done afterwards."""
     await history(sides)
-    await sides.subscribe("orders", *MARKS)
+    marks = ("fencepost.marks", "fencepost.floors", "fencepost.generations")
+    await sides.subscribe("orders", *marks)
 
     async def others_are_ready() -> bool:
         states = (

@@ -21,50 +21,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 GOOD = patch_line("order-123", 9000, note="good")
 SHOWN = 1_000_000  # bytes that a line may have here
-BAD: list[tuple[object, int, str]] = [
-    (b"no JSON\n", 400, "line: it is no JSON object"),
-    (b'{"method": "PATCH", \n', 400, "line: not JSON"),
-    (b'{"token": NaN}\n', 400, "line: not JSON"),
-    (b"[]\n", 400, "line: it is no JSON object"),
-    (b"\xef\xbb\xbf{}\n", 400, "line: it begins with a UTF-8 byte order mark (BOM)"),
-    (b'{"path": "orders/\xff"}\n', 400, "line: not JSON"),
-    (b'{"path": "orders/\0"}\n', 400, "line: not JSON"),
-    (b'{"claim": "orders/a", "claim": "orders/b"}\n', 400, "line: 'claim' is given twice"),
-    (b'{"method": "PATCH", "path": "orders/a", "token": 9, "body": {"note": 1, "note": 2}}\n', 400, "body: 'note' is"),
-    (b"{" + b" " * SHOWN + b"}\n", 413, "The line has more than"),
-    (b"[" * 5000 + b"\n", 400, "line: "),
-    ({**GOOD, "header": "x"}, 400, "line: 'header' is no member of a line"),
-    (b'{"x": 1, "no": JSON}\n', 400, "line: 'x' is no member of a line"),
-    ({"claim": "orders/a", "prefer": "x"}, 400, "line: 'prefer' is no member of a claim"),
-    ({"path": "orders/a"}, 400, "line: it has no method"),
-    ({**GOOD, "path": 7}, 400, "line: path is a string"),
-    ({**GOOD, "path": "orders/\ud800"}, 400, "line: path has half of a character"),
-    ({**GOOD, "path": "/orders/a"}, 400, "line: path: '/orders/a' begins with a slash"),
-    ({**GOOD, "path": "orders/a#b"}, 400, "line: path: '#' is percent-encoded there"),
-    ({**GOOD, "path": "orders/a/b"}, 404, "The path is /v1/data/{table}"),
-    ({**GOOD, "path": "orders/%zz"}, 400, "path: "),
-    ({**GOOD, "path": "orders/a?limit=1"}, 400, "query: limit cannot be used"),
-    ({**GOOD, "path": "nowhere/a"}, 404, "There is no table nowhere"),
-    ({**GOOD, "method": "GET"}, 405, "method: 'GET' is not for this path"),
-    ({**GOOD, "method": "PUT", "path": "orders"}, 405, "method: 'PUT' is not for this path"),
-    ({**GOOD, "token": None}, 400, "line: token is a whole number"),
-    ({**GOOD, "token": True}, 400, "line: token is a whole number"),
-    ({**GOOD, "token": 1.5}, 400, "line: token is a whole number"),
-    ({**GOOD, "token": "x"}, 400, "X-Fence-Token: 'x'"),
-    ({**GOOD, "token": "35.0"}, 400, "X-Fence-Token: '35.0': a token is a whole number"),
-    ({**GOOD, "token": "35.0.x"}, 400, "X-Fence-Token: '35...': a token is a whole number"),
-    ({**GOOD, "token": "9" * 20}, 400, f"X-Fence-Token: '{'9' * 20}': a token is at most 9223372036854775807"),
-    ({key: value for key, value in GOOD.items() if key != "token"}, 428, ""),
-    ({**GOOD, "idempotency_key": ""}, 400, "Idempotency-Key: "),
-    ({**GOOD, "idempotency_key": "\u00fc"}, 400, "Idempotency-Key: "),
-    ({**GOOD, "prefer": "respond-async"}, 400, "prefer: respond-async means nothing in a batch"),
-    ({**GOOD, "prefer": "no-such"}, 400, "Prefer: no-such is not supported"),
-    ({**GOOD, "body": None}, 400, "body: null"),
-    ({**GOOD, "body": {"note": "\0"}}, 400, ""),
-    ({**GOOD, "body": {"no_such": 1}}, 400, ""),
-    ({"claim": "orders"}, 400, "claim: "),
-    ({"claim": "orders/order-123"}, 428, ""),
-]
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +32,60 @@ def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
 
 async def test_a_bad_line_gets_its_verdict_by_number_and_stops_nobody(gateway_url: str) -> None:
     lines: list[object] = []
-    for number, (line, _, _) in enumerate(BAD):
+    bad: list[tuple[object, int, str]] = [
+        (b"no JSON\n", 400, "line: it is no JSON object"),
+        (b'{"method": "PATCH", \n', 400, "line: not JSON"),
+        (b'{"token": NaN}\n', 400, "line: not JSON"),
+        (b"[]\n", 400, "line: it is no JSON object"),
+        (b"\xef\xbb\xbf{}\n", 400, "line: it begins with a UTF-8 byte order mark (BOM)"),
+        (b'{"path": "orders/\xff"}\n', 400, "line: not JSON"),
+        (b'{"path": "orders/\0"}\n', 400, "line: not JSON"),
+        (b'{"claim": "orders/a", "claim": "orders/b"}\n', 400, "line: 'claim' is given twice"),
+        (
+            b'{"method": "PATCH", "path": "orders/a", "token": 9, "body": {"note": 1, "note": 2}}\n',
+            400,
+            "body: 'note' is",
+        ),
+        (b"{" + b" " * SHOWN + b"}\n", 413, "The line has more than"),
+        (b"[" * 5000 + b"\n", 400, "line: "),
+        ({**GOOD, "header": "x"}, 400, "line: 'header' is no member of a line"),
+        (b'{"x": 1, "no": JSON}\n', 400, "line: 'x' is no member of a line"),
+        ({"claim": "orders/a", "prefer": "x"}, 400, "line: 'prefer' is no member of a claim"),
+        ({"path": "orders/a"}, 400, "line: it has no method"),
+        ({**GOOD, "path": 7}, 400, "line: path is a string"),
+        ({**GOOD, "path": "orders/\ud800"}, 400, "line: path has half of a character"),
+        ({**GOOD, "path": "/orders/a"}, 400, "line: path: '/orders/a' begins with a slash"),
+        ({**GOOD, "path": "orders/a#b"}, 400, "line: path: '#' is percent-encoded there"),
+        ({**GOOD, "path": "orders/a/b"}, 404, "The path is /v1/data/{table}"),
+        ({**GOOD, "path": "orders/%zz"}, 400, "path: "),
+        ({**GOOD, "path": "orders/a?limit=1"}, 400, "query: limit cannot be used"),
+        ({**GOOD, "path": "nowhere/a"}, 404, "There is no table nowhere"),
+        ({**GOOD, "method": "GET"}, 405, "method: 'GET' is not for this path"),
+        ({**GOOD, "method": "PUT", "path": "orders"}, 405, "method: 'PUT' is not for this path"),
+        ({**GOOD, "token": None}, 400, "line: token is a whole number"),
+        ({**GOOD, "token": True}, 400, "line: token is a whole number"),
+        ({**GOOD, "token": 1.5}, 400, "line: token is a whole number"),
+        ({**GOOD, "token": "x"}, 400, "X-Fence-Token: 'x'"),
+        ({**GOOD, "token": "35.0"}, 400, "X-Fence-Token: '35.0': a token is a whole number"),
+        ({**GOOD, "token": "35.0.x"}, 400, "X-Fence-Token: '35...': a token is a whole number"),
+        ({**GOOD, "token": "9" * 20}, 400, f"X-Fence-Token: '{'9' * 20}': a token is at most 9223372036854775807"),
+        ({key: value for key, value in GOOD.items() if key != "token"}, 428, ""),
+        ({**GOOD, "idempotency_key": ""}, 400, "Idempotency-Key: "),
+        ({**GOOD, "idempotency_key": "\u00fc"}, 400, "Idempotency-Key: "),
+        ({**GOOD, "prefer": "respond-async"}, 400, "prefer: respond-async means nothing in a batch"),
+        ({**GOOD, "prefer": "no-such"}, 400, "Prefer: no-such is not supported"),
+        ({**GOOD, "body": None}, 400, "body: null"),
+        ({**GOOD, "body": {"note": "\0"}}, 400, ""),
+        ({**GOOD, "body": {"no_such": 1}}, 400, ""),
+        ({"claim": "orders"}, 400, "claim: "),
+        ({"claim": "orders/order-123"}, 428, ""),
+    ]
+    for number, (line, _, _) in enumerate(bad):
         lines += [line, patch_line("order-123", 1000 + number, note=str(number))]
     verdicts = await batch(gateway_url, lines)
     assert [verdict["number"] for verdict in verdicts] == list(range(1, len(lines) + 1))
-    assert [verdict["status"] for verdict in verdicts[1::2]] == [200] * len(BAD)
-    for (line, status, detail), verdict in zip(BAD, verdicts[::2], strict=True):
+    assert [verdict["status"] for verdict in verdicts[1::2]] == [200] * len(bad)
+    for (line, status, detail), verdict in zip(bad, verdicts[::2], strict=True):
         assert (verdict["status"], verdict["body"]["status"]) == (status, status), line
         assert verdict["body"]["detail"].startswith(detail), (line, verdict)
 

@@ -69,7 +69,6 @@ async def browser_page(**context: Any) -> AsyncIterator[Page]:
 # /docs without the internet.
 
 
-STREAM = "operations-elections-get_events"
 STATUS = ".live-responses-table .response .response-col_status"
 
 
@@ -242,13 +241,14 @@ async def test_what_the_page_can_send_as_it_stands_is_right(
     await page.goto(f"{url}/docs")
     await expect(page.locator(".opblock").first).to_be_visible()
     answered: dict[str, str] = {}
+    stream = "operations-elections-get_events"
     for number in range(await page.locator(".opblock").count()):
         operation = page.locator(".opblock").nth(number)
         name = str(await operation.get_attribute("id"))
         await operation.locator(".opblock-summary-control").click()
         await expect(operation.locator(".opblock-section").first).to_be_visible()
         execute = operation.get_by_role("button", name="Execute")
-        if not name.startswith(STREAM) and await execute.count():
+        if not name.startswith(stream) and await execute.count():
             await execute.click()
             shown = operation.locator(f"{STATUS}, .validation-errors li").first
             await expect(shown).to_contain_text(re.compile(r"\d{3}|Required field"))
@@ -260,21 +260,6 @@ async def test_what_the_page_can_send_as_it_stands_is_right(
 
 
 # A page of another site, in a real browser: it takes no lease and writes no row.
-
-
-LEASE = '{"lock": "nightly", "owner": "a page", "ttl_ms": 3600000}'
-ATTACKS = """async ([url, body]) => {
-    const said = [];
-    const json = new Blob([body], {type: 'application/json'});
-    for (const sent of [body, new Blob([body]), json, new URLSearchParams({a: body})])
-        for (const mode of ['no-cors', 'cors'])
-            said.push(await fetch(url, {method: 'POST', mode, body: sent}).then(a => a.status, e => e.name));
-    return said;
-}"""
-ASKS = """async ([url, body]) => {
-    const headers = {'Content-Type': 'application/json'};
-    return (await fetch(url, {method: 'POST', body, headers})).status;
-}"""
 
 
 class _Empty(http.server.BaseHTTPRequestHandler):
@@ -311,7 +296,16 @@ async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allow
 ) -> None:
     url = await start_gateway(demo_database)
     await page.goto(another_site)
-    said = await page.evaluate(ATTACKS, [f"{url}/v1/leases", LEASE])
+    lease = '{"lock": "nightly", "owner": "a page", "ttl_ms": 3600000}'
+    attacks = """async ([url, body]) => {
+        const said = [];
+        const json = new Blob([body], {type: 'application/json'});
+        for (const sent of [body, new Blob([body]), json, new URLSearchParams({a: body})])
+            for (const mode of ['no-cors', 'cors'])
+                said.push(await fetch(url, {method: 'POST', mode, body: sent}).then(a => a.status, e => e.name));
+        return said;
+    }"""
+    said = await page.evaluate(attacks, [f"{url}/v1/leases", lease])
     assert set(said) == {0, "TypeError"}, "the page does not learn what became of them"
     assert await locks(url) == []
     # DNS rebinding: for the browser it is the page's own site.
@@ -320,20 +314,18 @@ async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allow
     assert answer.status == 421
     allowed = await start_gateway(demo_database, cors_origins=another_site.rstrip("/"))
     await page.goto(another_site)
-    assert await page.evaluate(ASKS, [f"{allowed}/v1/leases", LEASE]) == 201
+    asks = """async ([url, body]) => {
+        const headers = {'Content-Type': 'application/json'};
+        return (await fetch(url, {method: 'POST', body, headers})).status;
+    }"""
+    assert await page.evaluate(asks, [f"{allowed}/v1/leases", lease]) == 201
     assert await locks(url) == ["nightly"]
     await page.goto(f"{url}/docs")
-    assert await page.evaluate(ASKS, ["/v1/leases", LEASE.replace("nightly", "daily")]) == 201
+    assert await page.evaluate(asks, ["/v1/leases", lease.replace("nightly", "daily")]) == 201
     assert sorted(await locks(url)) == ["daily", "nightly"]
 
 
 # The report of a torture run in a real browser, with the network switched off.
-
-
-SOME_IN_THEIR_CHART = """halos => halos.some((halo) => {
-  const mark = halo.getBoundingClientRect(), view = halo.closest(".chart").getBoundingClientRect();
-  return mark.right > view.left && mark.left < view.right;
-})"""
 
 
 async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_what_is_not_of_it(
@@ -342,6 +334,10 @@ async def test_the_page_shows_its_violation_without_a_network_and_its_policy_sto
     history = paused_holder(fenced=False).write(tmp_path / "h.jsonl")
     write_report(history, check(read(history)), tmp_path / "report.html")
     report = (tmp_path / "report.html").as_uri()
+    some_in_their_chart = """halos => halos.some((halo) => {
+      const mark = halo.getBoundingClientRect(), view = halo.closest(".chart").getBoundingClientRect();
+      return mark.right > view.left && mark.left < view.right;
+    })"""
     async with browser_page(offline=True, viewport={"width": 1280, "height": 900}) as page:
         seen = Seen(page)
         await page.goto(report)
@@ -357,7 +353,7 @@ async def test_the_page_shows_its_violation_without_a_network_and_its_policy_sto
         await page.keyboard.press("n")
         for _ in range(12):
             await page.keyboard.press("+")
-        assert await page.locator(".chart .halo").evaluate_all(SOME_IN_THEIR_CHART)
+        assert await page.locator(".chart .halo").evaluate_all(some_in_their_chart)
         await page.evaluate(
             "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.body.append(s) }"
         )

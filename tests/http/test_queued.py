@@ -416,7 +416,6 @@ async def test_who_hangs_up_does_not_wait_any_more(queued_shop: Queued) -> None:
 
 
 __all__ = ["stage"]
-ROW = "SELECT n, xmin::text FROM stamps WHERE id = 's'"
 
 
 @pytest.mark.parametrize("then", ["nothing changes", "the source is raised", "records are kept for longer"])
@@ -428,14 +427,15 @@ async def test_a_copy_whose_record_is_forgotten_has_no_second_effect(
     await queue.append(message)
     await stage.consume()
     assert await pruned(stage) == 1
-    before = await stage.rows(ROW)
+    row = "SELECT n, xmin::text FROM stamps WHERE id = 's'"
+    before = await stage.rows(row)
     if then == "the source is raised":
         await sources.raise_source(queue.owner, DEFAULT, "for a test")
     if then == "records are kept for longer":
         queue.settings = queue.settings.model_copy(update={"idempotency_retention": 50 * HOUR})
     await queue.append(message)
     await stage.consume()
-    assert (await stage.rows(ROW), len(await dead.list(9))) == (before, 1)
+    assert (await stage.rows(row), len(await dead.list(9))) == (before, 1)
     monkeypatch.setenv("FENCEPOST_SEAL_KEYS_FILE", stage.keys)
     monkeypatch.setenv("FENCEPOST_IDEMPOTENCY_RETENTION", "999999")
     retried = await command("dead", "retry", "--no-wait", DEFAULT, "--all", database=stage.dsn)
@@ -686,9 +686,6 @@ async def test_a_posted_row_is_queued_under_the_name_that_it_has_when_it_is_stor
 # Writes that are queued in PostgreSQL's own log and applied by the gateway that took them: as a client sees it.
 
 
-OF_EACH_REQUEST = frozenset({"date", "server", "x-request-id", "x-content-type-options", "content-length"})
-
-
 @pytest.fixture(scope="module")
 def applying_shop(databases: ReadyMade) -> Iterator[Shop]:
     """Give a shop whose gateway applies what is queued."""
@@ -717,6 +714,7 @@ async def decided(api: Api, page: str) -> dict[str, Any]:
 
 
 async def test_the_result_is_what_the_same_write_is_answered_at_once(applied_api: Api, applying_shop: Shop) -> None:
+    of_each_request = frozenset({"date", "server", "x-request-id", "x-content-type-options", "content-length"})
     for method, body, prefer in (
         ("PATCH", {"note": "new"}, None),
         ("PATCH", {"note": "new"}, "return=minimal"),
@@ -734,8 +732,8 @@ async def test_the_result_is_what_the_same_write_is_answered_at_once(applied_api
         later = write["answer"]
         assert later["status"] == at_once.status_code, (method, body)
         assert later["body"] == (at_once.json() if at_once.content else None), (method, body)
-        sent = {name: value for name, value in at_once.headers.items() if name not in OF_EACH_REQUEST}
-        assert {name: value for name, value in later["headers"].items() if name not in OF_EACH_REQUEST} == sent
+        sent = {name: value for name, value in at_once.headers.items() if name not in of_each_request}
+        assert {name: value for name, value in later["headers"].items() if name not in of_each_request} == sent
         assert await applying_shop.mark(one) == await applying_shop.mark(other), (method, body)
 
 

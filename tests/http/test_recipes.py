@@ -363,7 +363,6 @@ async def test_a_worker_whose_lock_command_is_paused_is_refused_once_another_has
 
 
 CRON_PAGE = DOCS / "recipes" / "cron-on-two-machines.md"
-PAYS = "SET LOCAL fencepost.token = '5'; UPDATE orders SET status = 'paid' WHERE order_id = 'order-123'"
 OLD, NEW = Decimal("19.90"), Decimal("62.40")
 
 
@@ -424,11 +423,12 @@ async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fenc
         )
         command = command.replace("--claim ", "")
     short = command.replace("--no-wait", "--no-wait --ttl 3")  # the pause need not last
+    pays = "SET LOCAL fencepost.token = '5'; UPDATE orders SET status = 'paid' WHERE order_id = 'order-123'"
     async with cron_machines.machine("one", short, waits=True) as one:
         await one.is_about_to_write()
         one.pause_lock()
         await free(http)
-        await owner.execute(PAYS)
+        await owner.execute(pays)
         async with cron_machines.machine("two", command) as two:
             assert await two.running.ended() == 0, two.running.printed
         assert await total(owner) == NEW

@@ -21,8 +21,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 pytestmark = pytest.mark.long("runs of schemathesis")
 
-MAX_EXAMPLES = 30
-FEW_EXAMPLES = 3
 
 CHECKS = (
     "not_a_server_error",
@@ -83,9 +81,11 @@ async def test_every_answer_is_one_that_the_document_promises(
     settings = {"max_wait": 0.2, "failed_rate_limit": "", "jwt_secret": SECRET, "jwt_role_claim_key": ""}
     gateway = await start_gateway(many_tables, **settings)
     credential = {"a good token": token(), "a token that has ended": token(exp=1)}.get(sent)
+    max_examples = 30
+    few_examples = 3
     async with httpx.AsyncClient(headers=bearer(token()), base_url=gateway, trust_env=False) as client:
         (tmp_path / "openapi.json").write_text((await client.get("/openapi.json")).text)
-        await schemathesis(tmp_path, gateway, credential, MAX_EXAMPLES if sent == "a good token" else FEW_EXAMPLES)
+        await schemathesis(tmp_path, gateway, credential, max_examples if sent == "a good token" else few_examples)
         metrics = (await client.get("/metrics")).text
     statuses = re.findall(r'request_seconds_count\{[^}]*route="/v1/[^}]*status="(\d+)"', metrics)
     assert ("200" if sent == "a good token" else "401") in statuses

@@ -191,15 +191,13 @@ CREATE TABLE t_parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
 CREATE TABLE t_part PARTITION OF t_parts DEFAULT"""
 
 
-SHARING = {"t_plain", "t_parent", "t_child", "t_parts", "t_renamed", "t_follows", "t_serial"}
-
-
 async def test_which_tables_share_transactions(connect: Connect) -> None:
     observer = await connect()
     await observer.execute("SET search_path = public")
     await observer.execute(TABLES)
     tables = {name: t for name, t in (await load(observer, EVERYTHING, 1)).tables.items() if name.startswith("t_")}
-    assert {name for name, t in tables.items() if t.shares_transactions} == SHARING
+    sharing = {"t_plain", "t_parent", "t_child", "t_parts", "t_renamed", "t_follows", "t_serial"}
+    assert {name for name, t in tables.items() if t.shares_transactions} == sharing
     assert {name for name, t in tables.items() if t.deletes_reach_further} == {"t_parent"}
     assert {name: t.updates_reach_further for name, t in tables.items() if t.updates_reach_further} == {
         "t_renamed": {"code"}
@@ -765,16 +763,14 @@ async def test_with_keys(scoped_batch: Race) -> None:
     assert await mark(scoped_batch) == 40
 
 
-CASCADE = """
-CREATE TABLE public.parents (id int PRIMARY KEY, account_id int NOT NULL, code text UNIQUE);
-CREATE TABLE public.children (
-  id int PRIMARY KEY, account_id int NOT NULL, code text REFERENCES public.parents (code) ON UPDATE CASCADE);
-INSERT INTO public.parents VALUES (1, 1, 'x'), (2, 2, 'z');
-INSERT INTO public.children VALUES (1, 2, 'x')"""
-
-
 async def test_a_cascade_does_not_get_into_a_neighbours_scope(scoped_batch: Race) -> None:
-    await scoped_batch.observer.execute(CASCADE)
+    cascade = """
+        CREATE TABLE public.parents (id int PRIMARY KEY, account_id int NOT NULL, code text UNIQUE);
+        CREATE TABLE public.children (
+          id int PRIMARY KEY, account_id int NOT NULL, code text REFERENCES public.parents (code) ON UPDATE CASCADE);
+        INSERT INTO public.parents VALUES (1, 1, 'x'), (2, 2, 'z');
+        INSERT INTO public.children VALUES (1, 2, 'x')"""
+    await scoped_batch.observer.execute(cascade)
     for table in ("parents", "children"):
         await protect(scoped_batch.observer, table, scope="account/{account_id}", rule=scoped_batch.rule)
     async with open_gateway(scoped_batch.dsn) as gateway:

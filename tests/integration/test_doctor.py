@@ -129,9 +129,6 @@ async def test_what_is_amiss_in_several_tables_is_one_line_with_what_mends_each(
     assert f"ERROR    {said}" in await complaints(database)
 
 
-BY_HAND = "UPDATE fencepost.protected SET source ="
-
-
 @pytest.fixture
 async def db(connect: Connect) -> Connection:
     """Give the owner's connection; t is of the built-in source, which has issued 50 tokens, e of an external one."""
@@ -155,6 +152,7 @@ async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(db: Connection
     sound = await command("doctor", database=database)
     assert sound.exit_code == 0, sound.output
     assert "tokens: the built-in source has issued 50" in sound.output
+    by_hand = "UPDATE fencepost.protected SET source ="
     tokens_amiss = [
         (f"{SEQUENCE} CACHE 20", "hand out old ones later", f"{SEQUENCE} CACHE 1"),
         (f"{SEQUENCE} CYCLE", "begin again at its end", f"{SEQUENCE} NO CYCLE"),
@@ -169,9 +167,9 @@ async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(db: Connection
         ("SELECT fencepost.prune('t', 88)", "it has the mark 88, and the newest token is 77", "issue_beyond(88)"),
         ("SELECT fencepost.raise_mark('size/1', 99, 'strict', true)",
             "size/…: it has the mark 99, and the newest token is 88", "issue_beyond(99)"),
-        (f"{BY_HAND} 'builtin' WHERE name = 'e'", "its functions (del, insmark, upd) do not ask",
+        (f"{by_hand} 'builtin' WHERE name = 'e'", "its functions (del, insmark, upd) do not ask",
             "fencepost protect e"),
-        (f"{BY_HAND} 'external' WHERE name = 't'", "its functions (del, insmark, upd) ask", "fencepost protect t"),
+        (f"{by_hand} 'external' WHERE name = 't'", "its functions (del, insmark, upd) ask", "fencepost protect t"),
     ]  # fmt: skip
     for harm, message, mend in tokens_amiss:
         await db.execute(harm)

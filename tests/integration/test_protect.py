@@ -426,10 +426,6 @@ async def test_the_comparison_is_with_the_lowest_position(queue_owner: asyncpg.C
 # (R12).
 
 
-WITHIN_DEADLOCK_TIMEOUT = (
-    "SELECT 2 * $1 <= setting::int FROM pg_settings WHERE name = 'deadlock_timeout' AND unit = 'ms'"
-)
-"""Half of it at most: a busy machine runs a timer late."""
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 
 
@@ -469,7 +465,11 @@ async def test_no_session_draws_while_the_tokens_move(db: Connection, connect: C
 async def test_who_has_drawn_and_wants_the_table_goes_first(db: Connection, connect: Connect) -> None:
     """A grant has its token and wants the table, which protect has, and protect wants to move the tokens."""
     grant, observer = await connect(), await connect()
-    assert await grant.fetchval(WITHIN_DEADLOCK_TIMEOUT, LOCK_TIMEOUT_MS), "protect gives way, and not the grant"
+    # Half of it at most: a busy machine runs a timer late.
+    within_deadlock_timeout = (
+        "SELECT 2 * $1 <= setting::int FROM pg_settings WHERE name = 'deadlock_timeout' AND unit = 'ms'"
+    )
+    assert await grant.fetchval(within_deadlock_timeout, LOCK_TIMEOUT_MS), "protect gives way, and not the grant"
     await grant.execute("SET deadlock_timeout = '1min'")  # half a second may not be enough on a machine that is busy
     await grant.execute("BEGIN")
     await draw(grant)
@@ -603,8 +603,6 @@ GIVEN: dict[str, dict[str, Any]] = {
     "sealed": {"sealed": True},
 }
 """A value that is not the default, by the argument; `verify` needs a source that can be asked."""
-AT_ONCE = {"above"}
-"""Arguments that move tokens once, and are not stored."""
 
 
 @pytest.fixture
@@ -625,7 +623,9 @@ async def stored(db: Connection) -> str:
 
 def test_every_argument_is_here() -> None:
     arguments = {*inspect.signature(plan_protect).parameters} - {"connection", "table"}
-    assert arguments == GIVEN.keys() | AT_ONCE
+    # Arguments that move tokens once, and are not stored.
+    at_once = {"above"}
+    assert arguments == GIVEN.keys() | at_once
 
 
 @pytest.mark.parametrize("argument", GIVEN)

@@ -548,9 +548,6 @@ async def both_wait(db: Connection) -> bool:
 # A 2xx is durable, a refusal had no effect, and the SDK finds out the rest by itself.
 
 
-WITHIN = 4 * PATIENCE  # seconds, of which it takes about twenty
-
-
 @dataclass
 class Crashing:
     """A server that can crash."""
@@ -596,7 +593,9 @@ async def server(bin_dir: Path) -> AsyncIterator[Crashing]:
 async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_nothing(
     server_name: str, short_dir: Path, seed: int
 ) -> None:
-    async with asyncio.timeout(WITHIN), server(server_bin_dir(server_name)) as crashing:
+    # seconds, of which it takes about twenty
+    within = 4 * PATIENCE
+    async with asyncio.timeout(within), server(server_bin_dir(server_name)) as crashing:
         dsn = in_database(crashing.postgres.url, "shop")
         async with gateway_process(dsn, short_dir) as gateway:
             over = asyncio.Event()

@@ -13,7 +13,6 @@ from fencepost.testing.servers.processes import PATIENCE
 
 HOLDS = 20
 SHUTDOWN = 8.0  # seconds; released one after the other, the holds would take three each
-MORE = 12.0  # seconds that everything else may take on a busy machine, PostgreSQL's own end included
 
 
 LIVE_BY_SESSION = ("zookeeper", "advisory")
@@ -31,6 +30,8 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.long("lock services that are paused")
 async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Bench, short_dir: Path) -> None:
     arguments = ("--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN))
+    # seconds that everything else may take on a busy machine, PostgreSQL's own end included
+    more = 12.0
     async with (
         serving_process(short_dir, *arguments) as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
@@ -43,7 +44,7 @@ async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Benc
         await bench.pause()
         try:
             gateway.interrupt()
-            assert await gateway.ended(within=SHUTDOWN + MORE) == 0
+            assert await gateway.ended(within=SHUTDOWN + more) == 0
         finally:
             await bench.resume()
         output = gateway.errors.read_text()

@@ -147,12 +147,14 @@ def test_a_violation_ends_with_1_and_its_words(path: Path) -> None:
     assert fencepost_check(path, "--model", "once", "--model", "register").exit_code == 1
 
 
-UNKNOWN: dict[str, Any] = {"time": 20, "event": "unknown", "id": 1}
-
-
 @pytest.mark.parametrize(
     ("lines", "models"),
-    [([], []), ([WRITE, UNKNOWN], []), ([WRITE, DONE], ["mutex"]), ([WRITE, DONE], ["plain_mutex", "once", "set"])],
+    [
+        ([], []),
+        ([WRITE, {"time": 20, "event": "unknown", "id": 1}], []),
+        ([WRITE, DONE], ["mutex"]),
+        ([WRITE, DONE], ["plain_mutex", "once", "set"]),
+    ],
 )
 def test_a_history_with_nothing_to_check_is_not_valid(
     path: Path, lines: list[dict[str, Any]], models: list[str]

@@ -55,7 +55,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ID = "kafka:orders.3.17.00c0ffee00c0ffee"
 CUT = httpx.ReadError("cut")
-AWAY = problem(503, "FP010", retryable=True)
 Answering = Callable[[], httpx.Response]
 
 
@@ -147,7 +146,8 @@ async def test_a_wait_ends_when_its_time_is_over_though_the_gateway_is_silent() 
 
 
 async def test_a_wait_that_is_over_in_an_outage_names_it() -> None:
-    clock, mock = ManualClock(), Mock(kept, *[AWAY] * 1000)
+    away = problem(503, "FP010", retryable=True)
+    clock, mock = ManualClock(), Mock(kept, *[away] * 1000)
     async with Client("http://mock", transport=mock, clock=clock) as c:
         waiting = asyncio.create_task((await c.submit.patch("orders", 1, {})).result(600))
         await clock.advance(599)

@@ -49,20 +49,6 @@ from fencepost.testing.servers.processes import PATIENCE, free_port
 
 KEY = b"orders/order-123"
 NONCE = "0123456789abcdef"
-FULL = WriteMessage(
-    "orders/order-123",
-    "PATCH",
-    b'{"status": "shipped"}',
-    b"select=id",
-    b"return=minimal",
-    b"application/json",
-    b"application/json; charset=utf-8",
-    b"key-1",
-    Token(34),
-    NONCE,
-    (("X-Request-Id", b"7"), ("traceparent", b"00-1"), ("baggage", b"a=b")),
-    b"k1.e30." + b"q" * 43,
-)
 
 
 def _message(*headers: tuple[str, bytes], key: bytes = KEY, method: bytes = b"PATCH") -> Message:
@@ -70,10 +56,24 @@ def _message(*headers: tuple[str, bytes], key: bytes = KEY, method: bytes = b"PA
 
 
 def test_a_write_comes_back_as_it_was_put_into_a_message() -> None:
-    message = message_of(FULL)
+    full = WriteMessage(
+        "orders/order-123",
+        "PATCH",
+        b'{"status": "shipped"}',
+        b"select=id",
+        b"return=minimal",
+        b"application/json",
+        b"application/json; charset=utf-8",
+        b"key-1",
+        Token(34),
+        NONCE,
+        (("X-Request-Id", b"7"), ("traceparent", b"00-1"), ("baggage", b"a=b")),
+        b"k1.e30." + b"q" * 43,
+    )
+    message = message_of(full)
     assert message.key == KEY
     assert tuple(name for name, _ in message.headers if name in KNOWN) == KNOWN
-    assert read_message(message) == FULL
+    assert read_message(message) == full
 
 
 def test_only_the_method_is_needed() -> None:
@@ -136,7 +136,6 @@ def test_the_nonce_of_a_malformed_message_is_found_where_it_is_one() -> None:
 
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "queue-messages.md").read_text("utf-8")
 
 
 def schema(name: str) -> Any:
@@ -187,10 +186,9 @@ def test_headers_fit_the_schema_if_and_only_if_they_are_read(headers: dict[str, 
     assert HEADERS.is_valid(headers) == is_read(headers)
 
 
-EXAMPLES = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize(
+    "text", re.findall(r"```json\n(.*?)```", (DOCS / "queue-messages.md").read_text("utf-8"), re.DOTALL)
+)
 def test_an_example_of_the_page_fits_the_schemas_and_is_read(text: str) -> None:
     message = json.loads(text)
     HEADERS.validate(message["headers"])

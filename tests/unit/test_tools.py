@@ -174,7 +174,6 @@ def test_where_pypi_can_be_reached_an_audit_that_was_not_made_fails(
 COMPOSE: dict[str, Any] = YAML(typ="safe", pure=True).load(ROOT / "docker-compose.yml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 NODES = {"redis": 1, "redlock": 5, "etcd": 3, "zookeeper": 3}
-PORTS = {"redis": 6379, "redlock": 6379, "etcd": 2379, "zookeeper": 2181}
 
 
 def of(profile: str) -> dict[str, dict[str, Any]]:
@@ -215,7 +214,8 @@ def test_the_gateway_of_a_profile_names_all_nodes_and_waits_for_them(profile: st
     assert read_source(text, "").kind == profile
     hosts = urlsplit(text.partition("=")[2]).netloc.split(",")
     assert {host.partition(":")[0] for host in hosts} == set(services)
-    assert {int(host.partition(":")[2] or PORTS[profile]) for host in hosts} == {PORTS[profile]}
+    ports = {"redis": 6379, "redlock": 6379, "etcd": 2379, "zookeeper": 2181}
+    assert {int(host.partition(":")[2] or ports[profile]) for host in hosts} == {ports[profile]}
     waits_for = gateway["depends_on"]
     assert {name for name, how in waits_for.items() if how["condition"] == "service_healthy"} == {*services, "postgres"}
     assert waits_for["migrate"]["condition"] == "service_completed_successfully"
@@ -328,9 +328,6 @@ def test_the_page_of_sources_shows_the_figures_that_are_kept() -> None:
     assert source_report.inserted(page, source_report.markdown(kept)) == page, "python -m benchmarks.source_report"
 
 
-ROWS = json.loads(report.FIGURES.read_text("utf-8"))["rows"]
-
-
 @pytest.mark.parametrize(
     ("effects", "found"),
     [
@@ -347,7 +344,8 @@ def test_the_oracle_counts_what_is_there_twice_late_or_missing(effects: list[tup
 def test_the_table_of_the_page_is_that_of_the_figures() -> None:
     page = report.PAGE.read_text("utf-8")
     written = page.partition(report.BEGIN)[2].partition(report.END)[0].strip()
-    assert written == report.table({"rows": ROWS})
+    rows = json.loads(report.FIGURES.read_text("utf-8"))["rows"]
+    assert written == report.table({"rows": rows})
 
 
 # `make test-servers` installs what tests name when they skip for want of it; in CI a skipped test fails the run.

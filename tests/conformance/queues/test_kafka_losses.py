@@ -247,9 +247,6 @@ async def test_leader_epochs_rise_with_each_election(cluster: Kafka, topic: str,
 # is found, the source is quarantined, and once it is raised all goes on under tokens of the new generation.
 
 
-UNCLEAN = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
-
-
 @pytest.fixture
 async def opened(database: str, connect: Connect) -> Callable[[Kafka, str], AbstractAsyncContextManager[ConsumedTopic]]:
     """Give a function that opens the queue of a topic, on a table of its own."""
@@ -367,8 +364,9 @@ async def in_its_own_database(cluster: Kafka, topic: str, databases: Databases) 
 async def test_an_unclean_election(three_brokers: Kafka, databases: Databases) -> None:
     """One of two consumers runs, the other is away meanwhile."""
     topics, (first, second, _) = (next_topic(), next_topic()), three_brokers.brokers
+    unclean = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     for topic in topics:
-        await asyncio.to_thread(make_topic, three_brokers, topic, 1, UNCLEAN, [[first.node, second.node]])
+        await asyncio.to_thread(make_topic, three_brokers, topic, 1, unclean, [[first.node, second.node]])
     try:
         async with AsyncExitStack() as stack:
             running, away = [

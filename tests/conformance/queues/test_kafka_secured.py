@@ -29,8 +29,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 pytestmark = pytest.mark.long("tests with kafka")
 
-WRONG = "hunter2hunter2"
-
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
@@ -105,13 +103,14 @@ async def what_is_said(log: KafkaLog) -> list[str]:
 async def test_a_wrong_password_is_named_with_the_broker_and_is_not_shown(
     secured: Secured, topic: str, opened: Opened, mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for said in await what_is_said(await opened(secured.url(topic, mechanism, WRONG))):
+    wrong = "hunter2hunter2"
+    for said in await what_is_said(await opened(secured.url(topic, mechanism, wrong))):
         assert f"kafka://{secured.cluster.bootstrap}/{topic}: " in said
         assert "Authentication failed" in said
         assert f"sasl_ssl://{secured.cluster.bootstrap}" in said
-        assert WRONG not in said
+        assert wrong not in said
     assert "Authentication failed" in caplog.text, "librdkafka's lines are in our log"
-    assert WRONG not in caplog.text
+    assert wrong not in caplog.text
 
 
 async def test_an_authority_that_is_not_trusted_is_named_with_the_broker(

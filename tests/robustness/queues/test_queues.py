@@ -192,7 +192,6 @@ async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in
 
 
 MEMBER = "worker-1"
-SAYS = f"another process takes as member {MEMBER}: give each its own --member"
 
 
 def namesakes(house: World) -> list[ConsumerServer]:
@@ -211,6 +210,7 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
     kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
 ) -> None:
     total = messages(800)
+    says = f"another process takes as member {MEMBER}: give each its own --member"
     async with world(kind, launcher=launcher, one_kafka=one_kafka) as house:
         older, younger = namesakes(house)
         house.consumers.update(older=older, younger=younger)
@@ -228,7 +228,7 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
             younger.start()
 
             async def says_so() -> bool:
-                return any(SAYS in each.log_text() for each in (older, younger))
+                return any(says in each.log_text() for each in (older, younger))
 
             await eventually(says_so, within=2 * PATIENCE, what="why one of them does not consume")
             await submitting
@@ -257,7 +257,6 @@ TAKEN_OVER_WITHIN = 2 * PATIENCE
 """Seconds. A session of Kafka is 3 here, ownership in PostgreSQL and Redis 10, and a transaction that was left open is
 ended after STATEMENT_TIMEOUT."""
 STATEMENT_TIMEOUT = "5"
-ATTEMPTS = 5
 SEEN_WITHIN = 10.0
 """Seconds. A consumer writes at once when it goes on, and reports it a second later."""
 EFFECTS = "SELECT count(*) FROM oracle.effects"
@@ -328,10 +327,11 @@ async def test_what_a_stopped_consumer_writes_when_it_goes_on_is_not_applied_twi
     """Its log may tell a consumer that goes on of its loss before it comes to write: then nothing is shown, and it is
     done again.
     """
-    for attempt in range(ATTEMPTS):
+    attempts = 5
+    for attempt in range(attempts):
         if await late_writes_are_not_applied_twice(kind, launcher, one_kafka, seed + attempt):
             return
-    pytest.fail(f"no consumer wrote late in {ATTEMPTS} attempts")
+    pytest.fail(f"no consumer wrote late in {attempts} attempts")
 
 
 async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int) -> bool:
@@ -453,15 +453,13 @@ def produce_some(kafka: Kafka, topic: str) -> list[str]:
 # A gateway and a consumer whose log takes TLS only, each a process as an operator runs it.
 
 
-ENOUGH = 200
-
-
 @pytest.mark.long("storms of queued writes")
 @pytest.mark.realtime  # a log that does not answer in two seconds is 503
 @pytest.mark.parametrize("secured", SECURED)
 async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: Launcher, seed: int) -> None:
+    enough = 200
     async with world(secured, launcher=launcher) as house:
-        submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= ENOUGH)
+        submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= enough)
         await house.consumer("a")
         await submitters.submit()
         await house.end(submitters)
