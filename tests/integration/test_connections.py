@@ -126,29 +126,37 @@ async def name_of(connection: Connection) -> str:
 
 READ_ONLY = "default_transaction_read_only"
 NO_TRIGGERS = "session_replication_role"
-UNWRITABLE = {
-    "explicitly off": (
-        READ_ONLY,
-        "ALTER DATABASE {name} SET {setting} = on",
-        "ALTER DATABASE {name} SET {setting} = off",
-    ),
-    "server": (READ_ONLY, "ALTER SYSTEM SET {setting} = on", "ALTER SYSTEM RESET {setting}"),
-    "no triggers": (
-        NO_TRIGGERS,
-        "ALTER DATABASE {name} SET {setting} = replica",
-        "ALTER DATABASE {name} RESET {setting}",
-    ),
-    "no triggers in the server": (NO_TRIGGERS, "ALTER SYSTEM SET {setting} = replica", "ALTER SYSTEM RESET {setting}"),
-}
 
 
-@pytest.mark.parametrize("how", UNWRITABLE)
+@pytest.mark.parametrize(
+    ("setting", "on", "off"),
+    [
+        pytest.param(
+            READ_ONLY,
+            "ALTER DATABASE {name} SET {setting} = on",
+            "ALTER DATABASE {name} SET {setting} = off",
+            id="explicitly off",
+        ),
+        pytest.param(READ_ONLY, "ALTER SYSTEM SET {setting} = on", "ALTER SYSTEM RESET {setting}", id="server"),
+        pytest.param(
+            NO_TRIGGERS,
+            "ALTER DATABASE {name} SET {setting} = replica",
+            "ALTER DATABASE {name} RESET {setting}",
+            id="no triggers",
+        ),
+        pytest.param(
+            NO_TRIGGERS,
+            "ALTER SYSTEM SET {setting} = replica",
+            "ALTER SYSTEM RESET {setting}",
+            id="no triggers in the server",
+        ),
+    ],
+)
 async def test_a_database_that_takes_no_fenced_writes_is_not_ready_and_writes_go_on_when_it_is_lifted(
-    how: str, demo: Connection, database: str
+    setting: str, on: str, off: str, demo: Connection, database: str
 ) -> None:
     name = await name_of(demo)
-    setting, *statements = UNWRITABLE[how]
-    on, off = (each.format(name=name, setting=setting) for each in statements)
+    on, off = (each.format(name=name, setting=setting) for each in (on, off))
     tokens = iter(range(100, 10_000))
     async with in_process(database, pool_timeout=10) as client:
 

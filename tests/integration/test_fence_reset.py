@@ -479,18 +479,6 @@ PARTED = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0)
   PARTITION BY RANGE (order_id);
 CREATE TABLE public.part PARTITION OF orders DEFAULT"""
-OFF = {
-    "all of the user's": "ALTER TABLE {table} DISABLE TRIGGER USER",
-    "one": "ALTER TABLE {table} DISABLE TRIGGER zzz_fencepost_{trigger}",
-    "for replicas": "ALTER TABLE {table} ENABLE REPLICA TRIGGER zzz_fencepost_{trigger}",
-    "dropped": "DROP TRIGGER zzz_fencepost_{trigger} ON orders",
-    "in the gateway's sessions": "SET session_replication_role = replica",
-}
-KINDS = {
-    "rows": (ORDERS, None, "orders", {"DELETE": "del", "INSERT": "insmark"}),
-    "partitions": (PARTED, None, "part", {"DELETE": "del", "INSERT": "insmark"}),
-    "scopes": (ORDERS, "account/{n}", "orders", dict.fromkeys(("DELETE", "INSERT", "UPDATE"), "scope")),
-}
 
 STATUS = (Selected(Field("status")),)
 
@@ -536,12 +524,29 @@ async def in_all_sessions(gateway: Gateway, statement: str) -> None:
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("how", OFF)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("ALTER TABLE {table} DISABLE TRIGGER USER", id="all of the user's"),
+        pytest.param("ALTER TABLE {table} DISABLE TRIGGER zzz_fencepost_{trigger}", id="one"),
+        pytest.param("ALTER TABLE {table} ENABLE REPLICA TRIGGER zzz_fencepost_{trigger}", id="for replicas"),
+        pytest.param("DROP TRIGGER zzz_fencepost_{trigger} ON orders", id="dropped"),
+        pytest.param("SET session_replication_role = replica", id="in the gateway's sessions"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("ddl", "scope", "table", "triggers"),
+    [
+        pytest.param(ORDERS, None, "orders", {"DELETE": "del", "INSERT": "insmark"}, id="rows"),
+        pytest.param(PARTED, None, "part", {"DELETE": "del", "INSERT": "insmark"}, id="partitions"),
+        pytest.param(
+            ORDERS, "account/{n}", "orders", dict.fromkeys(("DELETE", "INSERT", "UPDATE"), "scope"), id="scopes"
+        ),
+    ],
+)
 async def test_nothing_is_written_where_the_fence_does_not_fire(
-    connect: Connect, unmade: Unmade, kind: str, how: str
+    connect: Connect, unmade: Unmade, ddl: str, scope: str | None, table: str, triggers: dict[str, str], how: str
 ) -> None:
-    ddl, scope, table, triggers = KINDS[kind]
     race = await open_race(connect, unmade, ddl=ddl)
     await protect(race.observer, "orders", scope=scope)
     rows = "INSERT INTO orders VALUES ('k'), ('gone'); DELETE FROM orders WHERE order_id = 'gone'"
@@ -550,7 +555,7 @@ async def test_nothing_is_written_where_the_fence_does_not_fire(
     for verb, trigger in triggers.items():
         for name, request in REQUESTS[verb].items():
             async with open_gateway(race.dsn, batch_pool_size=1) as gateway:
-                harm = OFF[how].format(table=table, trigger=trigger)
+                harm = how.format(table=table, trigger=trigger)
                 if harm.startswith("SET"):
                     await in_all_sessions(gateway, harm)
                 else:
@@ -618,30 +623,32 @@ async def test_a_look_at_the_statements_snapshot_would_not_see_it(connect: Conne
     await assert_seen(a_write_waits_for_the_triggers_end, race)
 
 
-RENAMED_COLUMN = {
-    "its name goes to a new column": (
-        "key",
-        "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders ADD order_id text NOT NULL DEFAULT 'k'",
-    ),
-    "two columns swap names": (
-        "status",
-        "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders RENAME status TO order_id;"
-        " ALTER TABLE orders RENAME key TO status",
-    ),
-    "a new column has the marks' name": (
-        "order_id",
-        "ALTER TABLE orders RENAME last_fence_token TO old;"
-        " ALTER TABLE orders ADD last_fence_token bigint NOT NULL DEFAULT 0",
-    ),
-}
-
-
 @pytest.mark.versions
-@pytest.mark.parametrize("how", RENAMED_COLUMN)
+@pytest.mark.parametrize(
+    ("called", "renaming"),
+    [
+        pytest.param(
+            "key",
+            "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders ADD order_id text NOT NULL DEFAULT 'k'",
+            id="its name goes to a new column",
+        ),
+        pytest.param(
+            "status",
+            "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders RENAME status TO order_id;"
+            " ALTER TABLE orders RENAME key TO status",
+            id="two columns swap names",
+        ),
+        pytest.param(
+            "order_id",
+            "ALTER TABLE orders RENAME last_fence_token TO old;"
+            " ALTER TABLE orders ADD last_fence_token bigint NOT NULL DEFAULT 0",
+            id="a new column has the marks' name",
+        ),
+    ],
+)
 async def test_a_path_means_the_columns_of_the_key_whatever_they_are_called(
-    connect: Connect, unmade: Unmade, how: str
+    connect: Connect, unmade: Unmade, called: str, renaming: str
 ) -> None:
-    called, renaming = RENAMED_COLUMN[how]
     race = await open_race(connect, unmade)
     await race.insert(race.a, "k", 30, status="new")
     await race.insert(race.a, "new", 30, status="k")

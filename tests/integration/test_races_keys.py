@@ -94,18 +94,19 @@ async def test_a_claimed_key_without_a_row_refuses_every_older_write(race: Race)
         assert result_of(await claimed(gateway, "k", 42)) == "ok"
 
 
-REQUESTS: dict[str, tuple[Callable[[Gateway, str, int], Coroutine[Any, Any, Outcome]], str]] = {
-    "put": (lambda gateway, key, token: put(gateway, keyed(key, token, status="b")), "created"),
-    "delete": (lambda gateway, key, token: delete(gateway, keyed(key, token)), "FP006"),
-    "claim": (claimed, "ok"),
-}
-"""Requests to one key, and what they are answered if they find no row and their token passes."""
-
-
 @BOTH_RULES
-@pytest.mark.parametrize("name", REQUESTS)
-async def test_what_waits_for_a_delete_is_refused_or_finds_no_row(race: Race, name: str) -> None:
-    send, passed = REQUESTS[name]
+# Requests to one key, and what they are answered if they find no row and their token passes.
+@pytest.mark.parametrize(
+    ("send", "passed"),
+    [
+        pytest.param(lambda gateway, key, token: put(gateway, keyed(key, token, status="b")), "created", id="put"),
+        pytest.param(lambda gateway, key, token: delete(gateway, keyed(key, token)), "FP006", id="delete"),
+        pytest.param(claimed, "ok", id="claim"),
+    ],
+)
+async def test_what_waits_for_a_delete_is_refused_or_finds_no_row(
+    race: Race, send: Callable[[Gateway, str, int], Coroutine[Any, Any, Outcome]], passed: str
+) -> None:
     async with open_gateway(race.dsn) as gateway:
         for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else passed), (35, passed)):
             key = f"k{token}"
