@@ -82,20 +82,6 @@ async def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> Non
         await source.open()
 
 
-async def signed(bench: EtcdBench) -> None:
-    """Make a user who may touch the locks and nothing else, and ask for passwords from now on."""
-    for command in (
-        "user add root:root",
-        "user grant-role root root",
-        "role add locks",
-        "role grant-permission locks --prefix=true readwrite fencepost/",
-        "user add gate:secret",
-        "user grant-role gate locks",
-        "auth enable",
-    ):
-        await bench.ctl(*command.split())
-
-
 class Forgetful(EtcdApi):
     def forget(self) -> None:
         """Go on with a session that etcd does not know."""
@@ -109,7 +95,17 @@ async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
         source: Source = EtcdSource(api)
         await source.open()
         before = await granted(source, "a/b", ttl_ms=60_000)  # the server asks for no password yet
-        await signed(bench)
+        # Make a user who may touch the locks and nothing else, and ask for passwords from now on.
+        for command in (
+            "user add root:root",
+            "user grant-role root root",
+            "role add locks",
+            "role grant-permission locks --prefix=true readwrite fencepost/",
+            "user add gate:secret",
+            "user grant-role gate locks",
+            "auth enable",
+        ):
+            await bench.ctl(*command.split())
         assert await source.renew("a/b", before.handle, 60_000) is True
         api.forget()
         assert await source.mint("a/b", before.handle, 1) is not None

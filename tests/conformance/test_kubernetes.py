@@ -486,23 +486,6 @@ def pod(kube_of_kubernetes_access: Cluster, tmp_path: Path, monkeypatch: pytest.
     return tmp_path
 
 
-async def role_without(kube: Cluster, verb: str) -> None:
-    """Give user `gateway` the Role of deploy/kubernetes in NAMESPACE, without one verb; return when it is in force."""
-    role = copy.deepcopy(object_of("rbac.yaml", "Role"))
-    role["metadata"] = {"name": "less", "namespace": NAMESPACE}
-    role["rules"][0]["verbs"].remove(verb)
-    subject = {"kind": "User", "name": "gateway", "apiGroup": "rbac.authorization.k8s.io"}
-    binding = copy.deepcopy(object_of("rbac.yaml", "RoleBinding"))
-    binding |= {"metadata": role["metadata"], "subjects": [subject]}
-    binding["roleRef"]["name"] = "less"
-    kube.apply(role, binding)
-
-    async def in_force() -> bool:
-        return [one for one in VERBS if not may(kube, one)] == [verb]
-
-    await eventually(in_force, what=f"the role without {verb}")
-
-
 def may(kube: Cluster, verb: str) -> bool:
     wanted = {"namespace": NAMESPACE, "group": "coordination.k8s.io", "resource": "leases", "verb": verb}
     review = {"kind": "SubjectAccessReview", "spec": {"user": "gateway", "resourceAttributes": wanted}}
@@ -543,7 +526,21 @@ async def test_a_service_accounts_token_that_was_renewed_on_disk_is_used(
 async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
     make_of_kubernetes_access: KubernetesAccessMake, kube_of_kubernetes_access: Cluster, verb: str
 ) -> None:
-    await role_without(kube_of_kubernetes_access, verb)
+    # Give user `gateway` the Role of deploy/kubernetes in NAMESPACE, without one verb; return when it is in
+    # force.
+    role = copy.deepcopy(object_of("rbac.yaml", "Role"))
+    role["metadata"] = {"name": "less", "namespace": NAMESPACE}
+    role["rules"][0]["verbs"].remove(verb)
+    subject = {"kind": "User", "name": "gateway", "apiGroup": "rbac.authorization.k8s.io"}
+    binding = copy.deepcopy(object_of("rbac.yaml", "RoleBinding"))
+    binding |= {"metadata": role["metadata"], "subjects": [subject]}
+    binding["roleRef"]["name"] = "less"
+    kube_of_kubernetes_access.apply(role, binding)
+
+    async def in_force() -> bool:
+        return [one for one in VERBS if not may(kube_of_kubernetes_access, one)] == [verb]
+
+    await eventually(in_force, what=f"the role without {verb}")
     gateway = {"token": "gateway-token"}
     source = make_of_kubernetes_access(
         f"kubernetes://kubeconfig?file={kube_of_kubernetes_access.kubeconfig('gateway', gateway)}"

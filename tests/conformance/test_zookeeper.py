@@ -60,16 +60,6 @@ async def watches(zookeeper: ZooKeeperBench) -> int:
     return int(found[1])
 
 
-async def asleep(zookeeper: ZooKeeperBench, source: ZooKeeperSource, lock: str) -> None:
-    """Return once the only waiter of this source has set its watch and has the answer to that."""
-
-    async def watched() -> bool:
-        return await watches(zookeeper) == 1
-
-    await eventually(watched, what="the waiter's watch")
-    await source.inspect(lock)  # answers of one connection come in order
-
-
 # A ZooKeeper of this file's own, and sources on it.
 
 
@@ -112,7 +102,14 @@ async def test_suspended_is_not_lost(zookeeper: ZooKeeperBench, open_source: Ope
     source = await open_source(session_s=20)
     grant = await granted(source, lock)
     waiter = asyncio.create_task(granted(source, lock))
-    await asleep(zookeeper, source, lock)  # a request under way when the servers stop has no answer in time
+
+    # The only waiter has set its watch and has the answer to that: a request under way when the servers stop has none
+    # in time.
+    async def watched() -> bool:
+        return await watches(zookeeper) == 1
+
+    await eventually(watched, what="the waiter's watch")
+    await source.inspect(lock)  # answers of one connection come in order
     await zookeeper.pause()
     try:
         with pytest.raises(SourceUnavailableError, match="did not answer"):

@@ -155,11 +155,6 @@ async def test_a_table_with_a_nondeterministic_collation_in_its_key_or_scope_is_
         await protect(db, "scoped", scope="of/{k}")
 
 
-async def close(race: Race) -> None:
-    for connection in (race.a, race.b, race.c, race.observer):
-        await connection.close()
-
-
 async def test_keys_are_claimed_in_the_order_in_which_rows_are_locked(connect: Connect, database: str) -> None:
     """By the column's collation: in another order, a lease's claims and a multi-row write deadlock."""
     db = await owner(connect)
@@ -174,7 +169,8 @@ async def test_keys_are_claimed_in_the_order_in_which_rows_are_locked(connect: C
         claimed = await in_key_order(race.a, race.table, keys)
         assert [keys[position] for position, _ in claimed] == [tuple(row) for row in locked], collation
         orders.add(tuple(position for position, _ in claimed))
-        await close(race)
+        for connection in (race.a, race.b, race.c, race.observer):
+            await connection.close()
     assert (len(orders) > 1) == await has_icu(db), "with ICU there is more than one order"
 
 

@@ -489,11 +489,6 @@ async def found(connection: Connection) -> list[str]:
     return [finding.text for finding in await examine_tables(connection) if finding.level == "error"]
 
 
-async def disable(connection: Connection) -> None:
-    for trigger in EVENT_TRIGGERS:
-        await connection.execute(f"ALTER EVENT TRIGGER {trigger} DISABLE")
-
-
 async def test_another_default_is_refused(items: Connection) -> None:
     for default in ("999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"):
         with pytest.raises(asyncpg.PostgresError, match="an INSERT would pass without a token") as refused:
@@ -512,7 +507,8 @@ async def test_no_default_and_zero_are_none(items: Connection) -> None:
 
 
 async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(items: Connection) -> None:
-    await disable(items)
+    for trigger in EVENT_TRIGGERS:
+        await items.execute(f"ALTER EVENT TRIGGER {trigger} DISABLE")
     await items.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
     assert any("the default of last_fence_token is not 0 in items" in text for text in await found(items))
     await protect(items, "items")

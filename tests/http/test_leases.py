@@ -545,7 +545,12 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
 
         await eventually(two_read, what="two reads that hold a connection")
         async with asyncio.timeout(PATIENCE):  # a connection of the pool would be waited for for ten minutes
-            await renewed_minted_and_released(client, lease)
+            secret, path = {"X-Lease-Secret": lease["secret"]}, f"/leases/{lease['lease_id']}"
+            for _ in range(3):
+                renewed = await client.post(f"{path}/renew", json={}, headers=secret)
+                assert renewed.status_code == 200, renewed.text
+            assert (await client.post(f"{path}/tokens", json={}, headers=secret)).status_code == 200
+            assert (await client.delete(path, headers=secret)).status_code == 204
             for source in ("builtin", "other"):
                 wanted = LEASE | {"lock": "hourly", "source": source, "claim": [f"orders/of-{source}"]}
                 taken = await client.post("/leases", json=wanted)
@@ -560,15 +565,6 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
         assert {(await each).status_code for each in asked} == {200}
     await operator.close()
     await keeper.close()
-
-
-async def renewed_minted_and_released(client: httpx.AsyncClient, lease: dict[str, str]) -> None:
-    secret, path = {"X-Lease-Secret": lease["secret"]}, f"/leases/{lease['lease_id']}"
-    for _ in range(3):
-        renewed = await client.post(f"{path}/renew", json={}, headers=secret)
-        assert renewed.status_code == 200, renewed.text
-    assert (await client.post(f"{path}/tokens", json={}, headers=secret)).status_code == 200
-    assert (await client.delete(path, headers=secret)).status_code == 204
 
 
 async def test_a_read_that_gets_no_connection_says_whose_the_others_are(

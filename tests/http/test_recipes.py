@@ -392,13 +392,6 @@ async def total(reader: Connection) -> Decimal:
     return found
 
 
-async def free(http: httpx.AsyncClient) -> None:
-    async def none_holds() -> bool:
-        return not any(lock["held"] for lock in (await http.get("/v1/locks")).json())
-
-    await eventually(none_holds, what="the end of the lease")
-
-
 @pytest.mark.long("recipes that run as processes")
 def test_every_block_of_the_cron_page_is_run() -> None:
     assert set(recipes(CRON_PAGE)) == {"table", "script", "crontab", "refused", "once", "once-crontab"}
@@ -427,7 +420,11 @@ async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fenc
     async with cron_machines.machine("one", short, waits=True) as one:
         await one.is_about_to_write()
         one.pause_lock()
-        await free(http)
+
+        async def none_holds() -> bool:
+            return not any(lock["held"] for lock in (await http.get("/v1/locks")).json())
+
+        await eventually(none_holds, what="the end of the lease")
         await owner.execute(pays)
         async with cron_machines.machine("two", command) as two:
             assert await two.running.ended() == 0, two.running.printed

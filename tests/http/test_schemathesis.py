@@ -59,8 +59,12 @@ INSERT INTO unprotected VALUES ('0190a5c4-7d3e-7c1a-9b55-3f2f6a1c0d42', 'here');
 """
 
 
-@pytest.fixture
-async def many_tables(demo_database: str) -> str:
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
+@pytest.mark.parametrize("sent", ["a good token", "a token that has ended", "no token"])
+async def test_every_answer_is_one_that_the_document_promises(
+    demo_database: str, start_gateway: StartGateway, tmp_path: Path, sent: str
+) -> None:
+    """Without a good token nothing under /v1 is served."""
     connection = await asyncpg.connect(demo_database)
     try:
         await connection.execute(TABLES)
@@ -68,18 +72,9 @@ async def many_tables(demo_database: str) -> str:
         await protect(connection, "lines", rule="epoch")
     finally:
         await connection.close()
-    return demo_database
-
-
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
-@pytest.mark.parametrize("sent", ["a good token", "a token that has ended", "no token"])
-async def test_every_answer_is_one_that_the_document_promises(
-    many_tables: str, start_gateway: StartGateway, tmp_path: Path, sent: str
-) -> None:
-    """Without a good token nothing under /v1 is served."""
     # A lock may be asked for twice; and after 600 bad tokens each answer would be a 429.
     settings = {"max_wait": 0.2, "failed_rate_limit": "", "jwt_secret": SECRET, "jwt_role_claim_key": ""}
-    gateway = await start_gateway(many_tables, **settings)
+    gateway = await start_gateway(demo_database, **settings)
     credential = {"a good token": token(), "a token that has ended": token(exp=1)}.get(sent)
     max_examples = 30
     few_examples = 3

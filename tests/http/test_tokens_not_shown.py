@@ -22,32 +22,6 @@ async def lease(api: Api, lock: str, **asked: object) -> Any:
     return answer.json()
 
 
-async def answers_to_others(api: Api, table: str, key: str, lock: str, late: Any, held: Any) -> dict[str, Any]:
-    """Ask everything that a client may ask that has neither the lease's secret nor a token of it. `late` is its own."""
-    resource, stale = f"{table}/{key}", late["tokens"][0]
-    return {
-        "row": await api.ask("GET", f"data/{resource}"),
-        "rows": await api.ask("GET", f"data/{table}"),
-        "mark of the row": await api.ask("GET", f"data/{resource}?select=last_fence_token"),
-        "marks of rows": await api.ask("GET", f"data/{table}?select=last_fence_token"),
-        "fence": await api.ask("GET", f"fences?resource={resource}"),
-        "lock": await api.ask("GET", f"locks?name={lock}"),
-        "locks": await api.ask("GET", "locks"),
-        "election": await api.ask("GET", f"elections?name={lock.removeprefix('election/')}"),
-        "elections": await api.ask("GET", "elections"),
-        "lease": await api.ask("GET", f"leases/{held['lease_id']}"),
-        "lost": await api.ask("GET", f"leases/{late['lease_id']}"),
-        "held": await api.ask("POST", "leases", {"lock": lock}),
-        "stale patch": await api.ask("PATCH", f"data/{resource}", {}, token=stale),
-        "stale put": await api.ask("PUT", f"data/{resource}", {}, token=stale),
-        "stale patch of many": await api.ask("PATCH", f"data/{table}?{KEYS[table]}=eq.{key}", {}, token=stale),
-        "stale delete": await api.ask("DELETE", f"data/{resource}", token=stale),
-        "stale post": await api.ask("POST", f"data/{table}", {KEYS[table]: key}, token=stale),
-        "stale claim": await api.ask("POST", "claims", {"resource": resource}, token=stale),
-        "never issued": await api.ask("PATCH", f"data/{resource}", {}, token=2**40),
-    }
-
-
 KEYS = {"orders": "order_id", "leased": "id"}
 
 
@@ -62,7 +36,30 @@ async def test_no_number_that_is_shown_can_write(api: Api, shop: Shop, rule: str
     held = await lease(api, lock, **({"claim": [f"{table}/{key}"]} if how == "claimed" else {}))
     if how == "written":
         assert (await api.ask("PATCH", f"data/{table}/{key}", {}, token=held["tokens"][0])).status_code == 200
-    found = await answers_to_others(api, table, key, lock, first, held)
+    # Ask everything that a client may ask that has neither the lease's secret nor a token of it. `late` is its
+    # own.
+    resource, stale = f"{table}/{key}", first["tokens"][0]
+    found = {
+        "row": await api.ask("GET", f"data/{resource}"),
+        "rows": await api.ask("GET", f"data/{table}"),
+        "mark of the row": await api.ask("GET", f"data/{resource}?select=last_fence_token"),
+        "marks of rows": await api.ask("GET", f"data/{table}?select=last_fence_token"),
+        "fence": await api.ask("GET", f"fences?resource={resource}"),
+        "lock": await api.ask("GET", f"locks?name={lock}"),
+        "locks": await api.ask("GET", "locks"),
+        "election": await api.ask("GET", f"elections?name={lock.removeprefix('election/')}"),
+        "elections": await api.ask("GET", "elections"),
+        "lease": await api.ask("GET", f"leases/{held['lease_id']}"),
+        "lost": await api.ask("GET", f"leases/{first['lease_id']}"),
+        "held": await api.ask("POST", "leases", {"lock": lock}),
+        "stale patch": await api.ask("PATCH", f"data/{resource}", {}, token=stale),
+        "stale put": await api.ask("PUT", f"data/{resource}", {}, token=stale),
+        "stale patch of many": await api.ask("PATCH", f"data/{table}?{KEYS[table]}=eq.{key}", {}, token=stale),
+        "stale delete": await api.ask("DELETE", f"data/{resource}", token=stale),
+        "stale post": await api.ask("POST", f"data/{table}", {KEYS[table]: key}, token=stale),
+        "stale claim": await api.ask("POST", "claims", {"resource": resource}, token=stale),
+        "never issued": await api.ask("PATCH", f"data/{resource}", {}, token=2**40),
+    }
     times = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+")
     numbers = re.compile(r"(?<![0-9.:-])[1-9][0-9]{0,18}(?![0-9])")
     for name, answer in found.items():

@@ -119,11 +119,6 @@ async def demo(connect: Connect, database: str) -> Connection:
     return connection
 
 
-async def name_of(connection: Connection) -> str:
-    name: str = await connection.fetchval("SELECT quote_ident(current_database())")
-    return name
-
-
 READ_ONLY = "default_transaction_read_only"
 NO_TRIGGERS = "session_replication_role"
 
@@ -155,7 +150,7 @@ NO_TRIGGERS = "session_replication_role"
 async def test_a_database_that_takes_no_fenced_writes_is_not_ready_and_writes_go_on_when_it_is_lifted(
     setting: str, on: str, off: str, demo: Connection, database: str
 ) -> None:
-    name = await name_of(demo)
+    name: str = await demo.fetchval("SELECT quote_ident(current_database())")
     on, off = (each.format(name=name, setting=setting) for each in (on, off))
     tokens = iter(range(100, 10_000))
     async with in_process(database, pool_timeout=10) as client:
@@ -310,18 +305,14 @@ KEPT = {
 }  # fmt: skip
 
 
-async def weakened(connect: Connect) -> None:
-    connection = await connect()
-    name = await connection.fetchval("SELECT quote_ident(current_database())")
-    for setting in WEAK:
-        await connection.execute(f"ALTER DATABASE {name} SET {setting}")
-
-
 @pytest.mark.parametrize("through", ["directly", "PgBouncer", "PgBouncer that drops in silence"])
 async def test_what_the_rules_stand_on_is_in_force_in_every_session(
     through: str, connect: Connect, database: str
 ) -> None:
-    await weakened(connect)
+    connection = await connect()
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    for setting in WEAK:
+        await connection.execute(f"ALTER DATABASE {name} SET {setting}")
     if through == "directly":
         await every_session_has_it(database)
         return
@@ -366,7 +357,14 @@ async def test_a_pooler_that_shares_sessions_out_is_refused_at_the_start(
 async def test_a_pool_whose_connections_share_a_session_is_not_opened(at_once: int, database: str) -> None:
     """As a pooler does that was in session mode when the gateway looked, and is reloaded with another one."""
     async with pooled(database, "transaction", ignored=True) as url:
-        await busy(url, at_once)
+        # Have the pooler open so many sessions, and leave them idle.
+        connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(at_once)]
+        for connection in connections:
+            await connection.execute("BEGIN; SELECT 1")
+        for connection in connections:
+            await connection.execute("COMMIT")
+        for connection in connections:
+            await connection.close()
         with pytest.raises(SessionError, match="transaction or statement mode"):
             await opened_twice(url)
 
@@ -380,17 +378,6 @@ async def opened_twice(url: str) -> None:
                 await other.fetchval("SELECT 1")
         finally:
             await opened.close()
-
-
-async def busy(url: str, at_once: int) -> None:
-    """Have the pooler open so many sessions, and leave them idle."""
-    connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(at_once)]
-    for connection in connections:
-        await connection.execute("BEGIN; SELECT 1")
-    for connection in connections:
-        await connection.execute("COMMIT")
-    for connection in connections:
-        await connection.close()
 
 
 # What users' code does to a session ends with the request: the next one finds the session as it was made.

@@ -436,26 +436,17 @@ async def test_a_column_that_was_made_anew_holds_no_marks(connect: Connect, unma
 # No statement lowers a mark or a floor; one statement may, which names it (R6).
 
 
-@pytest.fixture
-async def public_race(connect: Connect, unmade: Unmade) -> Race:
-    race = await open_race(connect, unmade, "strict")
-    await race.observer.execute("SET search_path = public")
-    return race
-
-
-async def made(race: Race, table: str) -> None:
-    await race.observer.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
-    await protect(race.observer, table)
-
-
 async def deleted_under(race: Race, table: str, token: int) -> None:
     assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", token - 1) == "ok"
     assert await race.direct(race.a, f"DELETE FROM {table} WHERE id = 1", token) == "ok"
 
 
-async def test_no_statement_lowers_a_mark_or_a_floor(public_race: Race) -> None:
+async def test_no_statement_lowers_a_mark_or_a_floor(connect: Connect, unmade: Unmade) -> None:
     """But one that names the mark that is to fall, which lowers this one and no other."""
-    await made(public_race, "t")
+    public_race = await open_race(connect, unmade, "strict")
+    await public_race.observer.execute("SET search_path = public")
+    await public_race.observer.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await protect(public_race.observer, "t")
     await deleted_under(public_race, "t", 50)
     await public_race.observer.execute("UPDATE fencepost.floors SET floor = 40 WHERE name = 't'")
     lowerings = {
@@ -517,12 +508,6 @@ async def as_a_whole(gateway: Gateway) -> Outcome:
 DELETES["in a batch that lands as a whole"] = as_a_whole
 
 
-async def in_all_sessions(gateway: Gateway, statement: str) -> None:
-    for lend in (gateway.database.connection, gateway.database.batch_connection):
-        async with lend() as connection:
-            await connection.execute(statement)
-
-
 @pytest.mark.versions
 @pytest.mark.parametrize(
     "how",
@@ -557,7 +542,9 @@ async def test_nothing_is_written_where_the_fence_does_not_fire(
             async with open_gateway(race.dsn, batch_pool_size=1) as gateway:
                 harm = how.format(table=table, trigger=trigger)
                 if harm.startswith("SET"):
-                    await in_all_sessions(gateway, harm)
+                    for lend in (gateway.database.connection, gateway.database.batch_connection):
+                        async with lend() as connection:
+                            await connection.execute(harm)
                 else:
                     await race.observer.execute(harm)
                 # A PUT finds no row, and asks for the mark.

@@ -605,14 +605,6 @@ GIVEN: dict[str, dict[str, Any]] = {
 """A value that is not the default, by the argument; `verify` needs a source that can be asked."""
 
 
-@pytest.fixture
-async def kept_db(connect: Connect) -> Connection:
-    connection = await owner_of(connect)
-    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
-    await sources.register(connection, "asked", "mock", "source", verifies=True)
-    return connection
-
-
 async def stored(db: Connection) -> str:
     row = await db.fetchval(
         "SELECT to_jsonb(p) - '{relation, protected_at, protected_by}'::text[] FROM fencepost.protected p"
@@ -629,7 +621,10 @@ def test_every_argument_is_here() -> None:
 
 
 @pytest.mark.parametrize("argument", GIVEN)
-async def test_what_was_given_is_stored_and_kept(kept_db: Connection, argument: str) -> None:
+async def test_what_was_given_is_stored_and_kept(connect: Connect, argument: str) -> None:
+    kept_db = await owner_of(connect)
+    await kept_db.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
+    await sources.register(kept_db, "asked", "mock", "source", verifies=True)
     others = {name: value for name, value in GIVEN[argument].items() if name != argument}
     await protect(kept_db, "t", **others)
     without = await stored(kept_db)
@@ -739,12 +734,8 @@ async def test_doctor_finds_it_the_gateway_refuses_it_and_protect_mends_it(
     if "TRIGGER" in sql:
         assert (await command("protect", "items", database=database)).exit_code == 0
         assert (await command("doctor", database=database)).exit_code == 0
-        await scoped_and_judged(race)
-
-
-async def scoped_and_judged(race: Race) -> None:
-    await entered(race, race.a, 50, "account/42")
-    assert await race.direct(race.a, "UPDATE items SET n = 1 WHERE id = 1", 49) == "FP409"
+        await entered(race, race.a, 50, "account/42")
+        assert await race.direct(race.a, "UPDATE items SET n = 1 WHERE id = 1", 49) == "FP409"
 
 
 UPDATE = "UPDATE {} SET n = n + 1"

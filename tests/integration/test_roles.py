@@ -681,22 +681,6 @@ class Interrupter:
         return run
 
 
-async def every_cancelled_request_gives_its_role_back(
-    stage: Acting, monkeypatch: pytest.MonkeyPatch, way: str, moment: Moment
-) -> None:
-    interrupter, at, reached = Interrupter(monkeypatch), 0, True
-    interrupter.moment = moment
-    while reached:
-        interrupter.at, interrupter.seen = at, 0
-        interrupter.request = asyncio.ensure_future(WAYS_BACK[way](stage.of(WEB, claims='{"sub": "ann"}')))
-        await asyncio.wait([interrupter.request])
-        reached = interrupter.seen > at
-        interrupter.at = -1
-        await stage.assert_own_name()
-        at += 1
-    assert at >= 3, "a role was taken, and something done with it"
-
-
 @pytest.mark.parametrize("way", WAYS_BACK)
 async def test_a_role_ends_with_its_request_whichever_statement_is_cancelled(
     stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch, way: str
@@ -708,7 +692,17 @@ async def test_a_role_ends_with_its_request_whichever_statement_is_cancelled(
     await stage.gateway.catalog.reload()
     moments: tuple[Moment, ...] = ("before", "in flight", "after")
     for moment in moments:
-        await every_cancelled_request_gives_its_role_back(stage, monkeypatch, way, moment)
+        interrupter, at, reached = Interrupter(monkeypatch), 0, True
+        interrupter.moment = moment
+        while reached:
+            interrupter.at, interrupter.seen = at, 0
+            interrupter.request = asyncio.ensure_future(WAYS_BACK[way](stage.of(WEB, claims='{"sub": "ann"}')))
+            await asyncio.wait([interrupter.request])
+            reached = interrupter.seen > at
+            interrupter.at = -1
+            await stage.assert_own_name()
+            at += 1
+        assert at >= 3, "a role was taken, and something done with it"
 
 
 async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_answer_stays(

@@ -208,20 +208,16 @@ async def test_a_lost_lease_says_what_ended_it(api: Api, bench: RedisBench, conn
 @one_source
 async def test_a_lock_service_that_will_not_do_it_is_502_and_doctor_says_so(bench: RedisBench, api: Api) -> None:
     for content in ("many", "", "+5", "-5", f"{MOST_NATIVE}"):
-        await refused_by_the_counter(bench, api, content)
-
-
-async def refused_by_the_counter(bench: RedisBench, api: Api, content: str) -> None:
-    await redis_command(bench.ports[0], "SET", "fencepost:tokens", content)
-    try:
-        refused = await api.post("of-a-counter")
-        configured = ["--sources", f"{api.source}={bench.url}", "--database-url", api.database]
-        looked = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", *configured])
-    finally:
-        await redis_command(bench.ports[0], "DEL", "fencepost:tokens")
-    assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (502, "FP025", False)
-    assert (looked.exit_code, f"ERROR    source {api.source}: " in looked.output) == (1, True), looked.output
-    assert "counter fencepost:tokens" in looked.output
+        await redis_command(bench.ports[0], "SET", "fencepost:tokens", content)
+        try:
+            refused = await api.post("of-a-counter")
+            configured = ["--sources", f"{api.source}={bench.url}", "--database-url", api.database]
+            looked = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", *configured])
+        finally:
+            await redis_command(bench.ports[0], "DEL", "fencepost:tokens")
+        assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (502, "FP025", False)
+        assert (looked.exit_code, f"ERROR    source {api.source}: " in looked.output) == (1, True), looked.output
+        assert "counter fencepost:tokens" in looked.output
 
 
 async def test_a_name_that_the_lock_service_cannot_have_is_the_callers_error(database: str) -> None:

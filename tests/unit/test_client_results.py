@@ -435,14 +435,11 @@ def test_values_that_json_lacks_go_as_text() -> None:
         dumps(object())
 
 
-def modules_after(statement: str) -> set[str]:
+def test_importing_the_client_loads_no_server() -> None:
+    statement = "from fencepost import Client, SyncClient, StaleToken, LeaseLost, LockHeld"
     script = f"{statement}\nimport sys; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-def test_importing_the_client_loads_no_server() -> None:
-    loaded = modules_after("from fencepost import Client, SyncClient, StaleToken, LeaseLost, LockHeld")
+    loaded = set(done.stdout.split())
     assert "httpx" in loaded
     # Not click: httpx itself imports it for its own command line, where it is installed.
     server = (

@@ -111,13 +111,6 @@ async def append(log: KafkaLog, value: str) -> int:
     return await eventually(appended, within=2 * PATIENCE, what="an acknowledgement") - 1
 
 
-async def come_back(cluster: Kafka) -> None:
-    for broker in cluster.brokers:
-        if not broker.server.running:
-            broker.server.start()
-            await broker.server.serves()
-
-
 async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafka, topic: str, log: KafkaLog) -> None:
     await asyncio.to_thread(make_topic, cluster, topic, 1)
     for number in range(6):
@@ -135,17 +128,6 @@ async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafk
     assert await values_after(log, 2, 2) == [b"4", b"5"]
 
 
-async def added(cluster: Kafka, topic: str, log: KafkaLog) -> None:
-    """Give the topic three partitions."""
-    client = kafka_admin(cluster)
-    await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
-
-    async def more() -> bool:
-        return (await log.state()).partitions == 3
-
-    await eventually(more, what="three partitions")
-
-
 async def test_a_member_that_was_dead_when_partitions_were_added_gets_them_in_the_raised_generation(
     cluster: Kafka, topic: str, log: KafkaLog, member_process: Callable[[str], Awaitable[MemberProcess]]
 ) -> None:
@@ -156,7 +138,14 @@ async def test_a_member_that_was_dead_when_partitions_were_added_gets_them_in_th
     assert await killed.says() == {"partitions": [0]}
     os.kill(killed.pid, signal.SIGKILL)
     await killed.process.wait()
-    await added(cluster, topic, log)
+    # Give the topic three partitions.
+    client = kafka_admin(cluster)
+    await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
+
+    async def more() -> bool:
+        return (await log.state()).partitions == 3
+
+    await eventually(more, what="three partitions")
     assert (await log.state()).incarnation == before.incarnation
     member = joined(log, 2)
     await member.has(3)
@@ -240,7 +229,10 @@ async def test_leader_epochs_rise_with_each_election(cluster: Kafka, topic: str,
         await eventually(higher, what="a higher leader epoch")
         assert (await log.state()).ends == (2,)
     finally:
-        await come_back(cluster)
+        for broker in cluster.brokers:
+            if not broker.server.running:
+                broker.server.start()
+                await broker.server.serves()
 
 
 # A Kafka topic that is not what it was, seen from its consumer to the table: nothing is written before the difference
@@ -373,29 +365,25 @@ async def test_an_unclean_election(three_brokers: Kafka, databases: Databases) -
                 await stack.enter_async_context(in_its_own_database(three_brokers, topic, databases))
                 for topic in topics
             ]
-            await an_unclean_election(running, away, first, second)
+            # Have the second broker lead, which lacks what was consumed while it was away.
+            before = effects("k0", 1, 2, 3, 4, 5)
+            async with running.consumed():
+                async with away.consumed():
+                    for queue in (running, away):
+                        await queue.append("k0", 1, 2)
+                    await asyncio.to_thread(second.server.crash)
+                    for queue in (running, away):
+                        await queue.append("k0", 3, 4, 5)
+                    for queue in (running, away):
+                        await queue.has(*before)
+                await lose_what_the_second_does_not_have(first, second)
+                await judge_a_loss(running, before)
+            async with away.consumed():
+                await judge_a_loss(away, before)
     finally:
         for broker in (first, second):
             if not broker.server.running:
                 await started(broker)
-
-
-async def an_unclean_election(running: ConsumedTopic, away: ConsumedTopic, first: Broker, second: Broker) -> None:
-    """Have the second broker lead, which lacks what was consumed while it was away."""
-    before = effects("k0", 1, 2, 3, 4, 5)
-    async with running.consumed():
-        async with away.consumed():
-            for queue in (running, away):
-                await queue.append("k0", 1, 2)
-            await asyncio.to_thread(second.server.crash)
-            for queue in (running, away):
-                await queue.append("k0", 3, 4, 5)
-            for queue in (running, away):
-                await queue.has(*before)
-        await lose_what_the_second_does_not_have(first, second)
-        await judge_a_loss(running, before)
-    async with away.consumed():
-        await judge_a_loss(away, before)
 
 
 async def lose_what_the_second_does_not_have(first: Broker, second: Broker) -> None:

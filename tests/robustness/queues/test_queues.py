@@ -46,24 +46,6 @@ CHANGES = 8
 """How often a consumer leaves or comes during a storm."""
 
 
-async def come_and_go(house: World, submitters: Submitters, total: int, seed: int) -> None:
-    """Let consumers leave, in order, and others come: one each time that so many more were acknowledged."""
-    chance = random.Random(seed)
-    away: str | None = None
-    for change in range(1, CHANGES + 1):
-
-        async def far_enough(wanted: int = total * change // (CHANGES + 1)) -> bool:
-            return submitters.acknowledged >= wanted
-
-        await eventually(far_enough, within=30 + total / 50, what=f"more submissions {submitters.answers}")
-        if away is not None:
-            await house.consumer(away)
-            away = None
-        else:
-            away = chance.choice(sorted(house.consumers))
-            await asyncio.to_thread(house.consumers[away].stop)
-
-
 @pytest.mark.long("storms of queued writes")
 async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_order(
     kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
@@ -75,7 +57,21 @@ async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_ord
         submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= total)
         submitting = asyncio.create_task(submitters.submit())
         try:
-            await come_and_go(house, submitters, total, seed)
+            # Let consumers leave, in order, and others come: one each time that so many more were acknowledged.
+            chance = random.Random(seed)
+            away: str | None = None
+            for change in range(1, CHANGES + 1):
+
+                async def far_enough(wanted: int = total * change // (CHANGES + 1)) -> bool:
+                    return submitters.acknowledged >= wanted
+
+                await eventually(far_enough, within=30 + total / 50, what=f"more submissions {submitters.answers}")
+                if away is not None:
+                    await house.consumer(away)
+                    away = None
+                else:
+                    away = chance.choice(sorted(house.consumers))
+                    await asyncio.to_thread(house.consumers[away].stop)
             await submitting
         finally:
             submitting.cancel()
@@ -141,27 +137,6 @@ def time_away(
     return functools.partial(threading.Event().wait, chance.uniform(0, 1))
 
 
-async def kill_at_random(house: World, submitters: Submitters, total: int, seed: int) -> Counter[str]:
-    """Kill one server each time that so many more were acknowledged, each at least once; with PostgreSQL a consumer
-    that has messages in hand.
-    """
-    chance, killed_so_far = random.Random(seed), Counter[str]()
-    order = chance.sample(sorted(victims(house)), len(victims(house)))
-    kills = max(len(order), KILLS, KILLS * total // USUAL // 4)
-    for number in range(kills):
-
-        async def far_enough(wanted: int = total * (number + 1) // (kills + 1)) -> bool:
-            return submitters.acknowledged >= wanted
-
-        await eventually(far_enough, within=60 + total / 50, what=f"more submissions {submitters.answers}")
-        name = order[number] if number < len(order) else chance.choice(order)
-        then = chance.choice(sorted(house.consumers)) if name == "postgres" else None
-        killed_so_far.update(each for each in (name, then) if each is not None)
-        away = time_away(house, name, submitters, total, chance)
-        await asyncio.to_thread(kill, victims(house)[name], away, house.consumers.get(then or ""))
-    return killed_so_far
-
-
 @pytest.mark.long("storms of queued writes")
 async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in_order(
     storm_kind: str, launcher: Launcher, seed: int
@@ -174,7 +149,23 @@ async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in
         submitting = asyncio.create_task(submitters.submit(repeat=True))
         found = f"FENCEPOST_STORM_SEED={seed}"
         try:
-            deaths = await kill_at_random(house, submitters, total, seed)
+            # Kill one server each time that so many more were acknowledged, each at least once; with PostgreSQL a
+            # consumer that has messages in hand.
+            chance, killed_so_far = random.Random(seed), Counter[str]()
+            order = chance.sample(sorted(victims(house)), len(victims(house)))
+            kills = max(len(order), KILLS, KILLS * total // USUAL // 4)
+            for number in range(kills):
+
+                async def far_enough(wanted: int = total * (number + 1) // (kills + 1)) -> bool:
+                    return submitters.acknowledged >= wanted
+
+                await eventually(far_enough, within=60 + total / 50, what=f"more submissions {submitters.answers}")
+                name = order[number] if number < len(order) else chance.choice(order)
+                then = chance.choice(sorted(house.consumers)) if name == "postgres" else None
+                killed_so_far.update(each for each in (name, then) if each is not None)
+                away = time_away(house, name, submitters, total, chance)
+                await asyncio.to_thread(kill, victims(house)[name], away, house.consumers.get(then or ""))
+            deaths = killed_so_far
             await submitting
             found = f"{found} killed: {dict(deaths)} answers: {dict(submitters.answers)}"
             await house.end(submitters)
@@ -194,17 +185,6 @@ async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in
 MEMBER = "worker-1"
 
 
-def namesakes(house: World) -> list[ConsumerServer]:
-    """Give two consumers with the same name, not started yet."""
-    return [
-        ConsumerServer(
-            *(house.database, house.log.queue, MEMBER, house.directory / f"{which}.log", house.settings),
-            house.launcher,
-        )
-        for which in ("older", "younger")
-    ]
-
-
 @pytest.mark.long("storms of queued writes")
 async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_that_there_are_two(
     kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
@@ -212,7 +192,14 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
     total = messages(800)
     says = f"another process takes as member {MEMBER}: give each its own --member"
     async with world(kind, launcher=launcher, one_kafka=one_kafka) as house:
-        older, younger = namesakes(house)
+        # Give two consumers with the same name, not started yet.
+        older, younger = [
+            ConsumerServer(
+                *(house.database, house.log.queue, MEMBER, house.directory / f"{which}.log", house.settings),
+                house.launcher,
+            )
+            for which in ("older", "younger")
+        ]
         house.consumers.update(older=older, younger=younger)
         older.start()
         await older.serves()
