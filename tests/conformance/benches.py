@@ -97,13 +97,11 @@ async def redis_command(port: int, *words: str | int) -> Any:
         return await client.execute_command(*words)
 
 
-class RedisBench:
-    """One or several servers; what is done is done to all of them."""
+class OfServers:
+    """What is done to a service is done to all of its servers."""
 
     dsn = ""
-
-    def __init__(self, name: str, url: str, servers: Sequence[Server], ports: Sequence[int], keys: str) -> None:
-        self.name, self.url, self.servers, self.ports, self._keys = name, url, servers, ports, keys
+    servers: Sequence[Server]
 
     async def crash(self) -> None:
         for server in self.servers:
@@ -111,13 +109,26 @@ class RedisBench:
 
     async def restart(self) -> None:
         for server in self.servers:
-            server.start()
+            server.start()  # by this thread: a server ends with the one that started it
         for server in self.servers:
             await server.serves()
 
     async def pause(self) -> None:
         for server in self.servers:
             server.pause()
+
+    async def resume(self) -> None:
+        for server in self.servers:
+            server.resume()
+        for server in self.servers:
+            await server.serves()
+
+
+class RedisBench(OfServers):
+    """One or several servers; what is done is done to all of them."""
+
+    def __init__(self, name: str, url: str, servers: Sequence[Server], ports: Sequence[int], keys: str) -> None:
+        self.name, self.url, self.servers, self.ports, self._keys = name, url, servers, ports, keys
 
     async def resume(self) -> None:
         for server in self.servers:
@@ -174,18 +185,17 @@ def running_redlock(directory: Path) -> Iterator[RedisBench]:
 ETCD_PREFIX = "fencepost/"
 
 
-class EtcdBench:
+class EtcdBench(OfServers):
     """A cluster of `ports` nodes, each one's client port and peer port."""
 
     name = "etcd"
-    dsn = ""
 
     def __init__(
         self, directory: Path, ports: Sequence[tuple[int, int]], extra: Sequence[str], tls: tuple[Path, Path] | None
     ) -> None:
         self.endpoints = [f"127.0.0.1:{client}" for client, _ in ports]
         self.url = f"{'etcd' if tls is None else 'etcds'}://{','.join(self.endpoints)}"
-        self.nodes = etcd_nodes(directory, ports, *extra, tls=tls)
+        self.servers = self.nodes = etcd_nodes(directory, ports, *extra, tls=tls)
         self._peers = [f"http://127.0.0.1:{peer}" for _, peer in ports]
         self._cluster = ("--initial-cluster", ",".join(f"n{n}={peer}" for n, peer in enumerate(self._peers)))
 
@@ -202,26 +212,6 @@ class EtcdBench:
     def stop(self) -> None:
         for node in self.nodes:
             node.crash()
-
-    async def crash(self) -> None:
-        for node in self.nodes:
-            node.crash()
-
-    async def restart(self) -> None:
-        for node in self.nodes:
-            node.start()  # by this thread: a server ends with the one that started it
-        for node in self.nodes:
-            await node.serves()
-
-    async def pause(self) -> None:
-        for node in self.nodes:
-            node.pause()
-
-    async def resume(self) -> None:
-        for node in self.nodes:
-            node.resume()
-        for node in self.nodes:
-            await node.serves()
 
     async def spoil(self, lock: str) -> None:
         await self.ctl("put", f"{self.lock_name(lock)}/somebody", "else")
@@ -313,31 +303,20 @@ def zookeeper_client(port: int, **how: Any) -> Iterator[Any]:
         connected.close()
 
 
-class ZooKeeperBench:
+class ZooKeeperBench(OfServers):
     """One standalone server."""
 
     name = "zookeeper"
-    dsn = ""
 
     def __init__(self, directory: Path) -> None:
         self.data = directory / "data"
         self.port = free_port()
         service = zookeeper(directory, port=self.port)
         self.url, self.server = service.url, service.server
+        self.servers = [self.server]
 
     async def crash(self) -> None:
         await asyncio.to_thread(self.server.crash)
-
-    async def restart(self) -> None:
-        self.server.start()
-        await self.server.serves()
-
-    async def pause(self) -> None:
-        self.server.pause()
-
-    async def resume(self) -> None:
-        self.server.resume()
-        await self.server.serves()
 
     async def spoil(self, lock: str) -> None:
         def spoil() -> None:
@@ -498,29 +477,14 @@ def kube_cluster(directory: Path) -> Iterator[Cluster]:
 KUBE_LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
-class KubernetesBench:
+class KubernetesBench(OfServers):
     """See Bench. etcd is never harmed: it is not who a source talks to."""
 
     name = "kubernetes"
-    dsn = ""
 
     def __init__(self, running: Cluster) -> None:
-        self.cluster = running
+        self.cluster, self.servers = running, [running.apiserver]
         self.url = f"kubernetes://kubeconfig?file={running.kubeconfig('admin', {'token': ADMIN})}"
-
-    async def crash(self) -> None:
-        self.cluster.apiserver.crash()
-
-    async def restart(self) -> None:
-        self.cluster.apiserver.start()
-        await self.cluster.apiserver.serves()
-
-    async def pause(self) -> None:
-        self.cluster.apiserver.pause()
-
-    async def resume(self) -> None:
-        self.cluster.apiserver.resume()
-        await self.cluster.apiserver.serves()
 
     async def spoil(self, lock: str) -> None:
         body = {

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import asyncpg
@@ -24,12 +25,6 @@ from fencepost.testing.servers.postgres import replicated
 from fencepost.testing.servers.processes import eventually
 
 OURS = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^fencepost [0-9a-f]{16}'"
-WAITS_FOREVER = """
-import asyncio, sys
-from fencepost.server.locks.source import SourceContext, make
-asyncio.run(make(sys.argv[1], SourceContext("killed", "")).acquire(
-    sys.argv[2], owner="killed", ttl_ms=60000, tokens=1, wait_s=60))
-"""
 
 
 @pytest.fixture
@@ -115,7 +110,13 @@ async def test_a_renewal_may_change_the_ttl(ask: Asking, bench: AdvisoryBench, l
 @pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_killed_processes_waiter_leaves_the_queue(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     await ask.granted(lock)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WAITS_FOREVER, bench.url, lock, cwd=ROOT)
+    waits_forever = dedent("""
+        import asyncio, sys
+        from fencepost.server.locks.source import SourceContext, make
+        asyncio.run(make(sys.argv[1], SourceContext("killed", "")).acquire(
+            sys.argv[2], owner="killed", ttl_ms=60000, tokens=1, wait_s=60))
+    """)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", waits_forever, bench.url, lock, cwd=ROOT)
     try:
         await eventually(lambda: bench.waiting(lock), what="the waiter")
     finally:

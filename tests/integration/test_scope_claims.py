@@ -21,7 +21,6 @@ from fencepost.server.gateway.use_cases import claim, explain
 from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect
 from fencepost.server.postgres.leases import LockRequest
 
-SCOPE = "account/{account_id}"
 ACCOUNT = Resource("account", ("42",))
 
 

@@ -2,6 +2,8 @@
 
 from tests.support.racing import Race, assert_seen, mutate, outcome
 
+RAISE_MARK = "fencepost.raise_mark(text, bigint, text, boolean)"
+
 
 async def test_a_stale_insert_waits_for_the_newer_delete_and_is_refused(race: Race) -> None:
     await race.insert(race.a, "k", 32)
@@ -14,6 +16,5 @@ async def test_a_stale_insert_waits_for_the_newer_delete_and_is_refused(race: Ra
 
 
 async def test_without_the_comparison_it_would_not_be(race: Race) -> None:
-    raise_mark = "fencepost.raise_mark(text, bigint, text, boolean)"
-    await mutate(race, raise_mark, "WHERE fencepost.verdict(", "WHERE true OR fencepost.verdict(")
+    await mutate(race, RAISE_MARK, "WHERE fencepost.verdict(", "WHERE true OR fencepost.verdict(")
     await assert_seen(test_a_stale_insert_waits_for_the_newer_delete_and_is_refused, race)

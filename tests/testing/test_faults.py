@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import httpx
@@ -444,22 +445,6 @@ def test_a_process_that_two_blocks_pause_goes_on_after_the_last(family: tuple[su
     assert "T" not in states(child)
 
 
-PAUSES = """
-import os, signal, sys, threading
-from fencepost.testing import paused
-def pause():
-    with paused(int(sys.argv[1])):
-        print("paused", flush=True)
-        threading.Event().wait()
-if sys.argv[2] == "handles":
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-if sys.argv[2] == "thread":
-    threading.Thread(target=pause, daemon=True).start()
-    threading.Event().wait()
-pause()
-"""
-
-
 @pytest.mark.parametrize(
     ("number", "where", "status"),
     [
@@ -472,7 +457,21 @@ def test_a_signal_that_ends_the_harness_continues_what_it_has_stopped(
     family: tuple[subprocess.Popen[str], int], number: signal.Signals, where: str, status: int
 ) -> None:
     parent, child = family
-    command = [sys.executable, "-c", PAUSES, str(parent.pid), where]
+    pauses = dedent("""
+        import os, signal, sys, threading
+        from fencepost.testing import paused
+        def pause():
+            with paused(int(sys.argv[1])):
+                print("paused", flush=True)
+                threading.Event().wait()
+        if sys.argv[2] == "handles":
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+        if sys.argv[2] == "thread":
+            threading.Thread(target=pause, daemon=True).start()
+            threading.Event().wait()
+        pause()
+    """)
+    command = [sys.executable, "-c", pauses, str(parent.pid), where]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as harness:
         assert harness.stdout is not None
         assert harness.stdout.readline() == b"paused\n"

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from textwrap import dedent
 
 import psycopg
 import pytest
@@ -243,13 +244,6 @@ def test_once_more(fenced_table):
     assert fenced_table("CREATE TABLE parcels (parcel_id text PRIMARY KEY)", protect=False).rows() == []
 """
 CLIENT = "def test_it(fencepost_client): assert fencepost_client.locks() == []\n"
-FAULT = """
-import pytest
-from fencepost.testing import paused
-def test_it(fencepost_gateway):
-    with paused(fencepost_gateway):
-        pass
-"""
 
 
 @LONG
@@ -330,7 +324,14 @@ def test_a_gateway_that_wants_keys_gets_one(gateway: GatewayServer, tmp_path: Pa
 
 @LONG
 def test_a_client_needs_no_database_and_a_table_does(gateway: GatewayServer, tmp_path: Path) -> None:
-    for name, text in (("client", CLIENT), ("tables", TABLES), ("fault", FAULT)):
+    fault = dedent("""
+        import pytest
+        from fencepost.testing import paused
+        def test_it(fencepost_gateway):
+            with paused(fencepost_gateway):
+                pass
+    """)
+    for name, text in (("client", CLIENT), ("tables", TABLES), ("fault", fault)):
         (tmp_path / f"test_{name}.py").write_text(text)
     output = run_pytest(tmp_path, "--fencepost-url", gateway.url)
     assert re.search(r"\b1 passed\b", output), output

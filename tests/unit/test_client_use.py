@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from textwrap import dedent
 from typing import Any
 
 import httpx
@@ -458,58 +459,54 @@ async def test_writes_to_a_table_with_a_scope_wait_for_all_others_each_time() ->
 # A client belongs to one process and one event loop: elsewhere it says so, at once.
 
 
-FORKED = """
-import os, sys
-from fencepost import SyncClient
-with SyncClient("http://127.0.0.1:9", timeout=1, retry=None) as client:
-    child = os.fork()
-    if child == 0:
-        try:
-            client.select("orders")
-        except RuntimeError as error:
-            print(error)
-        client.close()
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    print("parent")
-"""
-
-
 def test_a_forked_process_is_told_to_open_a_client_of_its_own() -> None:
-    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    forked = dedent("""
+        import os, sys
+        from fencepost import SyncClient
+        with SyncClient("http://127.0.0.1:9", timeout=1, retry=None) as client:
+            child = os.fork()
+            if child == 0:
+                try:
+                    client.select("orders")
+                except RuntimeError as error:
+                    print(error)
+                client.close()
+                sys.stdout.flush()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            print("parent")
+    """)
+    ran = subprocess.run([sys.executable, "-c", forked], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ran.returncode == 0, ran.stderr
     said, parent = ran.stdout.splitlines()
     assert "from which this one was forked" in said
     assert parent == "parent", "its own client is closed as ever"
 
 
-ASYNC_FORKED = """
-import asyncio, os
-from fencepost import Client
-async def main():
-    client = Client("http://127.0.0.1:9", timeout=1, retry=None)
-    try:
-        await client.select("orders")
-    except Exception:
-        pass
-    child = os.fork()
-    if child == 0:
-        for asked in (client.select("orders"), client.lock("a").__aenter__()):
-            try:
-                await asked
-            except RuntimeError as error:
-                print(error, flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
-    await client.aclose()
-asyncio.run(main())
-"""
-
-
 def test_a_forked_process_is_told_that_the_client_of_an_event_loop_belongs_to_another() -> None:
+    async_forked = dedent("""
+        import asyncio, os
+        from fencepost import Client
+        async def main():
+            client = Client("http://127.0.0.1:9", timeout=1, retry=None)
+            try:
+                await client.select("orders")
+            except Exception:
+                pass
+            child = os.fork()
+            if child == 0:
+                for asked in (client.select("orders"), client.lock("a").__aenter__()):
+                    try:
+                        await asked
+                    except RuntimeError as error:
+                        print(error, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            await client.aclose()
+        asyncio.run(main())
+    """)
     ran = subprocess.run(
-        [sys.executable, "-c", ASYNC_FORKED], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", async_forked], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ran.stdout.count("or before a fork") == 2, ran.stdout + ran.stderr
 

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 from subprocess import PIPE
+from textwrap import dedent
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,15 +65,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 OF_THE_SERVER = [re.split(r"[^\w-]", each)[0].replace("-", "_") for each in PROJECT["optional-dependencies"]["server"]]
 ALONE = {"batch", "elect", "lock", "mint"}
 HIDE = f"import sys; sys.modules.update(dict.fromkeys({[*OF_THE_SERVER, 'pydantic', 'pytest']!r}))\n"
-WINDOWS = """
-import asyncio, click, getpass, httpx, os, signal, subprocess, sys
-for name in "waitid getuid geteuid killpg tcsetpgrp".split():
-    delattr(os, name)
-for name in "pthread_sigmask SIGCHLD SIGHUP SIGTSTP SIGQUIT".split():
-    delattr(signal, name)
-sys.modules.update(dict.fromkeys(("pwd", "fcntl", "termios", "resource")))
-sys.platform = "win32"
-"""
 COMMAND = "from fencepost.cli.main import main; main({!r}, prog_name='fencepost')"
 
 
@@ -103,10 +95,19 @@ def test_a_command_whose_libraries_are_missing_names_the_extra(name: str) -> Non
 def test_a_system_that_cannot_wait_for_a_commands_processes_says_so() -> None:
     """A mock of Windows: what its Python has not is taken away. Nobody has run Fencepost there."""
     client = "from fencepost.client.lease import default_owner; assert '@' in default_owner()\n"
-    code, said = run(WINDOWS + client + COMMAND.format(["lock", "x", "--", "true"]))
+    windows = dedent("""
+        import asyncio, click, getpass, httpx, os, signal, subprocess, sys
+        for name in "waitid getuid geteuid killpg tcsetpgrp".split():
+            delattr(os, name)
+        for name in "pthread_sigmask SIGCHLD SIGHUP SIGTSTP SIGQUIT".split():
+            delattr(signal, name)
+        sys.modules.update(dict.fromkeys(("pwd", "fcntl", "termios", "resource")))
+        sys.platform = "win32"
+    """)
+    code, said = run(windows + client + COMMAND.format(["lock", "x", "--", "true"]))
     assert (code, "this system cannot" in said) == (2, True), said
     for arguments in (["mint", "--help"], ["batch", "--help"], ["--help"]):
-        code, said = run(WINDOWS + COMMAND.format(arguments))
+        code, said = run(windows + COMMAND.format(arguments))
         assert code == 0, said
 
 
@@ -288,19 +289,17 @@ def test_the_page_shows_the_figures_that_are_kept() -> None:
     assert queue_report.inserted(page, queue_report.kept()) == page, "python -m benchmarks.queue_report"
 
 
-_BURN = """
-import sys, time
-print(flush=True)
-sys.stdin.readline()
-begin = time.process_time()
-while time.process_time() < begin + 0.2: pass
-print(flush=True)
-sys.stdin.readline()
-"""
-
-
 def test_what_a_process_of_ours_has_of_a_core_is_counted() -> None:
-    with subprocess.Popen([sys.executable, "-c", _BURN], stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as child:
+    burn = dedent("""
+        import sys, time
+        print(flush=True)
+        sys.stdin.readline()
+        begin = time.process_time()
+        while time.process_time() < begin + 0.2: pass
+        print(flush=True)
+        sys.stdin.readline()
+    """)
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as child:
         if child.stdin is None or child.stdout is None:
             raise AssertionError("they are pipes")
         child.stdout.readline()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from textwrap import dedent
 
 import asyncpg
 import pytest
@@ -152,26 +153,24 @@ async def test_a_member_that_was_dead_when_partitions_were_added_gets_them_in_th
     await member.close()
 
 
-DIES_WHEN_IT_GIVES_UP = """
-import os, signal, sys
-from confluent_kafka import Consumer
-from fencepost.server.queues.kafka_settings import read_url
-consumer = Consumer(read_url(sys.argv[1]).of_consumer(sys.argv[2]))
-def has(consumer, partitions):
-    consumer.incremental_assign(partitions)
-    print(len(partitions), flush=True)
-consumer.subscribe([sys.argv[3]], on_assign=has, on_revoke=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-while True:
-    consumer.poll(0.1)
-"""
-
-
 async def test_partitions_that_a_member_gave_up_as_it_died_are_given_out_although_it_is_back(
     cluster: Kafka, topic: str, url: str, log: KafkaLog
 ) -> None:
     """What it gave up was to go to `b` with the next assignment, which never came: `a` was given its rest again."""
     await asyncio.to_thread(make_topic, cluster, topic, 2)
-    command = [sys.executable, "-c", DIES_WHEN_IT_GIVES_UP, url, static_name("a", 1), topic]
+    dies_when_it_gives_up = dedent("""
+        import os, signal, sys
+        from confluent_kafka import Consumer
+        from fencepost.server.queues.kafka_settings import read_url
+        consumer = Consumer(read_url(sys.argv[1]).of_consumer(sys.argv[2]))
+        def has(consumer, partitions):
+            consumer.incremental_assign(partitions)
+            print(len(partitions), flush=True)
+        consumer.subscribe([sys.argv[3]], on_assign=has, on_revoke=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        while True:
+            consumer.poll(0.1)
+    """)
+    command = [sys.executable, "-c", dies_when_it_gives_up, url, static_name("a", 1), topic]
     first = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert first.stdout is not None
     assert await first.stdout.readline() == b"2\n"
