@@ -761,13 +761,6 @@ async def test_a_key_without_a_row_is_404_and_nothing_is_written(api: Api, shop:
     assert await shop.mark(key) == 1
 
 
-SPELLINGS: tuple[tuple[str, object, list[object]], ...] = (
-    ("numeric(5,2)", 1.5, ["1.50", 1.5, "+1.5"]),
-    ("char(4)", "ab", ["ab", "ab  "]),
-    ("timestamptz", "2026-01-31T12:00:00Z", ["2026-01-31T13:00:00+01:00"]),
-)
-
-
 async def refused(api: Api, body: object, query: str = "") -> str:
     """Send what must be 400 whatever the token; returns the error's detail."""
     answer = await api.ask("PATCH", f"data/orders{query}", body, token=99)
@@ -813,11 +806,16 @@ async def test_one_key_twice_is_refused(api: Api, shop: Shop) -> None:
 
 async def test_postgresql_decides_what_is_one_key(connect: Connect, database: str) -> None:
     owner = await connect()
-    for number, (kind, _, _) in enumerate(SPELLINGS):
+    spelt: tuple[tuple[str, object, list[object]], ...] = (
+        ("numeric(5,2)", 1.5, ["1.50", 1.5, "+1.5"]),
+        ("char(4)", "ab", ["ab", "ab  "]),
+        ("timestamptz", "2026-01-31T12:00:00Z", ["2026-01-31T13:00:00+01:00"]),
+    )
+    for number, (kind, _, _) in enumerate(spelt):
         await owner.execute(f"CREATE TABLE public.t{number} (id {kind} PRIMARY KEY, n int)")
         await protect(owner, f"t{number}")
     async with in_process(database) as gateway:
-        for number, (kind, stored, spellings) in enumerate(SPELLINGS):
+        for number, (kind, stored, spellings) in enumerate(spelt):
             path = f"/v1/data/t{number}"
             made = await gateway.post(path, json={"id": stored}, headers={"X-Fence-Token": "1"})
             assert made.status_code == 201, made.text

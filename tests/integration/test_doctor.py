@@ -37,23 +37,6 @@ async def test_a_sound_database_is_ok(owner: Connection, database: str) -> None:
     assert found.output.count("in place") == 1, "a line for all tables"
 
 
-MENDED = [
-    ("ALTER TABLE t DISABLE TRIGGER ALL", "ERROR", "zzz_fencepost_insmark"),
-    ("ALTER TABLE t ENABLE REPLICA TRIGGER zzz_fencepost_del", "ERROR", "zzz_fencepost_del"),
-    ("DROP TRIGGER zzz_fencepost_trunc ON t", "ERROR", "zzz_fencepost_trunc"),
-    ("ALTER TABLE t DROP CONSTRAINT fencepost_mark", "ERROR", "the check fencepost_mark is gone"),
-    ("ALTER TABLE t DROP CONSTRAINT fencepost_mark; ALTER TABLE t ADD CONSTRAINT fencepost_mark"
-     " CHECK (last_fence_token >= 0) NOT VALID", "WARNING", "was not validated"),
-    ("ALTER EVENT TRIGGER fencepost_partitions DISABLE; CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (10)"
-     " TO (20); ALTER EVENT TRIGGER fencepost_partitions ENABLE", "WARNING", "part_2"),
-    ("DO $$ BEGIN EXECUTE (SELECT format('DROP FUNCTION fencepost.%1$I_name, fencepost.%1$I_key', functions)"
-     " FROM fencepost.protected WHERE name = 't'); END $$; ALTER TABLE t ALTER COLUMN id TYPE bigint", "ERROR",
-     "a column of the primary key has another type now"),
-    ("ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int PRIMARY KEY", "ERROR", "are missing"),
-    ("ALTER TABLE t RENAME COLUMN id TO key", "ERROR", "the primary key has changed"),
-    ("ALTER TABLE t RENAME TO renamed", "ERROR", "the table is called renamed now"),
-]  # fmt: skip
-"""What `protect` mends. The names of t change at the end."""
 AMISS = [
     ("ALTER TABLE t DROP COLUMN last_fence_token CASCADE", "ERROR", "fencepost protect t --above N`"),
     ("ALTER TABLE t ALTER COLUMN last_fence_token DROP NOT NULL", "ERROR", "last_fence_token is bigint"),
@@ -74,7 +57,24 @@ AMISS = [
 
 async def test_doctor_finds_what_is_amiss_and_protect_mends_it(owner: Connection, database: str) -> None:
     registered = "SELECT c.relname FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation"
-    for harm, level, said in MENDED:
+    # What `protect` mends. The names of t change at the end.
+    harms = [
+        ("ALTER TABLE t DISABLE TRIGGER ALL", "ERROR", "zzz_fencepost_insmark"),
+        ("ALTER TABLE t ENABLE REPLICA TRIGGER zzz_fencepost_del", "ERROR", "zzz_fencepost_del"),
+        ("DROP TRIGGER zzz_fencepost_trunc ON t", "ERROR", "zzz_fencepost_trunc"),
+        ("ALTER TABLE t DROP CONSTRAINT fencepost_mark", "ERROR", "the check fencepost_mark is gone"),
+        ("ALTER TABLE t DROP CONSTRAINT fencepost_mark; ALTER TABLE t ADD CONSTRAINT fencepost_mark"
+         " CHECK (last_fence_token >= 0) NOT VALID", "WARNING", "was not validated"),
+        ("ALTER EVENT TRIGGER fencepost_partitions DISABLE; CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (10)"
+         " TO (20); ALTER EVENT TRIGGER fencepost_partitions ENABLE", "WARNING", "part_2"),
+        ("DO $$ BEGIN EXECUTE (SELECT format('DROP FUNCTION fencepost.%1$I_name, fencepost.%1$I_key', functions)"
+         " FROM fencepost.protected WHERE name = 't'); END $$; ALTER TABLE t ALTER COLUMN id TYPE bigint", "ERROR",
+         "a column of the primary key has another type now"),
+        ("ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int PRIMARY KEY", "ERROR", "are missing"),
+        ("ALTER TABLE t RENAME COLUMN id TO key", "ERROR", "the primary key has changed"),
+        ("ALTER TABLE t RENAME TO renamed", "ERROR", "the table is called renamed now"),
+    ]  # fmt: skip
+    for harm, level, said in harms:
         await owner.execute(harm)
         await is_reported(database, level, said)
         for name in await owner.fetch(registered):
