@@ -43,14 +43,17 @@ from fencepost.server.settings import Settings
 
 
 @pytest.mark.parametrize(
-    ("found", "files", "lines", "pages"),
-    [(shape.app(), 212, 67_800, 0), (shape.tests(), 258, 71_500, 4)],
+    ("found", "files", "lines", "pages", "in_tests"),
+    [(shape.app(), 212, 67_800, 0, 0.0), (shape.tests(), 214, 70_900, 2, 0.459)],
     ids=["app", "tests"],
 )
-def test_it_is_cut_into_no_more_files_lines_and_pages(found: Shape, files: int, lines: int, pages: int) -> None:
+def test_it_is_cut_into_no_more_files_lines_and_pages(
+    found: Shape, files: int, lines: int, pages: int, in_tests: float
+) -> None:
     assert found.files <= files
     assert found.lines <= lines
     assert len(found.pages) <= pages, found.pages
+    assert found.share("tests") >= in_tests
 
 
 def test_a_class_name_means_one_thing() -> None:
