@@ -425,7 +425,7 @@ OURS = "fencepost"
 """The namespace of deploy/kubernetes."""
 
 
-KubernetesAccessMake = Callable[[str], KubernetesLeases]
+MakeByUrl = Callable[[str], KubernetesLeases]
 
 
 async def acquired(source: KubernetesLeases, lock: str = LOCK, wait_s: float = 0) -> Grant | Holder:
@@ -448,13 +448,13 @@ async def works(source: KubernetesLeases, lock: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def kube_of_kubernetes_access(apiserver: Cluster) -> Cluster:
+def kube_with_roles(apiserver: Cluster) -> Cluster:
     apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}}, *objects("rbac.yaml"))
     return apiserver
 
 
 @pytest.fixture
-async def make_of_kubernetes_access() -> AsyncIterator[KubernetesAccessMake]:
+async def make_by_url() -> AsyncIterator[MakeByUrl]:
     async with AsyncExitStack() as stack:
 
         def one(url: str) -> KubernetesLeases:
@@ -476,13 +476,13 @@ def account_token(kube: Cluster, seconds: int = 600) -> str:
 
 
 @pytest.fixture
-def pod(kube_of_kubernetes_access: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pod(kube_with_roles: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give what Kubernetes puts into a pod of the gateway: a folder and two variables."""
-    shutil.copy(kube_of_kubernetes_access.directory / "ca.crt", tmp_path / "ca.crt")
+    shutil.copy(kube_with_roles.directory / "ca.crt", tmp_path / "ca.crt")
     (tmp_path / "namespace").write_text(OURS)
-    (tmp_path / "token").write_text(account_token(kube_of_kubernetes_access))
+    (tmp_path / "token").write_text(account_token(kube_with_roles))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(kube_of_kubernetes_access.port))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(kube_with_roles.port))
     return tmp_path
 
 
@@ -501,30 +501,28 @@ async def do_all(source: KubernetesLeases, lock: str) -> None:
 
 
 @pytest.mark.long("tests of Kubernetes")
-async def test_a_pod_with_the_role_of_the_manifests_can_do_everything(
-    make_of_kubernetes_access: KubernetesAccessMake, pod: Path
-) -> None:
-    assert await works(make_of_kubernetes_access(f"kubernetes://in-cluster?serviceaccount={pod}"), "a pod's")
+async def test_a_pod_with_the_role_of_the_manifests_can_do_everything(make_by_url: MakeByUrl, pod: Path) -> None:
+    assert await works(make_by_url(f"kubernetes://in-cluster?serviceaccount={pod}"), "a pod's")
 
 
 @pytest.mark.long("tests of Kubernetes")
 async def test_a_service_accounts_token_that_was_renewed_on_disk_is_used(
-    make_of_kubernetes_access: KubernetesAccessMake, kube_of_kubernetes_access: Cluster, pod: Path
+    make_by_url: MakeByUrl, kube_with_roles: Cluster, pod: Path
 ) -> None:
     good = (pod / "token").read_text()
     (pod / "token").write_text("expired")
-    source = make_of_kubernetes_access(f"kubernetes://in-cluster?serviceaccount={pod}")
+    source = make_by_url(f"kubernetes://in-cluster?serviceaccount={pod}")
     with pytest.raises(SourceError, match="renew the credentials of the service account in"):
         await acquired(source)
     (pod / "token").write_text(f"{good}\n")
     assert isinstance(await acquired(source, "renewed"), Grant)
-    assert kube_of_kubernetes_access.ask("GET", "/version").is_success
+    assert kube_with_roles.ask("GET", "/version").is_success
 
 
 @pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize("verb", VERBS)
 async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
-    make_of_kubernetes_access: KubernetesAccessMake, kube_of_kubernetes_access: Cluster, verb: str
+    make_by_url: MakeByUrl, kube_with_roles: Cluster, verb: str
 ) -> None:
     # Give user `gateway` the Role of deploy/kubernetes in NAMESPACE, without one verb; return when it is in
     # force.
@@ -535,19 +533,15 @@ async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
     binding = copy.deepcopy(object_of("rbac.yaml", "RoleBinding"))
     binding |= {"metadata": role["metadata"], "subjects": [subject]}
     binding["roleRef"]["name"] = "less"
-    kube_of_kubernetes_access.apply(role, binding)
+    kube_with_roles.apply(role, binding)
 
     async def in_force() -> bool:
-        return [one for one in VERBS if not may(kube_of_kubernetes_access, one)] == [verb]
+        return [one for one in VERBS if not may(kube_with_roles, one)] == [verb]
 
     await eventually(in_force, what=f"the role without {verb}")
     gateway = {"token": "gateway-token"}
-    source = make_of_kubernetes_access(
-        f"kubernetes://kubeconfig?file={kube_of_kubernetes_access.kubeconfig('gateway', gateway)}"
-    )
-    admin = make_of_kubernetes_access(
-        f"kubernetes://kubeconfig?file={kube_of_kubernetes_access.kubeconfig('admin', {'token': ADMIN})}"
-    )
+    source = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('gateway', gateway)}")
+    admin = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('admin', {'token': ADMIN})}")
     await acquired(admin, f"without/{verb}")
     with pytest.raises(SourceError, match=f"the verb {verb} on leases.coordination.k8s.io in namespace") as error:
         await do_all(source, f"without/{verb}")
@@ -565,13 +559,11 @@ async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
 
 
 @pytest.mark.long("tests of Kubernetes")
-async def test_a_client_certificate(
-    make_of_kubernetes_access: KubernetesAccessMake, kube_of_kubernetes_access: Cluster
-) -> None:
+async def test_a_client_certificate(make_by_url: MakeByUrl, kube_with_roles: Cluster) -> None:
     files = {"client-certificate": "client.crt", "client-key": "client.key"}
-    config = kube_of_kubernetes_access.kubeconfig("certificate", files)
+    config = kube_with_roles.kubeconfig("certificate", files)
     with pytest.raises(SourceError, match='User "cert-user" cannot get resource "leases"'):
-        await acquired(make_of_kubernetes_access(f"kubernetes://kubeconfig?file={config}"))
+        await acquired(make_by_url(f"kubernetes://kubeconfig?file={config}"))
 
 
 @pytest.mark.long("tests of Kubernetes")
@@ -590,13 +582,13 @@ async def test_a_client_certificate(
     ],
 )
 async def test_a_kubeconfig_that_cannot_be_read_is_named_and_not_quoted(
-    make_of_kubernetes_access: KubernetesAccessMake, tmp_path: Path, content: str | None, reported: str
+    make_by_url: MakeByUrl, tmp_path: Path, content: str | None, reported: str
 ) -> None:
     config = tmp_path / "config"
     if content is not None:
         config.write_text(content)
     with pytest.raises(SourceConfigError, match=reported) as error:
-        await acquired(make_of_kubernetes_access(f"kubernetes://kubeconfig?file={config}"))
+        await acquired(make_by_url(f"kubernetes://kubeconfig?file={config}"))
     assert str(config) in str(error.value)
     assert "s3cret" not in str(error.value)
     assert error.value.__cause__ is None, "a traceback would quote it"
@@ -617,7 +609,7 @@ async def test_a_kubeconfig_that_cannot_be_read_is_named_and_not_quoted(
     ],
 )
 async def test_each_answer_of_a_server_has_its_error(
-    make_of_kubernetes_access: KubernetesAccessMake,
+    make_by_url: MakeByUrl,
     tmp_path: Path,
     status: str,
     body: str,
@@ -641,7 +633,7 @@ async def test_each_answer_of_a_server_has_its_error(
         output = {"current-context": "c", "contexts": [context], "clusters": [cluster], "users": users}
         config.write_text(json.dumps(output))
         with pytest.raises(SourceError, match=reported) as raised:
-            await acquired(make_of_kubernetes_access(f"kubernetes://kubeconfig?file={config}"))
+            await acquired(make_by_url(f"kubernetes://kubeconfig?file={config}"))
         assert type(raised.value) is error
         assert f"http://127.0.0.1:{port}" in str(raised.value)
         assert "s3cret" not in str(raised.value)

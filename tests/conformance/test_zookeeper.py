@@ -23,7 +23,7 @@ from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnav
 from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.server.locks.zookeeper_session import parse
 from fencepost.testing.faults.network import Link
-from fencepost.testing.servers.lock_services import zookeeper as zookeeper_of_zookeeper_ensemble
+from fencepost.testing.servers.lock_services import zookeeper as zookeeper_service
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 from fencepost.testing.servers.server import Server
 
@@ -502,7 +502,7 @@ def ensemble(tmp_path: Path) -> Iterator[dict[int, Server]]:
         servers = {}
         for number, (port, _, _) in ports.items():
             with or_skipped():
-                servers[port] = zookeeper_of_zookeeper_ensemble(tmp_path / str(number), more, port=port).server
+                servers[port] = zookeeper_service(tmp_path / str(number), more, port=port).server
             (tmp_path / str(number) / "data" / "myid").write_text(str(number))
             servers[port].start()
             stack.callback(servers[port].stop)
@@ -567,9 +567,7 @@ async def test_a_leader_that_has_lost_its_followers_neither_grants_nor_refuses(e
 async def test_an_empty_lock_is_removed_and_its_numbers_go_on(tmp_path: Path) -> None:
     port = free_port()
     with or_skipped():
-        one = zookeeper_of_zookeeper_ensemble(
-            tmp_path, jvm=("-Dznode.container.checkIntervalMs=200",), port=port
-        ).server
+        one = zookeeper_service(tmp_path, jvm=("-Dznode.container.checkIntervalMs=200",), port=port).server
     one.start()
     try:
         one.wait()
