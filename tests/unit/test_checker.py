@@ -510,7 +510,7 @@ def write(time: int, number: int, token: int, value: str = "a", key: str | None 
     return Invoke(time, number, f"w{number}", "write", "orders/7", token, value, key=key)
 
 
-def reading(time: int, number: int, value: str | None, mark: int | None = None) -> list[Event]:
+def read_row(time: int, number: int, value: str | None, mark: int | None = None) -> list[Event]:
     return [Invoke(time, number, "r", "read", "orders/7"), End(time + 1, number, "ok", value, mark)]
 
 
@@ -528,19 +528,19 @@ def valid(*events: Event) -> bool:
 
 @pytest.mark.parametrize("mark", [5, 7])
 def test_a_repetition_under_another_token_may_have_been_the_one_that_was_done(mark: int) -> None:
-    assert valid(*LOST_TWICE, *reading(5, 3, "a", mark))
+    assert valid(*LOST_TWICE, *read_row(5, 3, "a", mark))
 
 
 def test_both_together_are_one_effect_too_many() -> None:
-    assert not valid(*LOST_TWICE, *reading(5, 3, "a", 5), *reading(7, 4, "a", 7))
+    assert not valid(*LOST_TWICE, *read_row(5, 3, "a", 5), *read_row(7, 4, "a", 7))
 
 
 def test_one_of_them_was_done_when_the_answer_is_repeated() -> None:
     replay: list[Event] = [write(5, 3, 9), ended(6, 3, "ok", replayed=True)]
-    assert valid(*LOST_TWICE, *replay, *reading(7, 4, "a", 7))
-    assert valid(*LOST_TWICE, *replay, *reading(7, 4, "a", 5))
-    assert not valid(*LOST_TWICE, *replay, *reading(7, 4, None))
-    assert not valid(*LOST_TWICE, *replay, *reading(7, 4, "a", 5), *reading(9, 5, "a", 7))
+    assert valid(*LOST_TWICE, *replay, *read_row(7, 4, "a", 7))
+    assert valid(*LOST_TWICE, *replay, *read_row(7, 4, "a", 5))
+    assert not valid(*LOST_TWICE, *replay, *read_row(7, 4, None))
+    assert not valid(*LOST_TWICE, *replay, *read_row(7, 4, "a", 5), *read_row(9, 5, "a", 7))
 
 
 def test_a_repeated_answer_dates_the_original_whose_answer_came_later() -> None:
@@ -548,7 +548,7 @@ def test_a_repeated_answer_dates_the_original_whose_answer_came_later() -> None:
         write(1, 1, 5),
         write(2, 2, 5),
         ended(3, 2, "ok", replayed=True),
-        *reading(4, 3, None),
+        *read_row(4, 3, None),
         ended(9, 1, "ok"),
     ]
     assert not valid(*events)
@@ -558,21 +558,21 @@ def test_a_repeated_answer_may_be_the_effect_of_its_own_operation_or_of_the_lost
     """The first was lost, the second's answer was looked up: it was done under one of the two tokens."""
     either: list[Event] = [write(1, 1, 5), ended(2, 1), write(3, 2, 7), ended(5, 2, "ok", replayed=True)]
     for mark in (5, 7):
-        assert valid(*either, *reading(6, 3, "a", mark))
-    assert not valid(*either, *reading(6, 3, "a", 5), *reading(8, 4, "a", 7))
-    assert not valid(*either, *reading(6, 3, None))
+        assert valid(*either, *read_row(6, 3, "a", mark))
+    assert not valid(*either, *read_row(6, 3, "a", 5), *read_row(8, 4, "a", 7))
+    assert not valid(*either, *read_row(6, 3, None))
 
 
 def test_of_two_repeated_answers_the_sooner_one_shows_by_when_it_was_done() -> None:
     """The first operation is done and looked up; the second finds the record and is answered before it."""
     both: list[Event] = [write(1, 1, 5), write(2, 2, 7), ended(3, 2, "ok", replayed=True)]
     slower = ended(9, 1, "ok", replayed=True)
-    assert valid(*both, *reading(4, 3, "a", 5), slower)
-    assert valid(*both, *reading(4, 3, "a", 7), slower)
-    assert not valid(*both, *reading(4, 3, None), slower)
+    assert valid(*both, *read_row(4, 3, "a", 5), slower)
+    assert valid(*both, *read_row(4, 3, "a", 7), slower)
+    assert not valid(*both, *read_row(4, 3, None), slower)
     third: list[Event] = [write(10, 5, 9), ended(11, 5, "ok", replayed=True)]
-    assert valid(*both, *reading(4, 3, "a", 5), slower, *third, *reading(12, 6, "a", 5))
-    assert not valid(*both, *reading(4, 3, "a", 5), slower, *third, *reading(12, 6, "a", 9))
+    assert valid(*both, *read_row(4, 3, "a", 5), slower, *third, *read_row(12, 6, "a", 5))
+    assert not valid(*both, *read_row(4, 3, "a", 5), slower, *third, *read_row(12, 6, "a", 9))
 
 
 def test_many_lost_answers_under_one_epoch_token_leave_few_states() -> None:
@@ -582,9 +582,9 @@ def test_many_lost_answers_under_one_epoch_token_leave_few_states() -> None:
         lost, done = (
             Invoke(n * 10 + at, n + at, "w", "write", "orders/7", 7, f"v{n + at}", "epoch") for at in range(2)
         )
-        events += [lost, done, ended(n * 10 + 2, n + 1, "ok"), *reading(n * 10 + 3, n + 2, done.value)]
+        events += [lost, done, ended(n * 10 + 2, n + 1, "ok"), *read_row(n * 10 + 3, n + 2, done.value)]
     assert valid(*events)
-    assert not valid(*events, *reading(9_999, 999, "v1"))
+    assert not valid(*events, *read_row(9_999, 999, "v1"))
 
 
 def test_unknown_writes_and_reads_of_all_of_them_at_once() -> None:
