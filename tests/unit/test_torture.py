@@ -349,8 +349,12 @@ def test_a_violation_is_found_in_a_group_and_in_what_an_exception_was_raised_fro
 
 def test_what_a_scenario_asserts_is_a_violation_and_says_what_was_asserted() -> None:
     with pytest.raises(Violation, match="failing_scenario: ") as raised, judging():
-        raise AssertionError("the second holder")
+        failing_scenario()
     assert "the second holder" in str(raised.value)
+
+
+def failing_scenario() -> None:
+    raise AssertionError("the second holder")
 
 
 @pytest.mark.parametrize(("error", "within"), [(TimeoutError(), 9.0), (AssertionError(), -1.0)])
