@@ -390,19 +390,6 @@ CREATE TABLE public.child (id text PRIMARY KEY, p text REFERENCES public.parent 
 """
 
 
-async def family(connect: Connect, action: str, *, parents: bool = True) -> Connection:
-    """Parent p and its children a (mark 50) and b (mark 40)."""
-    db = await owner(connect)
-    await db.execute(FAMILY.format(action))
-    await protect(db, "child")
-    if parents:
-        await protect(db, "parent")
-    mark = ", 30" if parents else ""
-    await db.execute(f"INSERT INTO parent VALUES ('p', 0{mark}), ('q', 0{mark})")
-    await db.execute("INSERT INTO child VALUES ('a', 'p', 50), ('b', 'p', 40)")
-    return db
-
-
 async def children(db: Connection) -> list[tuple[object, ...]]:
     return [tuple(row) for row in await db.fetch("SELECT id, p, last_fence_token FROM child ORDER BY id")]
 
@@ -412,7 +399,15 @@ async def children(db: Connection) -> list[tuple[object, ...]]:
 async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it(
     connect: Connect, database: str, action: str, *, parents: bool
 ) -> None:
-    db = await family(connect, action, parents=parents)
+    # Parent p and its children a (mark 50) and b (mark 40).
+    db = await owner(connect)
+    await db.execute(FAMILY.format(action))
+    await protect(db, "child")
+    if parents:
+        await protect(db, "parent")
+    raised = ", 30" if parents else ""
+    await db.execute(f"INSERT INTO parent VALUES ('p', 0{raised}), ('q', 0{raised})")
+    await db.execute("INSERT INTO child VALUES ('a', 'p', 50), ('b', 'p', 40)")
     delete = "DELETE FROM public.parent WHERE id = 'p'"
     before = await children(db)
     async with session(database) as sql:
