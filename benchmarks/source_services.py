@@ -1,14 +1,14 @@
 """The lock services that are compared: the real servers of the conformance suite, and one gateway for all."""
 
-import importlib
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import pytest
+from tests.conformance.benches import BENCHES
 
 from benchmarks.processes import gateway, run
 from benchmarks.source_clients import BUILTIN
@@ -20,7 +20,7 @@ TTL_MS: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A token source. `bench`: the module in tests/conformance that runs its server.
+    """A token source. `bench`: its name in tests/conformance/benches.py, which runs its server.
 
     `crash_s`: seconds for which the service keeps the hold of a process that was killed, by its settings here.
     `ended_by`: which setting that is.
@@ -62,12 +62,6 @@ KINDS: Final = (
 )  # fmt: skip
 
 
-class _Bench(Protocol):
-    """As much of tests/conformance/bench.py as is needed."""
-
-    url: str
-
-
 @dataclass(frozen=True, slots=True)
 class Services:
     """What runs: the sources' URLs by name, the gateway's port, what could not be started and why."""
@@ -87,11 +81,10 @@ def start(stack: ExitStack, directory: Path, dsn: str, only: str) -> Services:
     for kind in KINDS:
         if kind.name == BUILTIN or only not in kind.name:
             continue
-        module = importlib.import_module(f"tests.conformance.{kind.bench}_bench")
         where = directory / kind.name
         where.mkdir(mode=0o755)
         try:
-            bench: _Bench = stack.enter_context(module.running(where))
+            bench = stack.enter_context(BENCHES[kind.bench](where))
         except pytest.skip.Exception as missing:
             left_out[kind.name] = str(missing)
             continue

@@ -24,9 +24,6 @@ from fencepost.testing.servers.processes import PATIENCE, alive, descendants, ev
 
 ENV = "env > env.new && mv env.new env"
 FOR_EVER = "while :; do sleep 0.02; done"
-OBEYS = f"sh -c 'trap \"echo TERM >> signals; exit\" TERM; echo $$ >> pids; {FOR_EVER}'"
-IGNORES = f"sh -c 'trap \"echo TERM >> signals\" TERM; echo $$ >> pids; {FOR_EVER}'"
-LIVES = "trap '' TERM; while :; do date +%s%N >> life; sleep 0.01; done"
 
 
 async def pids(directory: Path, count: int) -> list[int]:
@@ -37,7 +34,8 @@ async def pids(directory: Path, count: int) -> list[int]:
 async def test_a_lost_lease_ends_the_whole_process_group(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    running = lock("a", "--ttl", "12", "sh", "-c", f"{OBEYS} & {OBEYS} & echo $$ >> pids; {ENV}; wait")
+    obeys = f"sh -c 'trap \"echo TERM >> signals; exit\" TERM; echo $$ >> pids; {FOR_EVER}'"
+    running = lock("a", "--ttl", "12", "sh", "-c", f"{obeys} & {obeys} & echo $$ >> pids; {ENV}; wait")
     group = await pids(tmp_path, 3)
     await release(http, await variables_in(tmp_path / "env"))
     assert await running.ended() == 79
@@ -51,7 +49,8 @@ async def test_a_lost_lease_ends_the_whole_process_group(
 async def test_a_grandchild_that_ignores_term_is_killed_though_the_command_has_gone(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    running = lock("a", "--ttl", "12", "sh", "-c", f"{IGNORES} & echo $$ >> pids; {ENV}; {FOR_EVER}")
+    ignores = f"sh -c 'trap \"echo TERM >> signals\" TERM; echo $$ >> pids; {FOR_EVER}'"
+    running = lock("a", "--ttl", "12", "sh", "-c", f"{ignores} & echo $$ >> pids; {ENV}; {FOR_EVER}")
     group = await pids(tmp_path, 2)
     await release(http, await variables_in(tmp_path / "env"))
     assert await running.ended() == 79
@@ -79,8 +78,9 @@ async def test_the_command_is_dead_before_another_gets_the_lock(
     lock: StartLock, http: httpx.AsyncClient, gateway_url: str, tmp_path: Path
 ) -> None:
     """The holder's network falls silent; its command ignores TERM, and writes down when it was last alive."""
+    lives = "trap '' TERM; while :; do date +%s%N >> life; sleep 0.01; done"
     with Link.to(gateway_url) as link, ExitStack() as faults:
-        old = lock("a", "--ttl", "2", "sh", "-c", LIVES, url=link.url)
+        old = lock("a", "--ttl", "2", "sh", "-c", lives, url=link.url)
         await written(tmp_path / "life", lines=3)
         successor = lock("a", "sh", "-c", f"{ENV}; {FOR_EVER}")
         await waiters(http, 1)
@@ -218,7 +218,6 @@ async def test_a_stopped_command_is_asked_to_end_too(lock: StartLock, http: http
 
 
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
-LOCK = ("env", "--default-signal", *FENCEPOST, "lock", "a")
 
 
 @pytest.mark.long("holders, leaders and gateways that are paused or killed")
@@ -342,7 +341,8 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 async def test_ctrl_c_ends_the_command_and_then_us_in_the_same_way(
     gateway_url: str, http: httpx.AsyncClient, tmp_path: Path, reads: bool
 ) -> None:
-    command = (*LOCK, "sh", "-c", "read x; echo go on; exec sleep 60" if reads else "echo go on; exec sleep 60")
+    lock = ("env", "--default-signal", *FENCEPOST, "lock", "a")
+    command = (*lock, "sh", "-c", "read x; echo go on; exec sleep 60" if reads else "echo go on; exec sleep 60")
     async with at_a_terminal(*command, url=gateway_url, directory=tmp_path) as (screen, process):
         if reads:
             screen.type("x\n")

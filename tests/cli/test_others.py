@@ -16,7 +16,6 @@ import pytest
 from click.testing import CliRunner
 from tests.cli.running import (
     FENCEPOST,
-    Running,
     StartLock,
     environment,
     release,
@@ -76,19 +75,14 @@ async def test_a_candidate_waits_and_is_elected_with_a_higher_term(
     assert int(new.split()[0]) > int(old.split()[0])
 
 
-async def lost_once(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path, script: str = FOR_EVER) -> Running:
-    """Start a candidate that campaigns again, and depose it."""
-    command = f"{EACH_TERM}; {ENV}; {script}"
-    running = lock("e", "--again", "--ttl", "12", "sh", "-c", command, verb="elect")
-    await release(http, await variables_in(tmp_path / "env"))
-    return running
-
-
 @pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_again_campaigns_anew_and_the_next_term_is_higher(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
-    running = await lost_once(lock, http, tmp_path)
+    # Start a candidate that campaigns again, and depose it.
+    command = f"{EACH_TERM}; {ENV}; {FOR_EVER}"
+    running = lock("e", "--again", "--ttl", "12", "sh", "-c", command, verb="elect")
+    await release(http, await variables_in(tmp_path / "env"))
     old, new = (line.split() for line in await written(tmp_path / "terms", lines=2))
     assert int(new[0]) > int(old[0])
     assert not alive(int(old[1])), "the earlier term's command has ended"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.client.counting import Counting
+from tests.client.transports import Counting
 from tests.http.conftest import demo_database, gateway_url, shared, start_gateway
 
 from fencepost import Client

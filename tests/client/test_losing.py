@@ -13,7 +13,7 @@ import anyio
 import asyncpg
 import httpx
 import pytest
-from tests.client.counting import Counting
+from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, gateway_process
 from tests.support.manual_clock import ManualClock
 
@@ -296,9 +296,6 @@ async def test_the_same_without_async(gateway_url: str) -> None:
 # Suspended machines: trust ends early, never late.
 
 
-SCRIPT = Path(__file__).with_name("time_namespace.py")
-
-
 def may_unshare() -> str | None:
     """Return why a time namespace cannot be had here; None if it can."""
     try:
@@ -309,7 +306,6 @@ def may_unshare() -> str | None:
 
 
 REFUSED = may_unshare()
-in_namespace = pytest.mark.skipif(REFUSED is not None, reason=REFUSED or "")
 
 
 async def run(*command: str) -> dict[str, object]:
@@ -322,10 +318,11 @@ async def run(*command: str) -> dict[str, object]:
     return found
 
 
-@in_namespace
+@pytest.mark.skipif(REFUSED is not None, reason=REFUSED or "")
 async def test_a_laptop_that_slept_past_the_ttl_writes_nothing_when_it_wakes(gateway_url: str) -> None:
     """CLOCK_BOOTTIME is an hour ahead at once; CLOCK_MONOTONIC, which the event loop goes by, has seen nothing."""
-    found = await run(sys.executable, str(SCRIPT), gateway_url, "3600")
+    script = Path(__file__).with_name("time_namespace.py")
+    found = await run(sys.executable, str(script), gateway_url, "3600")
     assert found == {
         "monotonic_jumped": 0,
         "boottime_jumped": 3600,

@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.client.counting import Counting
+from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, in_process
 from tests.support.use_cases import patch_line, written
 
@@ -151,9 +151,6 @@ async def test_a_lock_is_entered_once_and_with_timings_that_make_sense(client: C
 # The Python client with decimals=True: a row that was read is written back, and is what it was.
 
 
-SEEN = "SELECT (n, f, j, t, i)::text FROM public.v ORDER BY id"
-
-
 async def test_a_row_that_was_read_is_written_back_as_it_was(database: str) -> None:
     owner = await asyncpg.connect(database)
     await owner.execute("CREATE TABLE public.v (id int PRIMARY KEY, n numeric, f float8, j jsonb, t json, i interval)")
@@ -162,13 +159,14 @@ async def test_a_row_that_was_read_is_written_back_as_it_was(database: str) -> N
                                         '{"a":-0}', '1 day 2 seconds'), (2, 'NaN', 'NaN', '"1.5"', '-0.0', NULL)"""
     )
     await protect(owner, "v")
-    before = await owner.fetch(SEEN)
+    seen = "SELECT (n, f, j, t, i)::text FROM public.v ORDER BY id"
+    before = await owner.fetch(seen)
     async with in_process(database) as http:
         transport = httpx.ASGITransport(http._transport.app)  # type: ignore[attr-defined]  # noqa: SLF001 - the same gateway
         async with Client("http://localhost", transport=transport, decimals=True) as client:
             for key in (1, 2):
                 await client.put("v", key, await client.get("v", key), token=10)
-            after = await owner.fetch(SEEN)
+            after = await owner.fetch(seen)
             await client.patch("v", 2, {"i": timedelta(1, 2)}, token=20)
     assert (len(before), after) == (2, before)
     assert await owner.fetchval("SELECT i::text FROM public.v WHERE id = 2") == "1 day 00:00:02"
@@ -493,15 +491,13 @@ async def test_lines_that_are_to_land_as_a_whole_do_or_the_first_refusal_is_rais
 # The examples of docs/client.md and docs/elections.md run as they stand.
 
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "".join((DOCS / page).read_text("utf-8") for page in ("client.md", "elections.md"))
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES, re.DOTALL)
-
-
 @pytest.mark.parametrize("number", range(7))
 async def test_an_example_runs(gateway_url: str, number: int) -> None:
-    assert len(EXAMPLES) == 7
-    code = EXAMPLES[number].replace("http://127.0.0.1:8080", gateway_url)
+    docs = Path(__file__).parents[2] / "docs"
+    pages = "".join((docs / page).read_text("utf-8") for page in ("client.md", "elections.md"))
+    examples = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
+    assert len(examples) == 7
+    code = examples[number].replace("http://127.0.0.1:8080", gateway_url)
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )

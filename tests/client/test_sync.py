@@ -4,24 +4,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from textwrap import dedent
 
 import httpx
 import pytest
-from tests.client.counting import Counting
+from tests.client.transports import Counting
 
 from fencepost import LeaseLost, LockHeld, StaleToken, SyncClient, SyncLease
 from fencepost.testing.servers.processes import PATIENCE
 
 ORDER = "orders/order-123"
-EXITS = """
-import os, sys
-from fencepost import SyncClient
-with SyncClient(sys.argv[1], retry=None) as client, client.lock("a") as lease:
-    child = os.fork()
-    if child == 0:
-        sys.exit(3)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lease.trusted)
-"""
 
 
 @pytest.fixture
@@ -165,6 +157,15 @@ def test_a_client_that_is_not_open_reports_it(gateway_url: str) -> None:
 
 
 def test_a_forked_process_that_exits_within_a_lock_has_its_own_exit_code(gateway_url: str) -> None:
-    command = [sys.executable, "-c", EXITS, gateway_url]
+    exits = dedent("""
+        import os, sys
+        from fencepost import SyncClient
+        with SyncClient(sys.argv[1], retry=None) as client, client.lock("a") as lease:
+            child = os.fork()
+            if child == 0:
+                sys.exit(3)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lease.trusted)
+    """)
+    command = [sys.executable, "-c", exits, gateway_url]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ran.stdout, ran.stderr) == ("3 True\n", "")

@@ -1,23 +1,17 @@
 """Each test of this folder runs once for every token source, on that one's real server."""
 
-import importlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.bench import Bench, opened
-from tests.conformance.kubernetes_bench import KubernetesBench
-from tests.kube.apiserver import cluster
+from tests.conformance.benches import BENCHES, Bench, KubernetesBench, kube_cluster, opened
 
 from fencepost.server.locks.source import Grant, Holder, Source
 from fencepost.testing.servers.kubernetes import Cluster
-
-BENCHES: tuple[str, ...] = ("redis", "redlock", "etcd", "zookeeper", "advisory", "kubernetes")
-"""Names of the sources that are checked; each has a `<name>_bench.py` with a context manager `running(directory)`."""
 
 EACH_BENCH = [
     name if name in {"redis", "advisory"} else pytest.param(name, marks=pytest.mark.long(f"tests with {name}"))
@@ -29,18 +23,10 @@ _numbers = itertools.count(1)
 ROOT = Path(__file__).parents[2]
 
 
-@contextmanager
-def start_bench(name: str, directory: Path) -> Iterator[Bench]:
-    """Run the service of this name while the block runs."""
-    module = importlib.import_module(f"tests.conformance.{name}_bench")
-    with module.running(directory) as bench:
-        yield bench
-
-
 @pytest.fixture(scope="package")
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Run a kube-apiserver for this directory and those in it; a test leaves it running."""
-    with cluster(tmp_path_factory.mktemp("kube")) as running:
+    with kube_cluster(tmp_path_factory.mktemp("kube")) as running:
         yield running
 
 
@@ -50,7 +36,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "kubernetes":
         yield KubernetesBench(request.getfixturevalue("apiserver"))
         return
-    with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+    with BENCHES[request.param](tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 

@@ -5,12 +5,13 @@ import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import asyncpg
 import httpx
 import pytest
-from tests.conformance.advisory_bench import AdvisoryBench, pid_of, sourced, taking
+from tests.conformance.benches import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import ROOT, Asking
 from tests.support.gateways import serving
 from tests.support.interleave import Connect, Connection, start
@@ -24,12 +25,6 @@ from fencepost.testing.servers.postgres import replicated
 from fencepost.testing.servers.processes import eventually
 
 OURS = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^fencepost [0-9a-f]{16}'"
-WAITS_FOREVER = """
-import asyncio, sys
-from fencepost.server.locks.source import SourceContext, make
-asyncio.run(make(sys.argv[1], SourceContext("killed", "")).acquire(
-    sys.argv[2], owner="killed", ttl_ms=60000, tokens=1, wait_s=60))
-"""
 
 
 @pytest.fixture
@@ -115,7 +110,13 @@ async def test_a_renewal_may_change_the_ttl(ask: Asking, bench: AdvisoryBench, l
 @pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_killed_processes_waiter_leaves_the_queue(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     await ask.granted(lock)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WAITS_FOREVER, bench.url, lock, cwd=ROOT)
+    waits_forever = dedent("""
+        import asyncio, sys
+        from fencepost.server.locks.source import SourceContext, make
+        asyncio.run(make(sys.argv[1], SourceContext("killed", "")).acquire(
+            sys.argv[2], owner="killed", ttl_ms=60000, tokens=1, wait_s=60))
+    """)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", waits_forever, bench.url, lock, cwd=ROOT)
     try:
         await eventually(lambda: bench.waiting(lock), what="the waiter")
     finally:
@@ -312,25 +313,23 @@ async def numbers(bench: AdvisoryBench) -> AsyncIterator[AdvisorySource]:
     await source.close()
 
 
-CALLS = {
-    "12345": "12345",
-    "-5": "-5",
-    "9223372036854775807": "9223372036854775807",
-    "-9223372036854775808": "-9223372036854775808",
-    "7,42": "7, 42",
-    "-7,-2147483648": "-7, '-2147483648'::int",
-    "0,42": "0, 42",
-    str(2**32 + 42): str(2**32 + 42),
-    "42": "42",
-}
-
-
 @on_its_server
 async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
     numbers: AdvisorySource, other_program: Connection
 ) -> None:
-    grants = {lock: await taking(numbers, lock) for lock in CALLS}
-    for lock, key in CALLS.items():
+    calls = {
+        "12345": "12345",
+        "-5": "-5",
+        "9223372036854775807": "9223372036854775807",
+        "-9223372036854775808": "-9223372036854775808",
+        "7,42": "7, 42",
+        "-7,-2147483648": "-7, '-2147483648'::int",
+        "0,42": "0, 42",
+        str(2**32 + 42): str(2**32 + 42),
+        "42": "42",
+    }
+    grants = {lock: await taking(numbers, lock) for lock in calls}
+    for lock, key in calls.items():
         grant = grants[lock]
         assert isinstance(grant, Grant), "one number and two are different keys"
         assert await numbers.renew(lock, grant.handle, 60_000) is True
@@ -439,7 +438,6 @@ def recipes_of(page: Path) -> dict[str, str]:
 
 RECIPES = recipes_of(ROOT / "docs" / "recipes" / "row-locks.md")
 ADVISORY = recipes_of(ROOT / "docs" / "sources" / "postgres-advisory.md")
-LOCK = "SELECT state FROM jobs WHERE name = 'ship order-123' FOR UPDATE"
 
 
 @pytest.fixture
@@ -487,9 +485,10 @@ def write(gateway: httpx.Client, token: int, status: str) -> httpx.Response:
 async def test_in_one_transaction_lock_and_writes_end_together(connect: Connect, jobs: Connection) -> None:
     first, second = await connect(), await connect()
     await first.execute("BEGIN")
-    await first.fetchval(LOCK)
+    lock = "SELECT state FROM jobs WHERE name = 'ship order-123' FOR UPDATE"
+    await first.fetchval(lock)
     await first.execute("UPDATE jobs SET state = 'first'")
-    waiting = await start(jobs, second.fetchval(LOCK), second.get_server_pid())
+    waiting = await start(jobs, second.fetchval(lock), second.get_server_pid())
     assert not waiting.done()
     await cut(first, by=jobs)
     assert await waiting == "new", "nothing of the first one's is there"

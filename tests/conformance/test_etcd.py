@@ -1,20 +1,21 @@
-"""The source etcd: its URL, holds, waiting, lost answers, and what etcdctl sees."""
+"""The source etcd: its URL, holds, waiting, lost answers, what etcdctl sees, and three nodes."""
 
 import asyncio
 import json
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.conformance.bench import opened
-from tests.conformance.etcd_bench import EtcdBench, running
+from tests.conformance.benches import EtcdBench, opened, running_etcd
 
 from fencepost.server.locks.etcd import EtcdApi, EtcdRefusedError, EtcdSource, parse
 from fencepost.server.locks.source import (
+    REQUEST_TIMEOUT,
     Grant,
     Holder,
     Source,
@@ -56,7 +57,7 @@ async def leases(bench: EtcdBench) -> set[str]:
 
 @pytest.fixture(scope="package")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdBench]:
-    with running(tmp_path_factory.mktemp("etcd")) as bench:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as bench:
         yield bench
 
 
@@ -81,20 +82,6 @@ async def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> Non
         await source.open()
 
 
-async def signed(bench: EtcdBench) -> None:
-    """Make a user who may touch the locks and nothing else, and ask for passwords from now on."""
-    for command in (
-        "user add root:root",
-        "user grant-role root root",
-        "role add locks",
-        "role grant-permission locks --prefix=true readwrite fencepost/",
-        "user add gate:secret",
-        "user grant-role gate locks",
-        "auth enable",
-    ):
-        await bench.ctl(*command.split())
-
-
 class Forgetful(EtcdApi):
     def forget(self) -> None:
         """Go on with a session that etcd does not know."""
@@ -102,13 +89,23 @@ class Forgetful(EtcdApi):
 
 
 async def test_passwords(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with running(tmp_path_factory.mktemp("auth")) as bench:
+    with running_etcd(tmp_path_factory.mktemp("auth")) as bench:
         (place,) = bench.endpoints
         api = Forgetful(parse(f"etcd://gate:secret@{place}", "locks"))
         source: Source = EtcdSource(api)
         await source.open()
         before = await granted(source, "a/b", ttl_ms=60_000)  # the server asks for no password yet
-        await signed(bench)
+        # Make a user who may touch the locks and nothing else, and ask for passwords from now on.
+        for command in (
+            "user add root:root",
+            "user grant-role root root",
+            "role add locks",
+            "role grant-permission locks --prefix=true readwrite fencepost/",
+            "user add gate:secret",
+            "user grant-role gate locks",
+            "auth enable",
+        ):
+            await bench.ctl(*command.split())
         assert await source.renew("a/b", before.handle, 60_000) is True
         api.forget()
         assert await source.mint("a/b", before.handle, 1) is not None
@@ -143,7 +140,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 async def test_tls_with_certificates_on_both_sides(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
-    with running(tmp_path, tls=certificate) as bench:
+    with running_etcd(tmp_path, tls=certificate) as bench:
         source = make(f"{bench.url}?ca={cert}&cert={cert}&key={key}", SourceContext("locks", ""))
         await source.open()
         grant = await granted(source, "a")
@@ -472,3 +469,183 @@ async def test_a_program_mints_under_etcdctl_lock_as_documented(
     drawn = json.loads(reported)["header"]["revision"]
     assert drawn > before.tokens[0]
     assert (await granted(source, lock)).tokens[0] > drawn
+
+
+# etcd as three nodes, of which some are killed or stopped, and what `doctor` reports of its settings.
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdBench]:
+    with running_etcd(tmp_path_factory.mktemp("etcd3"), nodes=3) as bench:
+        yield bench
+
+
+@pytest.fixture
+async def cluster_source(nodes: EtcdBench) -> AsyncIterator[Source]:
+    found = await opened(nodes)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+def cluster_lock(request: pytest.FixtureRequest) -> str:
+    return f"etcd3/{request.node.name}"
+
+
+@asynccontextmanager
+async def only(nodes: EtcdBench, *numbers: int) -> AsyncIterator[Source]:
+    """Open a source that knows these endpoints, in this order."""
+    places = ",".join(nodes.endpoints[n] for n in numbers)
+    source = make(f"etcd://{places}", SourceContext("some", ""))
+    await source.open()
+    yield source
+    await source.close()
+
+
+@asynccontextmanager
+async def killed(nodes: EtcdBench, *numbers: int) -> AsyncIterator[None]:
+    for n in numbers:
+        nodes.nodes[n].crash()
+    try:
+        yield
+    finally:
+        for n in numbers:
+            nodes.nodes[n].start()
+        for n in numbers:
+            await nodes.nodes[n].serves()
+
+
+@asynccontextmanager
+async def stopped(nodes: EtcdBench, number: int) -> AsyncIterator[None]:
+    nodes.nodes[number].pause()
+    try:
+        yield
+    finally:
+        nodes.nodes[number].resume()
+        await nodes.nodes[number].serves()
+
+
+async def everything(source: Source, lock: str) -> None:
+    """Take a lock, and do with it what can be done."""
+    grant = await granted(source, lock, ttl_ms=60_000)
+    assert await source.renew(lock, grant.handle, 60_000) is True
+    more = await source.mint(lock, grant.handle, 1)
+    assert more is not None
+    assert await source.issued(more[0])
+    await source.release(lock, grant.handle)
+    assert await source.inspect(lock) is None
+
+
+@pytest.mark.long("tests of etcd")
+async def test_a_follower_that_is_killed_changes_nothing(nodes: EtcdBench, cluster_lock: str) -> None:
+    leader = await nodes.leader()
+    follower, other = (n for n in range(3) if n != leader)
+    async with only(nodes, follower, leader, other) as source, killed(nodes, follower):
+        await everything(source, cluster_lock)
+
+
+@pytest.mark.long("tests of etcd")
+@pytest.mark.realtime
+async def test_a_node_that_hangs_is_passed_over(nodes: EtcdBench, cluster_lock: str) -> None:
+    leader = await nodes.leader()
+    follower, other = (n for n in range(3) if n != leader)
+    async with only(nodes, follower, other, leader) as source, stopped(nodes, follower):
+        async with asyncio.timeout(REQUEST_TIMEOUT):
+            await everything(source, cluster_lock)
+
+
+@pytest.mark.long("tests of etcd")
+@pytest.mark.parametrize("harm", ["killed", "stopped"])
+async def test_the_leader_goes_while_a_lock_is_held_and_waited_for(
+    nodes: EtcdBench, cluster_source: Source, cluster_lock: str, harm: str
+) -> None:
+    leader = await nodes.leader()
+    grant = await granted(cluster_source, cluster_lock, ttl_ms=10_000, tokens=3)
+    async with only(nodes, leader, *(n for n in range(3) if n != leader)) as waiting:
+        # A waiter that hears nothing from the node that hangs looks again before its place's TTL ends.
+        waiter = asyncio.create_task(granted(waiting, cluster_lock, ttl_ms=3000))
+        await queued(nodes, cluster_lock)
+        async with killed(nodes, leader) if harm == "killed" else stopped(nodes, leader):
+            assert await cluster_source.renew(cluster_lock, grant.handle, 10_000) is True
+            more = await cluster_source.mint(cluster_lock, grant.handle, 3)
+            assert more is not None
+            assert more[0] > grant.tokens[-1]
+            held = await cluster_source.inspect(cluster_lock)
+            assert isinstance(held, Holder)
+            assert held.owner == "somebody"
+            assert not waiter.done()
+            await cluster_source.release(cluster_lock, grant.handle)
+            assert (await waiter).tokens[0] > more[-1]
+
+
+@pytest.mark.long("tests of etcd")
+async def test_a_waiter_whose_watch_hangs_gets_the_lock_all_the_same(
+    nodes: EtcdBench, cluster_source: Source, cluster_lock: str
+) -> None:
+    leader = await nodes.leader()
+    follower, other = (n for n in range(3) if n != leader)
+    grant = await granted(cluster_source, cluster_lock, ttl_ms=60_000)
+    async with only(nodes, follower, other) as waiting, only(nodes, leader) as releasing:
+        waiter = asyncio.create_task(granted(waiting, cluster_lock, ttl_ms=3000))
+        await queued(nodes, cluster_lock)
+        async with stopped(nodes, follower):
+            await releasing.release(cluster_lock, grant.handle)
+            assert (await waiter).tokens > grant.tokens
+
+
+@pytest.mark.long("tests of etcd")
+async def test_without_a_majority_nothing_is_answered_and_nothing_is_lost(
+    nodes: EtcdBench, cluster_source: Source, cluster_lock: str
+) -> None:
+    grant = await granted(cluster_source, cluster_lock, ttl_ms=60_000)
+    async with killed(nodes, 0, 2):
+        asked = asyncio.gather(
+            cluster_source.renew(cluster_lock, grant.handle, 60_000),
+            cluster_source.mint(cluster_lock, grant.handle, 1),
+            cluster_source.inspect(cluster_lock),
+            granted(cluster_source, f"{cluster_lock}/other", wait_s=0),
+            granted(cluster_source, f"{cluster_lock}/other"),
+            cluster_source.issued(1),
+            return_exceptions=True,
+        )
+        assert all(isinstance(each, SourceUnavailableError) for each in await asyncio.wait_for(asked, PATIENCE))
+    assert await cluster_source.renew(cluster_lock, grant.handle, 60_000) is True
+    more = await cluster_source.mint(cluster_lock, grant.handle, 1)
+    assert more is not None
+    assert more > grant.tokens
+    await granted(cluster_source, f"{cluster_lock}/other", wait_s=PATIENCE)
+
+
+@pytest.mark.long("tests of etcd")
+async def test_a_sound_cluster_needs_no_advice(nodes: EtcdBench, cluster_source: Source) -> None:
+    assert await cluster_source.advice() == []
+    async with killed(nodes, 1):
+        (advice,) = await cluster_source.advice()
+        assert nodes.endpoints[1] in advice
+
+
+@pytest.mark.long("tests of etcd")
+async def test_endpoints_of_two_clusters_and_a_single_node_are_reported(
+    nodes: EtcdBench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with running_etcd(tmp_path_factory.mktemp("etcd1")) as single:
+        source = make(f"etcd://{single.endpoints[0]},{nodes.endpoints[0]}", SourceContext("mixed", ""))
+        await source.open()
+        advice = " ".join(await source.advice())
+        await source.close()
+    assert "2 clusters" in advice
+    assert "one node" in advice
+
+
+@pytest.mark.long("tests of etcd")
+async def test_an_alarm_is_reported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running_etcd(tmp_path_factory.mktemp("full"), extra=("--quota-backend-bytes", str(64 * 1024))) as full:
+        source = await opened(full)
+        with suppress(AssertionError):  # of etcdctl, once no more is taken
+            for n in range(10):
+                await full.ctl("put", f"big{n}", "x" * 30_000)
+        with pytest.raises(EtcdRefusedError, match="space exceeded"):
+            await granted(source, "a", wait_s=0)
+        advice = " ".join(await source.advice())
+        await source.close()
+    assert "NOSPACE" in advice

@@ -1,19 +1,45 @@
-"""The source kubernetes: holds, Leases as an operator sees them, waiting, lost answers."""
+"""The source kubernetes: holds, Leases as an operator sees them, waiting, lost answers, and ways to the API server."""
 
 import asyncio
+import copy
+import importlib
+import json
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kube.manifests import FOLDER, objects
 
 from fencepost.server.locks import kubernetes_api
 from fencepost.server.locks.kubernetes import KubernetesLeases, from_url
-from fencepost.server.locks.kubernetes_api import KubernetesApi, LeaseObject, hashed_name, own_name
-from fencepost.server.locks.source import Grant, Holder, SourceContext, SourceError, SourceUnavailableError
+from fencepost.server.locks.kubernetes_api import VERBS, KubernetesApi, LeaseObject, hashed_name, own_name
+from fencepost.server.locks.source import (
+    Grant,
+    Holder,
+    SourceConfigError,
+    SourceContext,
+    SourceError,
+    SourceUnavailableError,
+)
 from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
 from fencepost.testing.servers.processes import PATIENCE, eventually
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+_yaml: Any = importlib.import_module("yaml")  # it has no hints
+
+
+def objects(file: str) -> list[dict[str, Any]]:
+    """Read one file."""
+    return list(_yaml.safe_load_all((FOLDER / file).read_text()))
+
+
+def object_of(file: str, kind: str) -> dict[str, Any]:
+    """Read the one object of this kind."""
+    (found,) = (one for one in objects(file) if one["kind"] == kind)
+    return found
+
 
 # Leases as an operator reads and changes them, and a source on them.
 
@@ -391,3 +417,223 @@ async def test_a_waiter_sees_a_release_and_a_deletion_at_once(make: Make, leases
         await source.release(LOCK, grant.handle)
     async with asyncio.timeout(PATIENCE):
         await waiter
+
+
+# How the source kubernetes gets to its API server: pods, kubeconfig, and failures.
+
+OURS = "fencepost"
+"""The namespace of deploy/kubernetes."""
+
+
+MakeByUrl = Callable[[str], KubernetesLeases]
+
+
+async def acquired(source: KubernetesLeases, lock: str = LOCK, wait_s: float = 0) -> Grant | Holder:
+    return await source.acquire(lock, owner="somebody", ttl_ms=30_000, tokens=2, wait_s=wait_s)
+
+
+async def works(source: KubernetesLeases, lock: str) -> bool:
+    """Do all that a gateway does."""
+    grant = await acquired(source, lock)
+    assert isinstance(grant, Grant)
+    assert isinstance(await acquired(source, lock, wait_s=0.5), Holder)
+    assert await source.renew(lock, grant.handle, 30_000)
+    assert await source.mint(lock, grant.handle, 1)
+    assert await source.issued(grant.tokens[0])
+    await source.release(lock, grant.handle)
+    return await source.inspect(lock) is None and await source.advice() == []
+
+
+# A real kube-apiserver with the manifests of deploy/kubernetes, and sources on it.
+
+
+@pytest.fixture(scope="module")
+def kube_with_roles(apiserver: Cluster) -> Cluster:
+    apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}}, *objects("rbac.yaml"))
+    return apiserver
+
+
+@pytest.fixture
+async def make_by_url() -> AsyncIterator[MakeByUrl]:
+    async with AsyncExitStack() as stack:
+
+        def one(url: str) -> KubernetesLeases:
+            source = from_url(url, SourceContext("kube", ""))
+            stack.push_async_callback(source.close)
+            return source
+
+        yield one
+
+
+# In a pod: the service account, its Role, and each verb of it.
+
+
+def account_token(kube: Cluster, seconds: int = 600) -> str:
+    asked = {"spec": {"expirationSeconds": seconds}}
+    answer = kube.ask("POST", f"/api/v1/namespaces/{OURS}/serviceaccounts/fencepost/token", asked)
+    assert answer.is_success, answer.text
+    return str(answer.json()["status"]["token"])
+
+
+@pytest.fixture
+def pod(kube_with_roles: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give what Kubernetes puts into a pod of the gateway: a folder and two variables."""
+    shutil.copy(kube_with_roles.directory / "ca.crt", tmp_path / "ca.crt")
+    (tmp_path / "namespace").write_text(OURS)
+    (tmp_path / "token").write_text(account_token(kube_with_roles))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(kube_with_roles.port))
+    return tmp_path
+
+
+def may(kube: Cluster, verb: str) -> bool:
+    wanted = {"namespace": NAMESPACE, "group": "coordination.k8s.io", "resource": "leases", "verb": verb}
+    review = {"kind": "SubjectAccessReview", "spec": {"user": "gateway", "resourceAttributes": wanted}}
+    answer = kube.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return bool(answer.json()["status"]["allowed"])
+
+
+async def do_all(source: KubernetesLeases, lock: str) -> None:
+    """Use each verb; `lock` is held by another client."""
+    await source.issued(1)
+    await acquired(source, f"{lock}/mine")
+    await acquired(source, lock, wait_s=1)
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_pod_with_the_role_of_the_manifests_can_do_everything(make_by_url: MakeByUrl, pod: Path) -> None:
+    assert await works(make_by_url(f"kubernetes://in-cluster?serviceaccount={pod}"), "a pod's")
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_service_accounts_token_that_was_renewed_on_disk_is_used(
+    make_by_url: MakeByUrl, kube_with_roles: Cluster, pod: Path
+) -> None:
+    good = (pod / "token").read_text()
+    (pod / "token").write_text("expired")
+    source = make_by_url(f"kubernetes://in-cluster?serviceaccount={pod}")
+    with pytest.raises(SourceError, match="renew the credentials of the service account in"):
+        await acquired(source)
+    (pod / "token").write_text(f"{good}\n")
+    assert isinstance(await acquired(source, "renewed"), Grant)
+    assert kube_with_roles.ask("GET", "/version").is_success
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize("verb", VERBS)
+async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
+    make_by_url: MakeByUrl, kube_with_roles: Cluster, verb: str
+) -> None:
+    # Give user `gateway` the Role of deploy/kubernetes in NAMESPACE, without one verb; return when it is in
+    # force.
+    role = copy.deepcopy(object_of("rbac.yaml", "Role"))
+    role["metadata"] = {"name": "less", "namespace": NAMESPACE}
+    role["rules"][0]["verbs"].remove(verb)
+    subject = {"kind": "User", "name": "gateway", "apiGroup": "rbac.authorization.k8s.io"}
+    binding = copy.deepcopy(object_of("rbac.yaml", "RoleBinding"))
+    binding |= {"metadata": role["metadata"], "subjects": [subject]}
+    binding["roleRef"]["name"] = "less"
+    kube_with_roles.apply(role, binding)
+
+    async def in_force() -> bool:
+        return [one for one in VERBS if not may(kube_with_roles, one)] == [verb]
+
+    await eventually(in_force, what=f"the role without {verb}")
+    gateway = {"token": "gateway-token"}
+    source = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('gateway', gateway)}")
+    admin = make_by_url(f"kubernetes://kubeconfig?file={kube_with_roles.kubeconfig('admin', {'token': ADMIN})}")
+    await acquired(admin, f"without/{verb}")
+    with pytest.raises(SourceError, match=f"the verb {verb} on leases.coordination.k8s.io in namespace") as error:
+        await do_all(source, f"without/{verb}")
+    assert not isinstance(error.value, SourceUnavailableError)
+    assert "gateway" in str(error.value), "who lacks it"
+    if verb == "list":  # without that doctor cannot look at all
+        with pytest.raises(SourceError, match="the verb list on leases"):
+            await source.advice()
+    else:
+        (advice,) = await source.advice()
+        assert advice.startswith(f"{verb} on leases.coordination.k8s.io in namespace {NAMESPACE} is not allowed")
+
+
+# Outside of pods: kubeconfigs, certificates, exec plugins, wrong URLs.
+
+
+@pytest.mark.long("tests of Kubernetes")
+async def test_a_client_certificate(make_by_url: MakeByUrl, kube_with_roles: Cluster) -> None:
+    files = {"client-certificate": "client.crt", "client-key": "client.key"}
+    config = kube_with_roles.kubeconfig("certificate", files)
+    with pytest.raises(SourceError, match='User "cert-user" cannot get resource "leases"'):
+        await acquired(make_by_url(f"kubernetes://kubeconfig?file={config}"))
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize(
+    ("content", "reported"),
+    [
+        (None, "cannot be used"),
+        ("- a list", "cannot be used"),
+        (
+            '{"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],'
+            '"clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:1"}}],'
+            '"users": [{"name": "u", "users": {"token": "s3cret"}}]}',
+            "cannot be used",
+        ),
+        ("users:\n- token: s3cret: s3cret\n", "cannot be used"),
+    ],
+)
+async def test_a_kubeconfig_that_cannot_be_read_is_named_and_not_quoted(
+    make_by_url: MakeByUrl, tmp_path: Path, content: str | None, reported: str
+) -> None:
+    config = tmp_path / "config"
+    if content is not None:
+        config.write_text(content)
+    with pytest.raises(SourceConfigError, match=reported) as error:
+        await acquired(make_by_url(f"kubernetes://kubeconfig?file={config}"))
+    assert str(config) in str(error.value)
+    assert "s3cret" not in str(error.value)
+    assert error.value.__cause__ is None, "a traceback would quote it"
+
+
+# API servers that do not answer, answer with errors, or are left in the TLS handshake.
+
+
+@pytest.mark.long("tests of Kubernetes")
+@pytest.mark.parametrize(
+    ("status", "body", "error", "reported"),
+    [
+        ("200 OK", "<html>", SourceError, "no Kubernetes API server"),
+        ("200 OK", "{}", SourceError, "with no Lease"),
+        ("401 Unauthorized", "", SourceError, "renew the credentials of the kubeconfig"),
+        ("429 Too Many Requests", "", SourceUnavailableError, "answered 429: Too Many Requests"),
+        ("nonsense", "", SourceUnavailableError, "cannot be asked"),
+    ],
+)
+async def test_each_answer_of_a_server_has_its_error(
+    make_by_url: MakeByUrl,
+    tmp_path: Path,
+    status: str,
+    body: str,
+    error: type[SourceError],
+    reported: str,
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(f"{head}{body}".encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        config = tmp_path / "config"
+        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
+        context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+        users = [{"name": "u", "user": {"token": "s3cret"}}]
+        output = {"current-context": "c", "contexts": [context], "clusters": [cluster], "users": users}
+        config.write_text(json.dumps(output))
+        with pytest.raises(SourceError, match=reported) as raised:
+            await acquired(make_by_url(f"kubernetes://kubeconfig?file={config}"))
+        assert type(raised.value) is error
+        assert f"http://127.0.0.1:{port}" in str(raised.value)
+        assert "s3cret" not in str(raised.value)

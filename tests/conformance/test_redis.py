@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
-from tests.conformance.redis_bench import RedisBench, command, redis_server, running
+from tests.conformance.benches import RedisBench, redis_command, redis_server, running_redis
 from tests.support.postgres import cutting_proxy
 from tests.support.servers import self_signed
 
@@ -52,13 +52,13 @@ async def free(source: Source) -> bool:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
-    with running(tmp_path_factory.mktemp("redis")) as bench:
+    with running_redis(tmp_path_factory.mktemp("redis")) as bench:
         yield bench
 
 
 @pytest.fixture
 async def bench(server: RedisBench) -> RedisBench:
-    await command(server.ports[0], "FLUSHALL")
+    await redis_command(server.ports[0], "FLUSHALL")
     return server
 
 
@@ -89,11 +89,11 @@ async def test_who_finds_the_lock_held_or_has_lost_it_draws_no_numbers(bench: Re
     assert isinstance(await take(source, wait_s=0.2), Holder)
     await source.release(LOCK, grant.handle)
     assert await source.mint(LOCK, grant.handle, 5) is None
-    assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"3"
+    assert await redis_command(bench.ports[0], "GET", "fencepost:tokens") == b"3"
 
 
 async def test_the_last_number_there_is(bench: RedisBench, source: Source) -> None:
-    await command(bench.ports[0], "SET", "fencepost:tokens", MOST_NATIVE - 1)
+    await redis_command(bench.ports[0], "SET", "fencepost:tokens", MOST_NATIVE - 1)
     grant = await take(source)
     assert isinstance(grant, Grant)
     assert grant.tokens == (MOST_NATIVE,)
@@ -107,7 +107,7 @@ async def test_the_last_number_there_is(bench: RedisBench, source: Source) -> No
 
 async def test_a_counter_without_a_token_grants_nothing(bench: RedisBench, source: Source) -> None:
     for content in ("many", "-5", "9223372036854775807", "1.5"):
-        await command(bench.ports[0], "SET", "fencepost:tokens", content)
+        await redis_command(bench.ports[0], "SET", "fencepost:tokens", content)
         with pytest.raises(SourceError, match="fencepost:tokens") as error:
             await take(source, tokens=2)
         assert not isinstance(error.value, SourceUnavailableError)
@@ -116,14 +116,14 @@ async def test_a_counter_without_a_token_grants_nothing(bench: RedisBench, sourc
 
 async def test_numbers_are_drawn_before_the_lock_is_set(bench: RedisBench) -> None:
     """Redis does not roll back a script that fails half way; the source would release the lock, other clients not."""
-    await command(bench.ports[0], "SET", "fencepost:tokens", MOST_NATIVE)
+    await redis_command(bench.ports[0], "SET", "fencepost:tokens", MOST_NATIVE)
     with pytest.raises(ResponseError, match="the counter stands at"):
-        await command(bench.ports[0], "EVAL", GRANT, 2, KEY, "fencepost:tokens", "value", LONG_MS, 1)
-    assert await command(bench.ports[0], "GET", KEY) is None
+        await redis_command(bench.ports[0], "EVAL", GRANT, 2, KEY, "fencepost:tokens", "value", LONG_MS, 1)
+    assert await redis_command(bench.ports[0], "GET", KEY) is None
 
 
 async def test_a_counter_of_another_type_is_named(bench: RedisBench, source: Source) -> None:
-    await command(bench.ports[0], "RPUSH", "fencepost:tokens", "1")
+    await redis_command(bench.ports[0], "RPUSH", "fencepost:tokens", "1")
     for asked in (take(source), source.issued(1)):
         with pytest.raises(SourceError, match="WRONGTYPE") as error:
             await asked
@@ -140,11 +140,11 @@ async def test_sources_with_other_prefixes_have_locks_and_tokens_of_their_own(
         grant = await take(source)
         assert isinstance(grant, Grant)
         assert grant.tokens == (1,)
-    assert await command(bench.ports[0], "GET", "other:tokens") == b"1"
+    assert await redis_command(bench.ports[0], "GET", "other:tokens") == b"1"
 
 
 async def test_a_lock_of_another_program_names_no_owner(bench: RedisBench, source: Source) -> None:
-    await command(bench.ports[0], "SET", KEY, "of:another program")
+    await redis_command(bench.ports[0], "SET", KEY, "of:another program")
     assert await take(source) == Holder()
     assert await source.inspect(LOCK) == Holder()
 
@@ -225,7 +225,7 @@ async def test_an_acquire_that_is_cancelled_before_its_answer_releases_what_it_w
         with pytest.raises(asyncio.CancelledError):
             await acquiring
         assert await free(source)
-        assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
+        assert await redis_command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
 
 
 async def _is(what: bool) -> bool:
@@ -244,7 +244,7 @@ async def test_an_acquire_that_is_cancelled_twice_releases_all_the_same(
         await bench.resume()
         await other.close()  # waits for what goes on behind the caller's back
     assert await free(source)
-    assert await command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
+    assert await redis_command(bench.ports[0], "GET", "fencepost:tokens") == b"1", "it had been granted"
 
 
 async def test_requests_that_are_cancelled_leave_neither_answers_nor_connections_taken(source: Source) -> None:
@@ -265,7 +265,7 @@ async def test_requests_that_are_cancelled_leave_neither_answers_nor_connections
 
 
 async def test_a_user_who_may_not_is_no_outage_and_no_password_is_shown(bench: RedisBench, source_of: Opened) -> None:
-    await command(bench.ports[0], "ACL", "SETUSER", "locker", "on", ">s3 cr/t", "+@all", "~fencepost:lock:*")
+    await redis_command(bench.ports[0], "ACL", "SETUSER", "locker", "on", ">s3 cr/t", "+@all", "~fencepost:lock:*")
     for user, words in (("nobody:hunter2", "does not let this user"), ("locker:s3%20cr%2Ft", "fencepost:tokens")):
         with pytest.raises(SourceError, match=words) as error:
             await take(source_of(bench.url.replace("//", f"//{user}@")))
@@ -287,7 +287,7 @@ def primary(server_of_its_own: RedisBench) -> int:
 
 async def _in_sync(port: int) -> bool:
     """Whether its replica takes what is written, and not only the first copy."""
-    replication = await command(port, "INFO", "replication")
+    replication = await redis_command(port, "INFO", "replication")
     return bool(replication["connected_slaves"] == 1 and replication["slave0"]["state"] == "online")
 
 
@@ -298,7 +298,7 @@ async def test_replicas_have_a_grant_before_it_counts(primary: int, tmp_path: Pa
         source = source_of(f"redis://127.0.0.1:{primary}/0?replicas=1&wait_ms=2000")
         grant = await take(source)
         assert isinstance(grant, Grant)
-        assert await command(port, "GET", "fencepost:tokens") == b"1"
+        assert await redis_command(port, "GET", "fencepost:tokens") == b"1"
         assert await source.mint(LOCK, grant.handle, 1) == (2,)
         replica.pause()
         with pytest.raises(SourceUnavailableError, match="only 0 of 1 replicas"):
@@ -318,11 +318,11 @@ async def test_a_failover_that_lost_grants_repeats_their_numbers_and_can_be_seen
         await eventually(lambda: _in_sync(primary), what="a replica")
         before, after = source_of(f"redis://127.0.0.1:{primary}/0"), source_of(f"redis://127.0.0.1:{port}/0")
         replica.pause()
-        await command(primary, "CLIENT", "KILL", "TYPE", "replica")
+        await redis_command(primary, "CLIENT", "KILL", "TYPE", "replica")
         lost = await take(before)
         await server_of_its_own.crash()
         replica.resume()
-        await command(port, "REPLICAOF", "NO", "ONE")
+        await redis_command(port, "REPLICAOF", "NO", "ONE")
         again = await take(after)
         assert isinstance(lost, Grant)
         assert isinstance(again, Grant), "granted a second time"
@@ -342,7 +342,7 @@ async def test_a_replica_is_an_outage_and_doctor_names_it(primary: int, tmp_path
         source = source_of(f"redis://127.0.0.1:{primary}/0")
         (sentence,) = await source.advice()
         assert "set min-replicas-to-write 1" in sentence
-        await command(primary, "CONFIG", "SET", "min-replicas-to-write", "2")
+        await redis_command(primary, "CONFIG", "SET", "min-replicas-to-write", "2")
         assert await source.advice() == []
         with pytest.raises(SourceUnavailableError, match="NOREPLICAS"):
             await take(source)
@@ -354,7 +354,7 @@ async def test_a_cluster_is_refused_by_name(tmp_path: Path, source_of: Opened) -
         source = source_of(f"redis://127.0.0.1:{port}/0")
         for has_slots in (False, True):
             if has_slots:
-                await command(port, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+                await redis_command(port, "CLUSTER", "ADDSLOTSRANGE", "0", "16383")
             for asked in (take(source), source.issued(1), source.advice()):
                 with pytest.raises(SourceError, match="a node of a Redis Cluster") as error:
                     await asked
@@ -386,18 +386,18 @@ async def test_what_makes_tokens_repeat_is_named(bench: RedisBench, source: Sour
         ({"maxmemory": "100mb", "maxmemory-policy": "volatile-ttl"}, "locks too, and they are granted a second time"),
     ]
     for settings, words in repeating:
-        before = {name: (await command(port, "CONFIG GET", name))[name] for name in settings}
+        before = {name: (await redis_command(port, "CONFIG GET", name))[name] for name in settings}
         for name, value in settings.items():
-            await command(port, "CONFIG SET", name, value)
+            await redis_command(port, "CONFIG SET", name, value)
         try:
             (sentence,) = await source.advice()
         finally:
             for name, value in before.items():
-                await command(port, "CONFIG SET", name, value)
+                await redis_command(port, "CONFIG SET", name, value)
         assert words in sentence
-    await command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
+    await redis_command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
     (sentence,) = await source_of(bench.url.replace("//", "//modest:x@")).advice()
     assert "does not let this user read its configuration" in sentence
-    await command(port, "EXPIRE", "fencepost:tokens", "1000")
+    await redis_command(port, "EXPIRE", "fencepost:tokens", "1000")
     (sentence,) = await source.advice()
     assert "PERSIST fencepost:tokens" in sentence

@@ -4,9 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
-from tests.conformance import test_redis as of_redis
-from tests.conformance.redis_bench import RedisBench, command, running_several
-from tests.conformance.redlock_bench import LONGEST_MS, NODE_TIMEOUT_MS, redlock_url
+from tests.conformance import test_redis
+from tests.conformance.benches import (
+    LONGEST_NODE_MS,
+    NODE_TIMEOUT_MS,
+    RedisBench,
+    redis_command,
+    redlock_url,
+    running_redis_servers,
+)
 from tests.conformance.test_redis import Opened
 from tests.support.postgres import cutting_proxy
 
@@ -16,7 +22,7 @@ from fencepost.testing.servers.processes import eventually
 
 pytestmark = pytest.mark.long("tests of Redlock")
 
-source_of = of_redis.source_of
+source_of = test_redis.source_of
 
 LONG_MS = 60_000
 """A TTL that no test waits for: what is free before was given back."""
@@ -27,15 +33,15 @@ ANOTHER_CLIENT = "0" * 32 + ":another client"
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
-    with running_several(tmp_path_factory.mktemp("redlock"), 5) as (nodes, ports):
-        yield RedisBench("redlock", redlock_url(ports, LONGEST_MS), nodes, ports, "fencepost:redlock:")
+    with running_redis_servers(tmp_path_factory.mktemp("redlock"), 5) as (nodes, ports):
+        yield RedisBench("redlock", redlock_url(ports, LONGEST_NODE_MS), nodes, ports, "fencepost:redlock:")
 
 
 @pytest.fixture
 async def bench(servers: RedisBench) -> AsyncIterator[RedisBench]:
     """Five healthy and empty nodes; what a test did to them is undone after it."""
     for port in servers.ports:
-        await command(port, "FLUSHALL")
+        await redis_command(port, "FLUSHALL")
     yield servers
     for server in servers.servers:
         if server.running:
@@ -65,7 +71,7 @@ async def granted(source: Source) -> Grant:
 
 
 async def having(ports: Sequence[int]) -> list[bytes | None]:
-    return [await command(port, "GET", KEY) for port in ports]
+    return [await redis_command(port, "GET", KEY) for port in ports]
 
 
 # Dead and slow nodes
@@ -106,7 +112,7 @@ async def test_stopped_nodes_count_as_dead_and_do_not_eat_up_the_ttl(bench: Redi
     grant = await granted(source)
     assert await source.renew(LOCK, grant.handle, LONG_MS) is True
     assert loop.time() - began < 1.0, "twice the time limit of a node, and no repeats by the library"
-    left_ms = await command(bench.ports[4], "PTTL", KEY)
+    left_ms = await redis_command(bench.ports[4], "PTTL", KEY)
     assert left_ms > LONG_MS - 1000
     await source.release(LOCK, grant.handle)
     assert await having(bench.ports[2:]) == [None] * 3
@@ -158,7 +164,7 @@ def test_validity_is_the_ttl_without_the_time_that_asking_took_and_the_drift_of_
 
 async def test_a_minority_is_no_grant_and_is_given_back_everywhere(bench: RedisBench, source: Source) -> None:
     for port in bench.ports[:3]:
-        await command(port, "SET", KEY, ANOTHER_CLIENT, "PX", LONG_MS)
+        await redis_command(port, "SET", KEY, ANOTHER_CLIENT, "PX", LONG_MS)
     held = await take(source)
     assert isinstance(held, Holder)
     assert held.owner == "another client"
@@ -170,7 +176,7 @@ async def test_a_node_that_took_the_lock_and_answered_nothing_is_released_too(
     bench: RedisBench, source_of: Opened
 ) -> None:
     for port in bench.ports[:3]:
-        await command(port, "SET", KEY, ANOTHER_CLIENT, "PX", LONG_MS)
+        await redis_command(port, "SET", KEY, ANOTHER_CLIENT, "PX", LONG_MS)
     async with cutting_proxy(f"redis://127.0.0.1:{bench.ports[4]}") as (proxy, url):
         source = source_of(bench.url.replace(f":{bench.ports[4]}", f":{url.rpartition(':')[2]}"))
         await source.inspect(LOCK)
@@ -182,18 +188,18 @@ async def test_a_node_that_took_the_lock_and_answered_nothing_is_released_too(
 
 async def test_rivals_who_split_the_nodes_are_both_without(bench: RedisBench, source: Source) -> None:
     for port, value in zip(bench.ports, ("a", "a", "b", "b", "c"), strict=True):
-        await command(port, "SET", KEY, value, "PX", LONG_MS)
+        await redis_command(port, "SET", KEY, value, "PX", LONG_MS)
     assert isinstance(await take(source), Holder)
     assert await source.inspect(LOCK) is None, "no client has a majority"
     for port in bench.ports:
-        await command(port, "DEL", KEY)
+        await redis_command(port, "DEL", KEY)
     assert isinstance(await take(source), Grant)
 
 
 async def test_a_hold_that_lost_its_majority_is_lost_and_cleared_away(bench: RedisBench, source: Source) -> None:
     grant = await granted(source)
     for port in bench.ports[:3]:
-        await command(port, "DEL", KEY)
+        await redis_command(port, "DEL", KEY)
     assert await source.mint(LOCK, grant.handle, 1) is None
     assert await source.inspect(LOCK) is None
     assert await source.renew(LOCK, grant.handle, LONG_MS) is False
@@ -204,7 +210,7 @@ async def test_a_hold_of_which_the_silent_nodes_decide_is_neither_there_nor_lost
     bench: RedisBench, source: Source
 ) -> None:
     grant = await granted(source)
-    await command(bench.ports[2], "DEL", KEY)
+    await redis_command(bench.ports[2], "DEL", KEY)
     for server in bench.servers[:2]:
         server.pause()
     for asked in (source.renew(LOCK, grant.handle, LONG_MS), source.mint(LOCK, grant.handle, 1)):
@@ -216,7 +222,7 @@ async def test_a_hold_of_which_the_silent_nodes_decide_is_neither_there_nor_lost
 
 async def test_one_refusing_node_is_a_dead_one(bench: RedisBench, source: Source) -> None:
     for port in bench.ports[:2]:
-        await command(port, "RPUSH", KEY, "not a lock")
+        await redis_command(port, "RPUSH", KEY, "not a lock")
     grant = await granted(source)
     assert await source.renew(LOCK, grant.handle, LONG_MS) is True
     await source.release(LOCK, grant.handle)
@@ -230,7 +236,7 @@ async def test_an_acquire_that_is_cancelled_while_a_node_is_slow_leaves_nothing(
     await source.inspect(LOCK)  # it is connected
     bench.servers[0].pause()
     acquiring = asyncio.create_task(take(source))
-    await eventually(lambda: command(bench.ports[4], "GET", KEY), what="the lock at a node that answers")
+    await eventually(lambda: redis_command(bench.ports[4], "GET", KEY), what="the lock at a node that answers")
     assert not acquiring.done()
     acquiring.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -252,14 +258,14 @@ async def test_a_node_that_is_named_twice_and_a_dead_one_and_a_forgetful_one(
 ) -> None:
     assert await source_of(bench.url).advice() == []
     first, second, third, *_ = bench.ports
-    await command(second, "CONFIG SET", "appendfsync", "no")
+    await redis_command(second, "CONFIG SET", "appendfsync", "no")
     bench.servers[2].crash()
     try:
         hosts = f"127.0.0.1:{first},localhost:{first},127.0.0.1:{second},127.0.0.1:{third}"
-        source = source_of(f"redlock://{hosts}/0?node_timeout_ms={LONGEST_MS}")
+        source = source_of(f"redlock://{hosts}/0?node_timeout_ms={LONGEST_NODE_MS}")
         sentences = await source.advice()
     finally:
-        await command(second, "CONFIG SET", "appendfsync", "always")
+        await redis_command(second, "CONFIG SET", "appendfsync", "always")
     for words in ("are the same Redis server", f"{second} answers before", f"{third} cannot be asked", "an odd number"):
         assert any(words in sentence for sentence in sentences), (words, sentences)
     assert len(sentences) == 4
@@ -269,13 +275,13 @@ async def test_a_node_with_a_replica_is_not_independent(bench: RedisBench, sourc
     one, two, *_ = bench.ports
 
     async def followed() -> bool:
-        return bool((await command(one, "INFO", "replication"))["connected_slaves"])
+        return bool((await redis_command(one, "INFO", "replication"))["connected_slaves"])
 
-    await command(two, "REPLICAOF", "127.0.0.1", one)
+    await redis_command(two, "REPLICAOF", "127.0.0.1", one)
     try:
         await eventually(followed, what="a replica")
         sentences = await source.advice()
     finally:
-        await command(two, "REPLICAOF", "NO", "ONE")
+        await redis_command(two, "REPLICAOF", "NO", "ONE")
     assert any(f"{one} has 1 replicas" in sentence for sentence in sentences)
     assert any(f"{two} is a replica" in sentence for sentence in sentences)

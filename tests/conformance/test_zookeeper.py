@@ -1,4 +1,4 @@
-"""The source zookeeper: sessions, the queue of a lock, and permissions."""
+"""The source zookeeper: sessions, the queue of a lock, permissions, and three servers."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,18 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.protocol.states import KeeperState
 from kazoo.security import make_digest_acl
-from tests.conformance.zookeeper_bench import ZooKeeperBench, admin, client, running
+from tests.conformance.benches import ZooKeeperBench, running_zookeeper, zookeeper_client, zookeeper_says
 from tests.support.postgres import cutting_proxy
+from tests.support.servers import or_skipped
 
 from fencepost.server.locks import zookeeper_session
 from fencepost.server.locks.source import Grant, Holder, SourceError, SourceUnavailableError
 from fencepost.server.locks.zookeeper import ZooKeeperSource, parent_of
 from fencepost.server.locks.zookeeper_session import parse
 from fencepost.testing.faults.network import Link
+from fencepost.testing.servers.lock_services import zookeeper as zookeeper_service
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
+from fencepost.testing.servers.server import Server
 
 # A lock of the source zookeeper, its queue, and who waits in it.
 
@@ -52,19 +55,9 @@ def path_of(lock: str, grant: Grant) -> str:
 
 
 async def watches(zookeeper: ZooKeeperBench) -> int:
-    found = re.search(r"zk_watch_count\t(\d+)", await asyncio.to_thread(admin, zookeeper.port, "mntr"))
+    found = re.search(r"zk_watch_count\t(\d+)", await asyncio.to_thread(zookeeper_says, zookeeper.port, "mntr"))
     assert found is not None
     return int(found[1])
-
-
-async def asleep(zookeeper: ZooKeeperBench, source: ZooKeeperSource, lock: str) -> None:
-    """Return once the only waiter of this source has set its watch and has the answer to that."""
-
-    async def watched() -> bool:
-        return await watches(zookeeper) == 1
-
-    await eventually(watched, what="the waiter's watch")
-    await source.inspect(lock)  # answers of one connection come in order
 
 
 # A ZooKeeper of this file's own, and sources on it.
@@ -72,7 +65,7 @@ async def asleep(zookeeper: ZooKeeperBench, source: ZooKeeperSource, lock: str) 
 
 @pytest.fixture(scope="package")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperBench]:
-    with running(tmp_path_factory.mktemp("zookeeper-alone")) as bench:
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper-alone")) as bench:
         yield bench
 
 
@@ -109,7 +102,14 @@ async def test_suspended_is_not_lost(zookeeper: ZooKeeperBench, open_source: Ope
     source = await open_source(session_s=20)
     grant = await granted(source, lock)
     waiter = asyncio.create_task(granted(source, lock))
-    await asleep(zookeeper, source, lock)  # a request under way when the servers stop has no answer in time
+
+    # The only waiter has set its watch and has the answer to that: a request under way when the servers stop has none
+    # in time.
+    async def watched() -> bool:
+        return await watches(zookeeper) == 1
+
+    await eventually(watched, what="the waiter's watch")
+    await source.inspect(lock)  # answers of one connection come in order
     await zookeeper.pause()
     try:
         with pytest.raises(SourceUnavailableError, match="did not answer"):
@@ -268,7 +268,7 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
         return [each.client_state for each in clients] == [KeeperState.CONNECTED, KeeperState.CLOSED]
 
     monkeypatch.setattr(zookeeper_session, "KazooClient", noted)
-    with running(tmp_path) as bench, Link("127.0.0.1", bench.port) as link:
+    with running_zookeeper(tmp_path) as bench, Link("127.0.0.1", bench.port) as link:
         # The server goes on running, and keeps the session for longer than this outage is on a busy machine.
         source = ZooKeeperSource(parse(f"zookeeper://127.0.0.1:{link.port}?session_timeout_s=60", "zk"))
         session = source._session  # noqa: SLF001 - its timer, and what it calls
@@ -292,7 +292,7 @@ async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypat
 @pytest.fixture
 async def kazoo(zookeeper: ZooKeeperBench) -> AsyncIterator[Any]:
     """Another program."""
-    with client(zookeeper.port, timeout=30) as connected:
+    with zookeeper_client(zookeeper.port, timeout=30) as connected:
         yield connected
 
 
@@ -432,7 +432,7 @@ async def test_nodes_of_a_source_with_credentials_are_its_own(
 
 
 def client_acls(port: int) -> Any:
-    with client(port, auth_data=[("digest", "us:se@cret")]) as other:
+    with zookeeper_client(port, auth_data=[("digest", "us:se@cret")]) as other:
         return other.get_acls("/with/credentials/fencepost/it")
 
 
@@ -463,3 +463,123 @@ async def test_issued_by_another_process_is_known_and_before_anything_was(
     new = await open_source(f"zookeeper://127.0.0.1:{zookeeper.port}/quite/new")
     assert not await new.issued(2**47)
     assert await new.issued(1)
+
+
+# The ZooKeeper source on three servers, and on one that removes empty containers.
+
+
+@asynccontextmanager
+async def opened(*ports: int, session_s: float = 10) -> AsyncIterator[ZooKeeperSource]:
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    source = ZooKeeperSource(parse(f"zookeeper://{hosts}?session_timeout_s={session_s}", "zk"))
+    await source.open()
+    try:
+        yield source
+    finally:
+        await source.close()
+
+
+async def granted_by(source: ZooKeeperSource, lock: str, tokens: int = 1) -> Grant:
+    """Take a lock, trying again while the servers elect a leader."""
+
+    async def taken() -> Grant | None:
+        try:
+            grant = await source.acquire(lock, owner="us", ttl_ms=1000, tokens=tokens, wait_s=PATIENCE)
+        except SourceUnavailableError:
+            return None
+        assert isinstance(grant, Grant), grant
+        return grant
+
+    return await eventually(taken)
+
+
+@pytest.fixture
+def ensemble(tmp_path: Path) -> Iterator[dict[int, Server]]:
+    ports = {number: (free_port(), free_port(), free_port()) for number in (1, 2, 3)}
+    peers = [f"server.{number}=127.0.0.1:{peer}:{vote}" for number, (_, peer, vote) in ports.items()]
+    more = "\n".join(("initLimit=50", "syncLimit=20", *peers))
+    with ExitStack() as stack:
+        servers = {}
+        for number, (port, _, _) in ports.items():
+            with or_skipped():
+                servers[port] = zookeeper_service(tmp_path / str(number), more, port=port).server
+            (tmp_path / str(number) / "data" / "myid").write_text(str(number))
+            servers[port].start()
+            stack.callback(servers[port].stop)
+        for one in servers.values():
+            one.wait()
+        yield servers
+
+
+def leading(ensemble: dict[int, Server]) -> int:
+    (leader,) = [port for port in ensemble if "Mode: leader" in zookeeper_says(port, "srvr")]
+    return leader
+
+
+@pytest.mark.long("tests of ZooKeeper")
+async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Server]) -> None:
+    leader = leading(ensemble)
+    others = [port for port in ensemble if port != leader]
+    async with opened(*ensemble) as holder, opened(*others) as second, opened(leader, *others) as third:
+        grant = await granted_by(holder, "it", tokens=3)
+        waiter = asyncio.create_task(granted_by(second, "it"))
+        with zookeeper_client(others[0]) as looking:
+
+            async def waits() -> bool:
+                return len(await asyncio.to_thread(looking.get_children, parent_of("/fencepost", "it"))) == 2
+
+            await eventually(waits, what="a waiter")
+        ensemble[leader].crash()
+
+        async def renewed() -> bool:
+            try:
+                assert await third.renew("it", grant.handle, 1000) is True, "the session has moved, and lives"
+            except SourceUnavailableError:
+                return False
+            return True
+
+        await eventually(renewed)
+        minted = await holder.mint("it", grant.handle, 2)
+        assert minted is not None
+        assert minted[0] >> 32 > grant.tokens[-1] >> 32, "a new leader, a new epoch"
+        assert await second.issued(minted[-1])
+        assert not waiter.done()
+        await third.release("it", grant.handle)
+        assert (await waiter).tokens[0] > minted[-1]
+
+
+@pytest.mark.long("tests of ZooKeeper")
+async def test_a_leader_that_has_lost_its_followers_neither_grants_nor_refuses(ensemble: dict[int, Server]) -> None:
+    """It does not know it for a while, and still answers what needs no majority."""
+    leader = leading(ensemble)
+    async with opened(leader) as source:
+        grant = await granted_by(source, "it")
+        for port, one in ensemble.items():
+            if port != leader:
+                one.pause()
+        asked = asyncio.gather(
+            source.issued(grant.tokens[-1] + 1), source.mint("it", grant.handle, 1), return_exceptions=True
+        )
+        assert all(isinstance(each, SourceUnavailableError) for each in await asked)
+
+
+@pytest.mark.long("tests of ZooKeeper")
+async def test_an_empty_lock_is_removed_and_its_numbers_go_on(tmp_path: Path) -> None:
+    port = free_port()
+    with or_skipped():
+        one = zookeeper_service(tmp_path, jvm=("-Dznode.container.checkIntervalMs=200",), port=port).server
+    one.start()
+    try:
+        one.wait()
+        async with opened(port) as source:
+            before = await granted_by(source, "it")
+            await source.release("it", before.handle)
+            with zookeeper_client(port) as other:
+
+                async def gone() -> bool:
+                    return await asyncio.to_thread(other.exists, parent_of("/fencepost", "it")) is None
+
+                await eventually(gone)
+            assert (await granted_by(source, "it")).tokens > before.tokens
+    finally:
+        one.stop()

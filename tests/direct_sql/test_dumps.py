@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.direct_sql.replication import write
+from tests.direct_sql.test_logical_replication import write
 from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import Race, open_race, outcome, owner
 
@@ -26,16 +26,6 @@ from fencepost.testing.servers.processes import PATIENCE
 pytestmark = pytest.mark.versions
 
 _numbers = itertools.count(1)
-
-TABLES = """
-CREATE TYPE colour AS ENUM ('red', 'green');
-CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
-CREATE TABLE hues (hue colour PRIMARY KEY, n int);
-CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, label text);
-CREATE TABLE issued (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
-CREATE TABLE parts (region text, id int, n int, PRIMARY KEY (region, id)) PARTITION BY LIST (region);
-CREATE TABLE parts_eu PARTITION OF parts FOR VALUES IN ('eu');
-"""
 
 
 def dump_and_restore(server: PostgresServer, source: str, target: str, *options: str) -> None:
@@ -62,7 +52,16 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
     connect: Connect, database: str, postgres: PostgresServer, target: str, options: tuple[str, ...]
 ) -> None:
     owner = await connect()
-    await owner.execute(TABLES)
+    tables = """
+        CREATE TYPE colour AS ENUM ('red', 'green');
+        CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
+        CREATE TABLE hues (hue colour PRIMARY KEY, n int);
+        CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, label text);
+        CREATE TABLE issued (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
+        CREATE TABLE parts (region text, id int, n int, PRIMARY KEY (region, id)) PARTITION BY LIST (region);
+        CREATE TABLE parts_eu PARTITION OF parts FOR VALUES IN ('eu');
+    """
+    await owner.execute(tables)
     for table, scope in (("orders", None), ("hues", None), ("items", "account/{account_id}"), ("parts", None)):
         await protect(owner, table, scope=scope)
     await protect(owner, "issued", source="builtin")
@@ -156,11 +155,6 @@ async def test_a_table_with_a_nondeterministic_collation_in_its_key_or_scope_is_
         await protect(db, "scoped", scope="of/{k}")
 
 
-async def close(race: Race) -> None:
-    for connection in (race.a, race.b, race.c, race.observer):
-        await connection.close()
-
-
 async def test_keys_are_claimed_in_the_order_in_which_rows_are_locked(connect: Connect, database: str) -> None:
     """By the column's collation: in another order, a lease's claims and a multi-row write deadlock."""
     db = await owner(connect)
@@ -175,7 +169,8 @@ async def test_keys_are_claimed_in_the_order_in_which_rows_are_locked(connect: C
         claimed = await in_key_order(race.a, race.table, keys)
         assert [keys[position] for position, _ in claimed] == [tuple(row) for row in locked], collation
         orders.add(tuple(position for position, _ in claimed))
-        await close(race)
+        for connection in (race.a, race.b, race.c, race.observer):
+            await connection.close()
     assert (len(orders) > 1) == await has_icu(db), "with ICU there is more than one order"
 
 

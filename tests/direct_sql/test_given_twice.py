@@ -8,10 +8,6 @@ from tests.support.interleave import Connect
 from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, Race, open_race
 
-UPSERT = (
-    "INSERT INTO orders (order_id, n, last_fence_token) VALUES ('k', 2, {0})"
-    " ON CONFLICT (order_id) DO UPDATE SET n = 2, last_fence_token = excluded.last_fence_token"
-)
 UPDATE = "UPDATE orders SET n = 2, last_fence_token = {0}"
 INSERT = "INSERT INTO orders (order_id, last_fence_token) VALUES ('new', {0})"
 
@@ -32,7 +28,11 @@ async def start_over(race: Race) -> None:
 
 
 async def test_of_an_update_the_setting_counts(race: Race) -> None:
-    for statement in (UPDATE, UPSERT):
+    upsert = (
+        "INSERT INTO orders (order_id, n, last_fence_token) VALUES ('k', 2, {0})"
+        " ON CONFLICT (order_id) DO UPDATE SET n = 2, last_fence_token = excluded.last_fence_token"
+    )
+    for statement in (UPDATE, upsert):
         for column in (1, 30, 31, 45, 70, -31, -70):
             await start_over(race)
             sql = statement.format(column)
@@ -108,18 +108,16 @@ async def test_the_lowest_number_is_no_token(race: Race) -> None:
         assert await race.direct(race.a, statement.format(-(2**63))) == "FP400", statement
 
 
-AFTER = """
-CREATE FUNCTION public.slug() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN
-  UPDATE public.orders SET status = 'seen' WHERE order_id = NEW.order_id AND status <> 'seen';
-  RETURN NULL;
-END $$;
-CREATE TRIGGER slug AFTER INSERT OR UPDATE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.slug()"""
-
-
 async def test_a_trigger_that_goes_on_writing_the_row_needs_no_token_of_its_own(race: Race) -> None:
     """The row version is its transaction's, which is one operation (R1); another transaction's is not."""
-    await race.observer.execute(AFTER)
+    after = """
+        CREATE FUNCTION public.slug() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN
+          UPDATE public.orders SET status = 'seen' WHERE order_id = NEW.order_id AND status <> 'seen';
+          RETURN NULL;
+        END $$;
+        CREATE TRIGGER slug AFTER INSERT OR UPDATE ON public.orders FOR EACH ROW EXECUTE FUNCTION public.slug()"""
+    await race.observer.execute(after)
     assert await race.direct(race.a, UPDATE.format(31)) == "ok"
     assert await race.direct(race.a, INSERT.format(32)) == "ok"
     assert await race.observer.fetchval("SELECT array_agg(DISTINCT status) FROM orders") == ["seen"]

@@ -90,16 +90,6 @@ UPSERT = INSERT + " ON CONFLICT (order_id) DO UPDATE SET n = 3"
 COLUMN = "UPDATE public.orders SET last_fence_token = {}"
 
 
-TEMPORARY = """
-CREATE TEMP TABLE marks (resource text PRIMARY KEY, last_fence_token bigint, xid xid8, row_absent boolean);
-CREATE TEMP TABLE protected (relation regclass, name text, rule text, source text, functions text, scope text);
-CREATE TEMP TABLE floors (name text, floor bigint);
-CREATE TEMP TABLE tokens (last_value bigint, is_called boolean);
-CREATE TEMP TABLE orders (order_id text PRIMARY KEY, status text, n int, last_fence_token bigint);
-CREATE TEMP TABLE pg_roles (rolname name); CREATE TEMP TABLE pg_namespace (nspname name, nspowner oid);
-INSERT INTO orders VALUES ('k', 'temp', 0, 0)"""
-
-
 SETTINGS = {
     "standard_conforming_strings": ["off"],
     "backslash_quote": ["on"],
@@ -119,10 +109,6 @@ SETTINGS = {
     "check_function_bodies": ["off"],
     "search_path": ["", "evil", "evil, pg_catalog, public", "pg_temp, evil, public", '"$user"', "fencepost, public"],
 }
-
-
-EITHER_SOURCE = pytest.mark.parametrize("race", ["external", "builtin"], indirect=True)
-"""For what meets the texts of a table's own functions: they differ by the source."""
 
 
 @pytest.fixture
@@ -168,7 +154,8 @@ async def assert_judged(race: Race, connection: Connection, mark: int = 30) -> i
     return mark + 3
 
 
-@EITHER_SOURCE
+# For what meets the texts of a table's own functions: they differ by the source.
+@pytest.mark.parametrize("race", ["external", "builtin"], indirect=True)
 async def test_settings_of_a_session_change_no_verdict(race: Race) -> None:
     await evil(race.observer)
     mark = 30
@@ -205,6 +192,14 @@ async def test_a_plain_role_with_a_schema_of_its_own_gets_nothing_past(race: Rac
         f"GRANT ALL ON SCHEMA evil TO {CLERK}; GRANT TEMPORARY ON DATABASE {await name_of(race)} TO {CLERK}"
     )
     mark = 30
+    temporary = """
+        CREATE TEMP TABLE marks (resource text PRIMARY KEY, last_fence_token bigint, xid xid8, row_absent boolean);
+        CREATE TEMP TABLE protected (relation regclass, name text, rule text, source text, functions text, scope text);
+        CREATE TEMP TABLE floors (name text, floor bigint);
+        CREATE TEMP TABLE tokens (last_value bigint, is_called boolean);
+        CREATE TEMP TABLE orders (order_id text PRIMARY KEY, status text, n int, last_fence_token bigint);
+        CREATE TEMP TABLE pg_roles (rolname name); CREATE TEMP TABLE pg_namespace (nspname name, nspowner oid);
+        INSERT INTO orders VALUES ('k', 'temp', 0, 0)"""
     for path in (
         "evil, public",
         "evil, pg_catalog, public",
@@ -212,7 +207,7 @@ async def test_a_plain_role_with_a_schema_of_its_own_gets_nothing_past(race: Rac
         "pg_temp, evil, public",
     ):
         fresh = await connect()
-        await fresh.execute(f"SET SESSION AUTHORIZATION {CLERK}; {TEMPORARY}; SET search_path = {path}")
+        await fresh.execute(f"SET SESSION AUTHORIZATION {CLERK}; {temporary}; SET search_path = {path}")
         mark = await assert_judged(race, fresh, mark)
         assert await fresh.fetchval("SELECT pg_catalog.count(*) FROM pg_temp.marks") == 0, path
         assert await fresh.fetchval("SELECT pg_catalog.count(*) FROM evil.marks") == 0, path
@@ -287,7 +282,6 @@ VALUES = """
   (date '2024-02-03', date '2024-03-02', timestamp '2024-02-03 04:05:06.7', timestamptz '2024-02-03 04:05:06.7+00',
    1.50, decode('00ff5c27', 'hex'), '0189f0a0-1111-7000-8000-000000000001', E'a\\\\b''c',
    'ab', 'x y', true, -5, 'so so')"""
-COLUMNS = "(d, dd, ts, tz, n, b, u, t, c, v, o, i, m)"
 
 
 async def test_the_name_of_a_row_does_not_depend_on_the_session(connect: Connect) -> None:
@@ -297,7 +291,8 @@ async def test_the_name_of_a_row_does_not_depend_on_the_session(connect: Connect
     await protect(db, "typed")
     token = 100
     names = set()
-    insert = f"INSERT INTO public.typed {COLUMNS} VALUES {VALUES}"
+    columns = "(d, dd, ts, tz, n, b, u, t, c, v, o, i, m)"
+    insert = f"INSERT INTO public.typed {columns} VALUES {VALUES}"
     spellings = {
         "DateStyle": ["German, DMY", "SQL, MDY", "Postgres, DMY", "ISO, YMD"],
         "IntervalStyle": ["iso_8601", "sql_standard"],

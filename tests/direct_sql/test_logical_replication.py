@@ -5,22 +5,104 @@ Two real servers. The triggers are ENABLE ORIGIN, so they do not fire for the ap
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from tests.direct_sql.replication import MARKS, TABLES, USERS, Sides, origin, write
+from tests.support.interleave import Connection
+from tests.support.recipes import recipe
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect
+from fencepost.server.postgres.database_identity import ORIGIN, Origin
 from fencepost.server.postgres.errors import QuarantinedError
 from fencepost.testing.servers.postgres import clone, in_database, run_on
 from fencepost.testing.servers.processes import eventually, new_directory, remove_directory
 
 pytestmark = [pytest.mark.versions, pytest.mark.long("logical replication")]
 
+TABLES = """
+CREATE TABLE orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');
+CREATE TABLE items (id int PRIMARY KEY, account_id int NOT NULL, label text);
+CREATE TABLE issued (id text PRIMARY KEY, n int NOT NULL DEFAULT 0);
+"""
+USERS = ("orders", "items", "issued")
 _numbers = itertools.count(1)
+
+
+@dataclass
+class Sides:
+    """A publisher and a subscriber, both migrated, with the same protected tables."""
+
+    publisher: Connection
+    subscriber: Connection
+    conninfo: str
+    name: str
+
+    async def follow(self, *tables: str) -> None:
+        """Publish these tables, subscribe to them, and wait until all are copied."""
+        await self.subscribe(*tables)
+        await self.copied()
+
+    async def subscribe(self, *tables: str) -> None:
+        await self.publisher.execute(f"CREATE PUBLICATION {self.name} FOR TABLE {', '.join(tables)}")
+        await self.subscriber.execute(
+            f"CREATE SUBSCRIPTION {self.name} CONNECTION '{self.conninfo}' PUBLICATION {self.name}"
+        )
+
+    async def copied(self) -> None:
+        async def ready() -> bool:
+            return bool(await self.subscriber.fetchval("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"))
+
+        await eventually(ready, what="the initial copy")
+
+    async def caught_up(self) -> None:
+        """Return once the subscriber has applied everything that the publisher has committed."""
+        position = await self.publisher.fetchval("SELECT pg_current_wal_lsn()::text")
+
+        async def applied() -> bool:
+            query = (
+                "SELECT replay_lsn >= $1::text::pg_lsn FROM pg_stat_replication"
+                " WHERE application_name = $2 AND state = 'streaming'"
+            )
+            return bool(await self.publisher.fetchval(query, position, self.name))
+
+        await eventually(applied, what="the subscriber caught up")
+
+    async def switch(self) -> None:
+        """Make the subscriber the side that is written to: it has everything, and follows no longer."""
+        await self.caught_up()
+        await self.subscriber.execute(f"DROP SUBSCRIPTION {self.name}")
+
+    async def follow_as_on_the_page(self, *tables: str) -> None:
+        """Run the two recipes for these tables."""
+        publish = recipe("publisher").replace("PUBLICATION shop", f"PUBLICATION {self.name}")
+        await self.publisher.execute(publish.replace("TABLE orders", f"TABLE {', '.join(tables)}"))
+        for statement in recipe("subscriber").replace(" shop", f" {self.name}").strip().split("\n"):
+            await self.subscriber.execute(re.sub("host=publisher dbname=\\w+", self.conninfo, statement))
+        await self.copied()
+
+
+async def write(side: Connection, token: int | None, statement: str) -> str:
+    """Run a statement under a token; returns "" or the SQLSTATE that refused it."""
+    try:
+        async with side.transaction():
+            if token is not None:
+                await side.execute(f"SET LOCAL fencepost.token = '{token}'")
+            await side.execute(statement)
+    except asyncpg.PostgresError as error:
+        return str(error.sqlstate)
+    return ""
+
+
+async def origin(side: Connection) -> Origin:
+    """What the gateway's connections would find there."""
+    found = await side.fetchrow(ORIGIN)
+    assert found is not None
+    return Origin.of(found)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +229,8 @@ async def test_with_the_marks_published_a_stale_token_is_refused_after_the_switc
 async def test_a_subscribers_own_floors_collide_with_the_copy(sides: Sides) -> None:
     """Why the page advises to empty them first; and that it can still be done afterwards."""
     await history(sides)
-    await sides.subscribe("orders", *MARKS)
+    marks = ("fencepost.marks", "fencepost.floors", "fencepost.generations")
+    await sides.subscribe("orders", *marks)
 
     async def others_are_ready() -> bool:
         states = (

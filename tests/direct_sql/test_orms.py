@@ -181,10 +181,6 @@ def test_the_pages_example_runs(orm: SimpleNamespace) -> None:
 # docs/direct-sql.md runs as it stands; what cannot run here is marked on the page.
 
 
-RUN_ELSEWHERE = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}
-"""Recipes that the tests of the ORMs and of replication run."""
-
-
 @pytest.fixture
 async def demo_shop(database: str) -> str:
     """Give the URL of a database with the demo's orders."""
@@ -194,7 +190,9 @@ async def demo_shop(database: str) -> str:
 
 def test_each_recipe_is_run_by_a_test() -> None:
     here = {"psql", "break-glass", "cron-script", "crontab", "pgoptions", "sqlalchemy-use", "alembic"}
-    assert set(recipes()) == here | RUN_ELSEWHERE
+    # Recipes that the tests of the ORMs and of replication run.
+    run_elsewhere = {"django", "django-use", "sqlalchemy", "publisher", "subscriber"}
+    assert set(recipes()) == here | run_elsewhere
     blocks = re.findall(r"^```(\w+)$", PAGE.read_text("utf-8"), re.MULTILINE)
     assert len(blocks) == len(recipes()) + 2  # the first, which psql repeats, and Ruby
 

@@ -41,20 +41,6 @@ CREATE FUNCTION public.add(p_id text) RETURNS void LANGUAGE sql BEGIN ATOMIC
   INSERT INTO public.orders (order_id, n) VALUES (p_id, 7); END;
 """
 
-UPDATES = {
-    "UPDATE": "UPDATE public.orders SET n = 9 WHERE order_id = 'k'",
-    "UPDATE that echoes the mark": "UPDATE public.orders SET n = 9, last_fence_token = last_fence_token",
-    "UPDATE that writes a default": "UPDATE public.orders SET n = 9, last_fence_token = DEFAULT",
-    "UPDATE FROM": "UPDATE public.orders o SET n = s.n FROM public.source s WHERE s.id = o.order_id",
-    "UPDATE of a view": "UPDATE public.shown SET n = 9 WHERE id = 'k'",
-    "UPDATE in a CTE": "WITH u AS (UPDATE public.orders SET n = 9 RETURNING *) SELECT count(*) FROM u",
-    "UPDATE in a function": "SELECT public.touch('k')",
-    "ON CONFLICT DO UPDATE": "INSERT INTO public.orders (order_id) VALUES ('k')"
-    " ON CONFLICT (order_id) DO UPDATE SET n = 9, status = excluded.status",
-    "MERGE UPDATE": "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id"
-    " WHEN MATCHED THEN UPDATE SET n = s.n",
-    "EXECUTE UPDATE": "EXECUTE prepared",
-}
 DELETES = {
     "DELETE": "DELETE FROM public.orders WHERE order_id = 'k'",
     "DELETE USING": "DELETE FROM public.orders o USING public.source s WHERE s.id = o.order_id",
@@ -62,22 +48,6 @@ DELETES = {
     "DELETE in a function": "SELECT * FROM public.put_away('k')",
     "MERGE DELETE": "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id WHEN MATCHED THEN DELETE",
     "UPDATE, DELETE": "UPDATE public.orders SET n = 8; DELETE FROM public.orders",
-}
-INSERTS = {
-    "INSERT": "INSERT INTO public.orders (order_id) VALUES ('gone')",
-    "INSERT of a mark of 0": "INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', 0)",
-    "INSERT of a mark of NULL": "INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', NULL)",
-    "INSERT SELECT": "INSERT INTO public.orders (order_id, n) SELECT id, n FROM public.source WHERE id = 'gone'",
-    "INSERT in a CTE": "WITH i AS (INSERT INTO public.orders (order_id) VALUES ('gone') RETURNING n) SELECT n FROM i",
-    "INSERT in a function": "SELECT public.add('gone')",
-    "ON CONFLICT DO NOTHING": "INSERT INTO public.orders (order_id) VALUES ('gone') ON CONFLICT DO NOTHING",
-    "ON CONFLICT DO UPDATE that inserts": "INSERT INTO public.orders (order_id) VALUES ('gone')"
-    " ON CONFLICT (order_id) DO UPDATE SET n = 9",
-    "MERGE INSERT": "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id"
-    " WHEN NOT MATCHED THEN INSERT (order_id, n) VALUES (s.id, s.n)",
-    "INSERT, UPDATE": "INSERT INTO public.orders (order_id) VALUES ('gone');"
-    " UPDATE public.orders SET n = 9 WHERE order_id = 'gone'",
-    "COPY": "",
 }
 
 
@@ -127,9 +97,40 @@ async def test_every_statement_is_judged_alike(race: Race) -> None:
         " WHEN MATCHED THEN DELETE RETURNING merge_action()) SELECT count(*) FROM m",
     }
     deletes = DELETES | (deletes_since_17 if newer else {})
+    updates = {
+        "UPDATE": "UPDATE public.orders SET n = 9 WHERE order_id = 'k'",
+        "UPDATE that echoes the mark": "UPDATE public.orders SET n = 9, last_fence_token = last_fence_token",
+        "UPDATE that writes a default": "UPDATE public.orders SET n = 9, last_fence_token = DEFAULT",
+        "UPDATE FROM": "UPDATE public.orders o SET n = s.n FROM public.source s WHERE s.id = o.order_id",
+        "UPDATE of a view": "UPDATE public.shown SET n = 9 WHERE id = 'k'",
+        "UPDATE in a CTE": "WITH u AS (UPDATE public.orders SET n = 9 RETURNING *) SELECT count(*) FROM u",
+        "UPDATE in a function": "SELECT public.touch('k')",
+        "ON CONFLICT DO UPDATE": "INSERT INTO public.orders (order_id) VALUES ('k')"
+        " ON CONFLICT (order_id) DO UPDATE SET n = 9, status = excluded.status",
+        "MERGE UPDATE": "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id"
+        " WHEN MATCHED THEN UPDATE SET n = s.n",
+        "EXECUTE UPDATE": "EXECUTE prepared",
+    }
+    inserts = {
+        "INSERT": "INSERT INTO public.orders (order_id) VALUES ('gone')",
+        "INSERT of a mark of 0": "INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', 0)",
+        "INSERT of a mark of NULL": "INSERT INTO public.orders (order_id, last_fence_token) VALUES ('gone', NULL)",
+        "INSERT SELECT": "INSERT INTO public.orders (order_id, n) SELECT id, n FROM public.source WHERE id = 'gone'",
+        "INSERT in a CTE": "WITH i AS (INSERT INTO public.orders (order_id) VALUES ('gone') RETURNING n)"
+        " SELECT n FROM i",
+        "INSERT in a function": "SELECT public.add('gone')",
+        "ON CONFLICT DO NOTHING": "INSERT INTO public.orders (order_id) VALUES ('gone') ON CONFLICT DO NOTHING",
+        "ON CONFLICT DO UPDATE that inserts": "INSERT INTO public.orders (order_id) VALUES ('gone')"
+        " ON CONFLICT (order_id) DO UPDATE SET n = 9",
+        "MERGE INSERT": "MERGE INTO public.orders o USING public.source s ON s.id = o.order_id"
+        " WHEN NOT MATCHED THEN INSERT (order_id, n) VALUES (s.id, s.n)",
+        "INSERT, UPDATE": "INSERT INTO public.orders (order_id) VALUES ('gone');"
+        " UPDATE public.orders SET n = 9 WHERE order_id = 'gone'",
+        "COPY": "",
+    }
     async with session(race.dsn, CLERK if race.strict else OWNER) as sql:
         assert await sql.run("PREPARE prepared AS UPDATE public.orders SET n = 9") == "ok"
-        for name, statement in {**UPDATES, **deletes, **INSERTS}.items():
+        for name, statement in {**updates, **deletes, **inserts}.items():
             for token, expected in cases + (plain if name in ("UPDATE", "DELETE", "INSERT", "COPY") else []):
                 await start_over(race)
                 assert await written(sql, statement, token) == expected, (name, token)
@@ -137,10 +138,10 @@ async def test_every_statement_is_judged_alike(race: Race) -> None:
                 assert (after != before) == (expected == "ok"), (name, token, after)
                 if expected == "ok":
                     mark = MARK if token == MARK else MARK + 1
-                    key = "gone" if name in INSERTS else "k"
+                    key = "gone" if name in inserts else "k"
                     rows = [row for row in after if row[0] == key]
                     assert [row[3] for row in rows] == ([] if name in deletes else [mark]), (name, token, after)
-                    if name not in UPDATES:
+                    if name not in updates:
                         assert await race.recorded(key) == (mark, name in deletes), (name, token)
 
 
@@ -389,19 +390,6 @@ CREATE TABLE public.child (id text PRIMARY KEY, p text REFERENCES public.parent 
 """
 
 
-async def family(connect: Connect, action: str, *, parents: bool = True) -> Connection:
-    """Parent p and its children a (mark 50) and b (mark 40)."""
-    db = await owner(connect)
-    await db.execute(FAMILY.format(action))
-    await protect(db, "child")
-    if parents:
-        await protect(db, "parent")
-    mark = ", 30" if parents else ""
-    await db.execute(f"INSERT INTO parent VALUES ('p', 0{mark}), ('q', 0{mark})")
-    await db.execute("INSERT INTO child VALUES ('a', 'p', 50), ('b', 'p', 40)")
-    return db
-
-
 async def children(db: Connection) -> list[tuple[object, ...]]:
     return [tuple(row) for row in await db.fetch("SELECT id, p, last_fence_token FROM child ORDER BY id")]
 
@@ -411,7 +399,15 @@ async def children(db: Connection) -> list[tuple[object, ...]]:
 async def test_what_a_foreign_key_does_to_a_protected_child_needs_a_token_for_it(
     connect: Connect, database: str, action: str, *, parents: bool
 ) -> None:
-    db = await family(connect, action, parents=parents)
+    # Parent p and its children a (mark 50) and b (mark 40).
+    db = await owner(connect)
+    await db.execute(FAMILY.format(action))
+    await protect(db, "child")
+    if parents:
+        await protect(db, "parent")
+    raised = ", 30" if parents else ""
+    await db.execute(f"INSERT INTO parent VALUES ('p', 0{raised}), ('q', 0{raised})")
+    await db.execute("INSERT INTO child VALUES ('a', 'p', 50), ('b', 'p', 40)")
     delete = "DELETE FROM public.parent WHERE id = 'p'"
     before = await children(db)
     async with session(database) as sql:
@@ -488,11 +484,6 @@ async def found(connection: Connection) -> list[str]:
     return [finding.text for finding in await examine_tables(connection) if finding.level == "error"]
 
 
-async def disable(connection: Connection) -> None:
-    for trigger in EVENT_TRIGGERS:
-        await connection.execute(f"ALTER EVENT TRIGGER {trigger} DISABLE")
-
-
 async def test_another_default_is_refused(items: Connection) -> None:
     for default in ("999", "-999", "(1 - 1)", "'999'", "nextval('fencepost.tokens')"):
         with pytest.raises(asyncpg.PostgresError, match="an INSERT would pass without a token") as refused:
@@ -511,7 +502,8 @@ async def test_no_default_and_zero_are_none(items: Connection) -> None:
 
 
 async def test_without_event_triggers_doctor_finds_it_and_protect_sets_it_back(items: Connection) -> None:
-    await disable(items)
+    for trigger in EVENT_TRIGGERS:
+        await items.execute(f"ALTER EVENT TRIGGER {trigger} DISABLE")
     await items.execute("ALTER TABLE public.items ALTER last_fence_token SET DEFAULT 999")
     assert any("the default of last_fence_token is not 0 in items" in text for text in await found(items))
     await protect(items, "items")

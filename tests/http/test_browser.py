@@ -1,29 +1,74 @@
-"""Real browsers: /docs without the internet, and pages of other sites."""
+"""Real browsers: /docs without the internet, pages of other sites, the report of a torture run."""
 
 import http.server
 import re
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import httpx
 import pytest
-from playwright.async_api import Page, expect
-from tests.http.browser import Seen, browser_page, in_a_browser
+from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
 from tests.http.conftest import StartGateway
 from tests.support.asking import SECRET, token
 from tests.support.gateways import FOR_ALL
+from tests.support.histories import paused_holder
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import api_keys
+from fencepost.testing.checker import check
+from fencepost.testing.history import read
+from fencepost.testing.servers.processes import PATIENCE
+from fencepost.testing.torture.report import write_report
 
-# /docs in a real browser: it works without the internet, and its "Try it out" shows the fence at work.
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+pytestmark = [
+    pytest.mark.long("tests in a browser"),
+    pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium: apt-get install chromium"),
+]
+expect.set_options(timeout=PATIENCE * 1000)
 
 
-# What the browser sees does not depend on PostgreSQL's version.
-pytestmark = [*in_a_browser, pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)]
+class Seen:
+    """What a page did: the addresses it asked for, and what it complained about."""
 
-STREAM = "operations-elections-get_events"
+    def __init__(self, page: Page) -> None:
+        self.urls: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", self._request)
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _request(self, request: Request) -> None:
+        self.urls.append(request.url)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        # Chromium reports an answer of 4xx as an error: a 409 is what the page is there to show.
+        if message.type in ("error", "warning") and "status of 409" not in message.text:
+            self.complaints.append(message.text)
+
+
+@asynccontextmanager
+async def browser_page(**context: Any) -> AsyncIterator[Page]:
+    """Open a page until the block ends."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = await (await browser.new_context(**context)).new_page()
+        page.set_default_timeout(PATIENCE * 1000)
+        yield page
+        await browser.close()
+
+
+# /docs without the internet.
+
+
 STATUS = ".live-responses-table .response .response-col_status"
 
 
@@ -33,6 +78,7 @@ async def page() -> AsyncIterator[Page]:
         yield page
 
 
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_trying_the_same_write_twice_shows_200_and_then_409(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -56,6 +102,7 @@ async def test_trying_the_same_write_twice_shows_200_and_then_409(
     assert sum(url == f"{demo_url}/v1/data/orders/order-123" for url in seen.urls) == 2
 
 
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one_is_sent(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -77,6 +124,7 @@ async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one
     assert [each for each in seen.complaints if "428" not in each] == []
 
 
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_authorize_takes_a_jwt_or_an_api_key_and_keeps_neither_longer_than_the_page(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -123,6 +171,7 @@ async def authorize(page: Page, credential: str) -> None:
     await page.locator(".auth-btn-wrapper .authorize").click()
 
 
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_a_write_to_a_real_table_cannot_be_sent_from_the_page(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -159,6 +208,7 @@ async def cannot_be_sent(page: Page, url: str, table: str, *, claims: int) -> No
     await expect(claim.get_by_role("button", name="Execute")).to_have_count(claims)
 
 
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_errors_are_folded(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -180,6 +230,7 @@ async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_e
     await expect(block.locator(STATUS)).to_have_count(0)
 
 
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_what_the_page_can_send_as_it_stands_is_right(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -190,13 +241,14 @@ async def test_what_the_page_can_send_as_it_stands_is_right(
     await page.goto(f"{url}/docs")
     await expect(page.locator(".opblock").first).to_be_visible()
     answered: dict[str, str] = {}
+    stream = "operations-elections-get_events"
     for number in range(await page.locator(".opblock").count()):
         operation = page.locator(".opblock").nth(number)
         name = str(await operation.get_attribute("id"))
         await operation.locator(".opblock-summary-control").click()
         await expect(operation.locator(".opblock-section").first).to_be_visible()
         execute = operation.get_by_role("button", name="Execute")
-        if not name.startswith(STREAM) and await execute.count():
+        if not name.startswith(stream) and await execute.count():
             await execute.click()
             shown = operation.locator(f"{STATUS}, .validation-errors li").first
             await expect(shown).to_contain_text(re.compile(r"\d{3}|Required field"))
@@ -208,21 +260,6 @@ async def test_what_the_page_can_send_as_it_stands_is_right(
 
 
 # A page of another site, in a real browser: it takes no lease and writes no row.
-
-
-LEASE = '{"lock": "nightly", "owner": "a page", "ttl_ms": 3600000}'
-ATTACKS = """async ([url, body]) => {
-    const said = [];
-    const json = new Blob([body], {type: 'application/json'});
-    for (const sent of [body, new Blob([body]), json, new URLSearchParams({a: body})])
-        for (const mode of ['no-cors', 'cors'])
-            said.push(await fetch(url, {method: 'POST', mode, body: sent}).then(a => a.status, e => e.name));
-    return said;
-}"""
-ASKS = """async ([url, body]) => {
-    const headers = {'Content-Type': 'application/json'};
-    return (await fetch(url, {method: 'POST', body, headers})).status;
-}"""
 
 
 class _Empty(http.server.BaseHTTPRequestHandler):
@@ -253,12 +290,22 @@ async def locks(url: str) -> list[str]:
         return [lock["name"] for lock in (await client.get("/v1/locks")).json()]
 
 
+@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allowed(
     page: Page, demo_database: str, start_gateway: StartGateway, another_site: str
 ) -> None:
     url = await start_gateway(demo_database)
     await page.goto(another_site)
-    said = await page.evaluate(ATTACKS, [f"{url}/v1/leases", LEASE])
+    lease = '{"lock": "nightly", "owner": "a page", "ttl_ms": 3600000}'
+    attacks = """async ([url, body]) => {
+        const said = [];
+        const json = new Blob([body], {type: 'application/json'});
+        for (const sent of [body, new Blob([body]), json, new URLSearchParams({a: body})])
+            for (const mode of ['no-cors', 'cors'])
+                said.push(await fetch(url, {method: 'POST', mode, body: sent}).then(a => a.status, e => e.name));
+        return said;
+    }"""
+    said = await page.evaluate(attacks, [f"{url}/v1/leases", lease])
     assert set(said) == {0, "TypeError"}, "the page does not learn what became of them"
     assert await locks(url) == []
     # DNS rebinding: for the browser it is the page's own site.
@@ -267,8 +314,48 @@ async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allow
     assert answer.status == 421
     allowed = await start_gateway(demo_database, cors_origins=another_site.rstrip("/"))
     await page.goto(another_site)
-    assert await page.evaluate(ASKS, [f"{allowed}/v1/leases", LEASE]) == 201
+    asks = """async ([url, body]) => {
+        const headers = {'Content-Type': 'application/json'};
+        return (await fetch(url, {method: 'POST', body, headers})).status;
+    }"""
+    assert await page.evaluate(asks, [f"{allowed}/v1/leases", lease]) == 201
     assert await locks(url) == ["nightly"]
     await page.goto(f"{url}/docs")
-    assert await page.evaluate(ASKS, ["/v1/leases", LEASE.replace("nightly", "daily")]) == 201
+    assert await page.evaluate(asks, ["/v1/leases", lease.replace("nightly", "daily")]) == 201
     assert sorted(await locks(url)) == ["daily", "nightly"]
+
+
+# The report of a torture run in a real browser, with the network switched off.
+
+
+async def test_the_page_shows_its_violation_without_a_network_and_its_policy_stops_what_is_not_of_it(
+    tmp_path: Path,
+) -> None:
+    history = paused_holder(fenced=False).write(tmp_path / "h.jsonl")
+    write_report(history, check(read(history)), tmp_path / "report.html")
+    report = (tmp_path / "report.html").as_uri()
+    some_in_their_chart = """halos => halos.some((halo) => {
+      const mark = halo.getBoundingClientRect(), view = halo.closest(".chart").getBoundingClientRect();
+      return mark.right > view.left && mark.left < view.right;
+    })"""
+    async with browser_page(offline=True, viewport={"width": 1280, "height": 900}) as page:
+        seen = Seen(page)
+        await page.goto(report)
+        await expect(page.locator("html")).to_have_class("live")  # the script ran: the policy lets it
+        assert (
+            await page.locator(".strip").first.evaluate("e => getComputedStyle(e).opacity") == "0.45"
+        )  # so did the style
+        assert (seen.complaints, seen.urls) == ([], [report])
+        words = re.compile("Not valid: 1 violation in 10 operations")
+        await expect(page.get_by_role("heading", level=1)).to_have_text(words)
+        for place in (".card >> nth=0", ".chart .halo >> nth=0", ".chart .halo >> nth=1", ".arrow >> nth=0"):
+            await expect(page.locator(place)).to_be_in_viewport(ratio=0.9)
+        await page.keyboard.press("n")
+        for _ in range(12):
+            await page.keyboard.press("+")
+        assert await page.locator(".chart .halo").evaluate_all(some_in_their_chart)
+        await page.evaluate(
+            "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.body.append(s) }"
+        )
+        assert await page.evaluate("window.ran") is None
+        assert any("Content Security Policy" in complaint for complaint in seen.complaints)

@@ -41,25 +41,6 @@ async def delete(gateway: httpx.AsyncClient, key: str, headers: dict[str, str]) 
     return await gateway.delete(f"/v1/data/t/{key}", headers={"X-Fence-Token": "5"} | keyed)
 
 
-async def delete_meanwhile(
-    gateway: httpx.AsyncClient, owner: Connection, observer: Connection, statements: list[str], headers: dict[str, str]
-) -> None:
-    """Run the statements of a plan; while they hold the table's lock, a DELETE begins. It is done afterwards."""
-    assert (await delete(gateway, "1,x", headers)).status_code == 204
-    for key in ("2,x", "3,x"):
-        await owner.execute("BEGIN")
-        await owner.execute("SET LOCAL search_path = pg_catalog, pg_temp")
-        for statement in statements:
-            await owner.execute(statement)
-        waiting = asyncio.create_task(delete(gateway, key, headers))
-        await blocks_another_session(owner, observer)
-        await owner.execute("COMMIT")
-        answer = await waiting
-        assert answer.status_code == 204, answer.text
-        marks = "SELECT last_fence_token FROM fencepost.marks WHERE resource = $1 AND row_absent"
-        assert await observer.fetchval(marks, f"t/{key}") == 5, key
-
-
 @pytest.mark.parametrize(("headers", "shared"), [({}, True), ({"Idempotency-Key": "k"}, True), ({}, False)])
 async def test_protect_again_while_a_delete_waits(
     gateway: httpx.AsyncClient, owner: Connection, connect: Connect, *, headers: dict[str, str], shared: bool
@@ -70,7 +51,21 @@ async def test_protect_again_while_a_delete_waits(
             "CREATE TRIGGER theirs AFTER DELETE ON public.t FOR EACH ROW EXECUTE FUNCTION public.theirs()"
         )
     plan = await plan_protect(owner, "t", None, None)
-    await delete_meanwhile(gateway, owner, await connect(), plan.statements, headers)
+    # Run the statements of a plan; while they hold the table's lock, a DELETE begins. It is done afterwards.
+    observer = await connect()
+    assert (await delete(gateway, "1,x", headers)).status_code == 204
+    for key in ("2,x", "3,x"):
+        await owner.execute("BEGIN")
+        await owner.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+        for statement in plan.statements:
+            await owner.execute(statement)
+        waiting = asyncio.create_task(delete(gateway, key, headers))
+        await blocks_another_session(owner, observer)
+        await owner.execute("COMMIT")
+        answer = await waiting
+        assert answer.status_code == 204, answer.text
+        marks = "SELECT last_fence_token FROM fencepost.marks WHERE resource = $1 AND row_absent"
+        assert await observer.fetchval(marks, f"t/{key}") == 5, key
 
 
 async def test_a_delete_meets_it_several_times(gateway: httpx.AsyncClient, owner: Connection, connect: Connect) -> None:
@@ -343,16 +338,6 @@ async def make_hostile(owner: Connection) -> None:
     await owner.execute("\n".join([*statements, OF_ASYNCPG]))
 
 
-@pytest.fixture
-async def captured_owner(connect: Connect) -> Connection:
-    connection = await connect()
-    await connection.execute(CAPTURED_TABLES)
-    await protect(connection, "things")
-    await protect(connection, "scoped", scope="owner/{owner}")
-    await make_hostile(connection)
-    return connection
-
-
 class Asker:
     """Writes with ever newer tokens."""
 
@@ -496,7 +481,12 @@ async def are_in_the_way(owner: Connection) -> None:
 
 
 @pytest.mark.versions
-async def test_every_request_uses_postgresqls_own_operators(captured_owner: Connection, database: str) -> None:
+async def test_every_request_uses_postgresqls_own_operators(connect: Connect, database: str) -> None:
+    captured_owner = await connect()
+    await captured_owner.execute(CAPTURED_TABLES)
+    await protect(captured_owner, "things")
+    await protect(captured_owner, "scoped", scope="owner/{owner}")
+    await make_hostile(captured_owner)
     await are_in_the_way(captured_owner)
     async with in_process(database) as gateway:
         ask = Asker(gateway)

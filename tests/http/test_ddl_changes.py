@@ -364,17 +364,6 @@ async def test_the_gateway_is_notified_when_another_process_protects_or_unprotec
 # Fences that are damaged or taken off under a running gateway: no stale write is accepted.
 
 
-HARMS = (
-    "ALTER TABLE {t} DISABLE TRIGGER zzz_fencepost_upd",
-    "DROP TRIGGER zzz_fencepost_del ON {t}",
-    "ALTER TABLE {t} DROP COLUMN last_fence_token CASCADE",
-    "ALTER TABLE {t} DROP COLUMN last_fence_token CASCADE; ALTER TABLE {t} ADD last_fence_token bigint DEFAULT 0",
-    "ALTER TABLE {t} RENAME last_fence_token TO mark; ALTER TABLE {t} ADD last_fence_token bigint NOT NULL DEFAULT 0",
-    "ALTER TABLE {t} RENAME COLUMN id TO key",
-    "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey",
-)
-
-
 @pytest.mark.parametrize("harm", ["DROP TRIGGER zzz_fencepost_insmark ON t", "ALTER TABLE t DISABLE TRIGGER ALL"])
 async def test_a_stale_insert_is_refused_though_a_trigger_is_gone(scene: Scene, harm: str) -> None:
     assert (await scene.api.ask("DELETE", "data/t/1", token=50)).status_code == 204
@@ -386,14 +375,24 @@ async def test_a_stale_insert_is_refused_though_a_trigger_is_gone(scene: Scene, 
 @pytest.mark.versions
 async def test_a_broken_fence_refuses_every_write(notified: Scene) -> None:
     scene = notified
-    for number, harm in enumerate(HARMS):
+    harms = (
+        "ALTER TABLE {t} DISABLE TRIGGER zzz_fencepost_upd",
+        "DROP TRIGGER zzz_fencepost_del ON {t}",
+        "ALTER TABLE {t} DROP COLUMN last_fence_token CASCADE",
+        "ALTER TABLE {t} DROP COLUMN last_fence_token CASCADE; ALTER TABLE {t} ADD last_fence_token bigint DEFAULT 0",
+        "ALTER TABLE {t} RENAME last_fence_token TO mark;"
+        " ALTER TABLE {t} ADD last_fence_token bigint NOT NULL DEFAULT 0",
+        "ALTER TABLE {t} RENAME COLUMN id TO key",
+        "ALTER TABLE {t} DROP CONSTRAINT {t}_pkey",
+    )
+    for number, harm in enumerate(harms):
         table = f"t{number}"
         await scene.owner.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text, n int)")
         await protect(scene.owner, table)
         await scene.owner.execute(f"INSERT INTO {table} VALUES (1, 'a', 1, 1), (2, 'b', 2, 1)")
         await scene.owner.execute(harm.format(t=table))
     await scene.reload()
-    for number, harm in enumerate(HARMS):
+    for number, harm in enumerate(harms):
         rows = f"SELECT v, n FROM t{number} ORDER BY n"
         before = await scene.owner.fetch(rows)
         for method, path, body in EVERY_WRITE:

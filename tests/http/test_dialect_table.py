@@ -38,7 +38,6 @@ def table(first: str) -> dict[str, dict[str, str]]:
 
 
 HEADERS: Final = table("header")
-PARAMETERS: Final = table("parameter")
 
 
 class OnOneConnection(Shop):
@@ -198,8 +197,9 @@ async def test_a_header_is_heeded_or_harmless_or_refused_by_name(api: Api, shop:
 
 async def test_a_parameter_is_heeded_or_refused_by_name(api: Api, shop: Shop) -> None:
     ready: Ready = {}
-    for output in PARAMETERS:
-        await check(api, shop, "", PARAMETERS[output], {}, output, ready)
+    parameters = table("parameter")
+    for output in parameters:
+        await check(api, shop, "", parameters[output], {}, output, ready)
 
 
 def test_the_table_has_all_that_the_code_knows() -> None:

@@ -319,7 +319,6 @@ async def large(demo_database: str, start_gateway: StartGateway) -> str:
     return await start_gateway(demo_database, serve_unprotected=True, max_answer_bytes=13_000_000)
 
 
-BATCH = b"POST /v1/batch HTTP/1.1\r\nContent-Type: application/x-ndjson\r\n" + HOST
 LARGE = b"GET /v1/data/large HTTP/1.%d\r\n" + HOST + b"Connection: %b\r\n\r\n"
 
 
@@ -359,12 +358,13 @@ async def test_verdicts_that_are_not_taken_are_kept_answers_too(
     await protect(database, "wide")
     await database.close()
     url = await start_gateway(demo_database, max_answer_bytes=13_000_000)
+    batch = b"POST /v1/batch HTTP/1.1\r\nContent-Type: application/x-ndjson\r\n" + HOST
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         stuck = []
         for row in range(18):
             lines = b"".join(b'{"claim": "wide/%d", "token": "%d"}\n' % (row, token) for token in range(1, 31))
             stuck.append(await RawConnection.open(url))
-            await stuck[-1].send(BATCH + b"Content-Length: %d\r\n\r\n" % len(lines) + lines)
+            await stuck[-1].send(batch + b"Content-Length: %d\r\n\r\n" % len(lines) + lines)
 
         async def cut_off() -> bool:
             return await turned_away(http, "FP033") > 0
@@ -382,7 +382,6 @@ Read = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
 GET = b"GET /a HTTP/1.1\r\n" + HOST
 PUT = b"PUT /a HTTP/1.1\r\n" + HOST
 CHUNKED = PUT + b"Transfer-Encoding: chunked\r\n"
-H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
 STATUS = re.compile(rb"^HTTP/1\.1 ([2-5]\d\d)", re.MULTILINE)
 NEXT = b"DELETE /next HTTP/1.1\r\n" + HOST + b"\r\n"
 """It is put behind each: where a request ends matters most."""
@@ -468,6 +467,7 @@ async def by_gateway(recorded: tuple[Recorded, str], data: bytes, size: int) -> 
 @pytest.mark.parametrize("size", [100_000, 7, 1])
 async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, str], size: int) -> None:
     differ = {}
+    h2c = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
     alike = [
         GET + b"\r\n",
         b"GET /a?b=c%23&d=%20+ HTTP/1.1\r\n" + HOST + b"\r\n",
@@ -477,7 +477,7 @@ async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, st
         GET + b"X: \xe9\xff\r\n\r\n",
         GET + b"X_y: 1\r\nx-y: 2\r\n\r\n",
         b"SOURCE /a HTTP/1.1\r\n" + HOST + b"\r\n",
-        GET + H2C + b"\r\n",
+        GET + h2c + b"\r\n",
         GET + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n",
         b"OPTIONS /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok",
         b"DELETE /a HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\nok",
@@ -487,18 +487,18 @@ async def test_each_request_is_read_as_h11_reads_it(recorded: tuple[Recorded, st
         PUT + b"Content-Length: 0005\r\n\r\n12345",
         PUT + b"Content-Length:5\r\n\r\n12345",
         PUT + b"Content-Length: 5 \r\n\r\n12345",
-        PUT + H2C + b"Content-Length: 5\r\n\r\n12345",
+        PUT + h2c + b"Content-Length: 5\r\n\r\n12345",
         PUT + b"Upgrade: any/1\r\nConnection: keep-alive, UPGRADE\r\nContent-Length: 5\r\n\r\n12345",
         PUT + b"Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
         PUT + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n12345",
         PUT + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
-        PUT + H2C + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
+        PUT + h2c + b"Content-Length: %d\r\n\r\n%b" % (len(NEXT), NEXT),
         CHUNKED + b"\r\n0\r\n\r\n",
         CHUNKED + b"\r\n5\r\n12345\r\n0\r\n\r\n",
         CHUNKED + b"\r\n5;name=value\r\n12345\r\n0\r\n\r\n",
         CHUNKED + b"\r\n00005\r\n12345\r\n0\r\n\r\n",
         CHUNKED + b"\r\na\r\n1234567890\r\nA\r\n1234567890\r\n0\r\n\r\n",
-        CHUNKED + H2C + b"\r\n5\r\n12345\r\n0\r\n\r\n",
+        CHUNKED + h2c + b"\r\n5\r\n12345\r\n0\r\n\r\n",
         CHUNKED + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(NEXT), NEXT),
     ]
     for data in alike:
@@ -728,9 +728,6 @@ async def test_a_stream_ends_when_its_client_has_gone_whatever_it_sent_behind_th
 
 
 ADMIN = ("--admin-port", "0")
-EVENTS = (
-    f"GET /v1/elections/events?name=x HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token()}\r\n\r\n".encode()
-)
 
 
 def admin_url(gateway: Gateway) -> str:
@@ -782,11 +779,13 @@ async def test_clients_that_have_all_connections_or_no_key_keep_no_operator_out(
 ) -> None:
     on = ("--database-url", demo_database, *ADMIN)
     given = ("--max-connections", "3", "--jwt-secret", SECRET, "--jwt-role-claim-key", "")
+    head = "GET /v1/elections/events?name=x HTTP/1.1\r\nHost: localhost\r\n"
+    events = f"{head}Authorization: Bearer {token()}\r\n\r\n".encode()
     async with serving_process(short_dir, *on, *given) as gateway, AsyncExitStack() as stack:
         port = int(gateway.url.rpartition(":")[2])
         for _ in range(3):
             held = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            held.sendall(EVENTS)
+            held.sendall(events)
             assert (await asyncio.to_thread(held.recv, 9)) == b"HTTP/1.1 ", "a stream that goes on: it gives no way"
         async with httpx.AsyncClient(trust_env=False) as client:
             assert (await client.get(f"{gateway.url}/healthz")).json()["code"] == "FP035"

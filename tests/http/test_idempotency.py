@@ -15,7 +15,7 @@ import asyncpg
 import httpx
 import pytest
 import redis.asyncio
-from tests.conformance.redis_bench import redis_server
+from tests.conformance.benches import redis_server
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection

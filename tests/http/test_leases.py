@@ -17,7 +17,6 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process, serving_process
-from tests.support.gateways import serving_process as serve
 from tests.support.lease_gateways import (
     SECRETS,
     TIME,
@@ -46,7 +45,6 @@ STATE = {
     "lease_id", "source", "lock", "locks", "owner", "ttl_ms", "granted_at", "expires_at", "remaining_ms", "claims",
     "writes",
 }  # fmt: skip
-GRANT = STATE - {"writes"} | {"secret", "token", "tokens", "waited_ms"}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +60,8 @@ async def test_a_grant_has_all_that_its_holder_needs(api: Api) -> None:
     SECRETS.append(given["secret"])
     assert answer.status_code == 201
     assert answer.headers["location"] == f"/v1/leases/{given['lease_id']}"
-    assert given.keys() == GRANT
+    grant = STATE - {"writes"} | {"secret", "token", "tokens", "waited_ms"}
+    assert given.keys() == grant
     assert (given["lock"], given["locks"], given["owner"], given["ttl_ms"]) == (name, [name], "worker-a", 20_000)
     assert len(given["tokens"]) == 3
     assert all(TOKEN.fullmatch(token) for token in [given["lease_id"], *given["tokens"]])
@@ -477,7 +476,7 @@ async def test_bad_queries_are_reported(http: httpx.AsyncClient) -> None:
 async def test_a_gateway_that_is_to_stop_ends_its_streams(demo_database: str, short_dir: Path) -> None:
     """Given an hour to finish what is in flight, it takes none of it."""
     given = ("--database-url", demo_database, "--shutdown-timeout", "3600", "--workers", "2")
-    async with serve(short_dir, *given) as gateway:
+    async with serving_process(short_dir, *given) as gateway:
         async with (
             httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE, trust_env=False) as http,
             streaming(http, "scheduler") as one,
@@ -546,7 +545,12 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
 
         await eventually(two_read, what="two reads that hold a connection")
         async with asyncio.timeout(PATIENCE):  # a connection of the pool would be waited for for ten minutes
-            await renewed_minted_and_released(client, lease)
+            secret, path = {"X-Lease-Secret": lease["secret"]}, f"/leases/{lease['lease_id']}"
+            for _ in range(3):
+                renewed = await client.post(f"{path}/renew", json={}, headers=secret)
+                assert renewed.status_code == 200, renewed.text
+            assert (await client.post(f"{path}/tokens", json={}, headers=secret)).status_code == 200
+            assert (await client.delete(path, headers=secret)).status_code == 204
             for source in ("builtin", "other"):
                 wanted = LEASE | {"lock": "hourly", "source": source, "claim": [f"orders/of-{source}"]}
                 taken = await client.post("/leases", json=wanted)
@@ -561,15 +565,6 @@ async def test_a_lease_lives_while_reads_and_writes_hold_all_connections(
         assert {(await each).status_code for each in asked} == {200}
     await operator.close()
     await keeper.close()
-
-
-async def renewed_minted_and_released(client: httpx.AsyncClient, lease: dict[str, str]) -> None:
-    secret, path = {"X-Lease-Secret": lease["secret"]}, f"/leases/{lease['lease_id']}"
-    for _ in range(3):
-        renewed = await client.post(f"{path}/renew", json={}, headers=secret)
-        assert renewed.status_code == 200, renewed.text
-    assert (await client.post(f"{path}/tokens", json={}, headers=secret)).status_code == 200
-    assert (await client.delete(path, headers=secret)).status_code == 204
 
 
 async def test_a_read_that_gets_no_connection_says_whose_the_others_are(
@@ -638,14 +633,15 @@ async def held(demo_database: str, start_gateway: StartGateway) -> AsyncIterator
     await keeper.close()
 
 
-READ_TOKEN = {"X-Fence-Token": "77"}
 NDJSON = {"Content-Type": "application/x-ndjson"}
 LINE = '{"method":"PATCH","path":"orders/order-%s","token":77,"body":{"status":"paid"}}'
 
 
 async def test_writes_of_one_caller_that_go_alone_leave_connections_to_others(held: Held) -> None:
+    read_token = {"X-Fence-Token": "77"}
+
     def write(client: httpx.AsyncClient, row: str) -> Awaitable[httpx.Response]:
-        return client.patch(f"/data/orders?order_id=eq.order-{row}", json={"status": "paid"}, headers=READ_TOKEN)
+        return client.patch(f"/data/orders?order_id=eq.order-{row}", json={"status": "paid"}, headers=read_token)
 
     statuses = await held.while_waiting(lambda: write(held.one, "123"), 6, lambda: write(held.other, "124"))
     assert statuses == [204, 204, 409]
@@ -703,9 +699,6 @@ async def test_a_batch_that_lands_as_a_whole_has_the_time_of_one_statement(
     await owner.close()
 
 
-STREAM = "/elections/events?name=scheduler"
-
-
 async def waiting(client: httpx.AsyncClient) -> int:
     lines = (await client.get(f"{client.base_url.copy_with(path='/metrics')}")).text.splitlines()
     return sum(int(float(line.split()[1])) for line in lines if line.startswith("fencepost_lock_waiters "))
@@ -717,6 +710,7 @@ async def test_waiters_and_streams_of_one_caller_leave_room_for_others(
     limits = {"max_waiters_per_caller": 1, "max_watchers_per_caller": 1, "max_waiters": 2}
     url = await start_gateway(demo_database, **limits)
     clients = (client_at(f"127.0.0.{n}", url) for n in (1, 2, 3))
+    stream = "/elections/events?name=scheduler"
     async with next(clients) as one, next(clients) as other, next(clients) as third:
         held = (await one.post("/leases", json={"lock": "x", "ttl_ms": 60_000})).json()
         wanted = {"lock": "x", "wait_ms": 30_000}
@@ -726,15 +720,15 @@ async def test_waiters_and_streams_of_one_caller_leave_room_for_others(
             return await waiting(one) == count
 
         await eventually(lambda: in_line(1), what="the first waiter's place")
-        async with one.stream("GET", STREAM) as open_already:
+        async with one.stream("GET", stream) as open_already:
             assert open_already.status_code == 200
             for refused, bound in (
                 (await one.post("/leases", json=wanted), "FENCEPOST_MAX_WAITERS_PER_CALLER"),
-                (await one.get(STREAM), "FENCEPOST_MAX_WATCHERS_PER_CALLER"),
+                (await one.get(stream), "FENCEPOST_MAX_WATCHERS_PER_CALLER"),
             ):
                 assert (refused.status_code, refused.json()["code"]) == (503, "FP010")
                 assert f"1 of 127.0.0.1 already ({bound})" in refused.json()["detail"]
-            async with other.stream("GET", STREAM) as of_other:
+            async with other.stream("GET", stream) as of_other:
                 assert of_other.status_code == 200
         assert (await one.post("/leases", json={"lock": "x"})).status_code == 423, "who does not wait is not counted"
         second = asyncio.create_task(other.post("/leases", json=wanted))

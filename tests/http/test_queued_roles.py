@@ -41,7 +41,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON parcels, stamps TO {WEB}, {OTHER}; GRANT
 ALTER TABLE parcels ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON parcels USING (tenant = current_setting('request.jwt.claims', true)::json ->> 'tenant')"""
 KEY = base64.b64encode(b"k" * 32).decode()
-WRONG = parse_keys(f"k1:{base64.b64encode(b'w' * 32).decode()}")
 
 
 @dataclass
@@ -86,9 +85,6 @@ def _as(role: str, **headers: str) -> dict[str, str]:
     return {"X-Test-Role": role, **{f"X-Test-{name}": value for name, value in headers.items()}}
 
 
-ANN = {"name": "ann", "claims": '{"tenant": "ann"}'}
-
-
 @pytest.fixture
 async def stage(connect: Connect, database: str, tmp_path: Path) -> AsyncIterator[Stage]:
     keys = tmp_path / "keys"
@@ -107,8 +103,9 @@ async def stage(connect: Connect, database: str, tmp_path: Path) -> AsyncIterato
 
 
 async def test_policies_decide_by_the_callers_claims_and_its_page_is_its_own(stage: Stage) -> None:
-    own = await stage.submit(WEB, "PATCH", "parcels/a", {"n": 1}, **ANN)
-    hidden = await stage.submit(WEB, "PATCH", "parcels/b", {"n": 1}, **ANN)
+    ann = {"name": "ann", "claims": '{"tenant": "ann"}'}
+    own = await stage.submit(WEB, "PATCH", "parcels/a", {"n": 1}, **ann)
+    hidden = await stage.submit(WEB, "PATCH", "parcels/b", {"n": 1}, **ann)
 
     async def seen_by_others() -> None:
         """Another caller of the role, another role of the name and one without a role see what is not there."""
@@ -120,12 +117,12 @@ async def test_policies_decide_by_the_callers_claims_and_its_page_is_its_own(sta
                 assert code(found) == code(absent) == (404, "FP029")
                 assert found.text.replace(write_id, "ID") == absent.text.replace(made_up, "ID")
 
-    assert (await stage.page(own, WEB, **ANN)).json()["state"] == "queued"
+    assert (await stage.page(own, WEB, **ann)).json()["state"] == "queued"
     await seen_by_others()
     await stage.consume()
-    assert await stage.state(own, WEB, **ANN) == ("applied", 200, "")
-    assert "fencepost-caller" not in (await stage.page(own, WEB, **ANN)).text
-    assert await stage.state(hidden, WEB, **ANN) == ("failed", 404, "FP006")
+    assert await stage.state(own, WEB, **ann) == ("applied", 200, "")
+    assert "fencepost-caller" not in (await stage.page(own, WEB, **ann)).text
+    assert await stage.state(hidden, WEB, **ann) == ("failed", 404, "FP006")
     await seen_by_others()
     assert await stage.rows("SELECT id, n FROM parcels ORDER BY id") == [("a", 1), ("b", 0)]
 
@@ -134,7 +131,8 @@ async def test_a_made_up_caller_and_a_header_of_another_message_are_dead_letters
     own = await stage.submit(WEB, "PATCH", "stamps/s", {"n": 1})
     signed = await stage.message(own)
     moved = write("stamps/t", body={"n": 2})
-    made_up = sign(write("stamps/t", body={"n": 3}), DEFAULT, WRONG, caller(WEB), 0)
+    wrong = parse_keys(f"k1:{base64.b64encode(b'w' * 32).decode()}")
+    made_up = sign(write("stamps/t", body={"n": 3}), DEFAULT, wrong, caller(WEB), 0)
     await stage.queue.append(replace(moved, headers=(signed.headers[0], *moved.headers)), made_up)
     await stage.queue.append(signed)  # a copy: no second effect, and no letter
     await stage.consume()

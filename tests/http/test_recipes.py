@@ -1,9 +1,14 @@
-"""Three recipes of the docs run as they stand: payments, a lock in Redis, one active worker."""
+"""Recipes of the docs run as they stand: payments, a lock in Redis, one active worker, cron on two machines."""
 
 import asyncio
+import contextlib
+import os
 import re
+import shlex
+import signal
+import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -12,14 +17,15 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from tests.conformance.redis_bench import redis_server
+from tests.cli.running import Running, whole_lines, written
+from tests.conformance.benches import redis_server
 from tests.http.conftest import StartGateway
-from tests.http.lock_machines import Machines
 from tests.support.interleave import Connect, Connection
-from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps
+from tests.support.recipes import DOCS, recipe, recipes, run, run_recipe, steps, surroundings
+from tests.support.servers import all_gone
 
 from fencepost.server.ops.embedded import PostgresServer
-from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
+from fencepost.testing.servers.processes import PATIENCE, descendants, eventually, free_port
 
 # docs/recipes/payments-without-locks.md runs as it stands; the provider is a stand-in that loses answers.
 
@@ -189,6 +195,95 @@ async def test_what_redis_forgot_is_done_twice(story: Story) -> None:
     await story.run_recipes("dedupe")
 
 
+# Machines that run a recipe's `fencepost lock` line: a PATH with a psql that can be held up before it writes.
+
+
+# Where a test wants it, psql waits before its first UPDATE: the pause between reading and writing.
+_PSQL = """#!/bin/sh
+case "$*" in *UPDATE*) echo >> {here}/reached; until [ -e {here}/go ]; do sleep 0.02; done;; esac
+exec {psql} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that runs one command line; `reached` has a line for each write that began."""
+
+    running: Running
+    directory: Path
+
+    async def is_about_to_write(self) -> None:
+        """Return once its script has read, and stands before its write."""
+        await written(self.directory / "reached")
+
+    def let_it_write(self) -> None:
+        """End the pause before its writes."""
+        (self.directory / "go").touch()
+
+    def pause_lock(self) -> None:
+        """SIGSTOP `fencepost lock`, and only that: its command goes on, and nothing renews or ends it."""
+        self.running.signal(signal.SIGSTOP)
+
+    def resume_lock(self) -> None:
+        """SIGCONT it."""
+        self.running.signal(signal.SIGCONT)
+
+    def die(self) -> None:
+        """SIGKILL everything at once, as a machine that loses power."""
+        for pid in (self.running.process.pid, *descendants(self.running.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def says(self, text: str) -> None:
+        """Return once it has printed this to stderr."""
+
+        async def there() -> bool:
+            return any(text in line for line in whole_lines(self.running.errors))
+
+        await eventually(there, what=f"{text!r} in {self.running.printed!r}")
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where machines are: the gateway and the database that they use, and a directory for what they leave."""
+
+    server: PostgresServer
+    database: str
+    gateway: str
+    directory: Path
+
+    @asynccontextmanager
+    async def machine(self, name: str, command: str, *, waits: bool = False) -> AsyncIterator[Machine]:
+        """Run a command line on one, until the block ends. waits: its psql waits for `let_it_write`."""
+        here = self.directory / name
+        here.mkdir()
+        variables = surroundings(self.server, self.database, FENCEPOST_URL=self.gateway, HOST=name)
+        if waits:
+            shim = here / "psql"
+            shim.write_text(_PSQL.format(here=shlex.quote(str(here)), psql=self.server.bin_dir / "psql"))
+            shim.chmod(0o755)
+            variables["PATH"] = f"{here}:{variables['PATH']}"
+        errors = here / "stderr"
+        with errors.open("w") as stderr:
+            process = subprocess.Popen(  # noqa: ASYNC220 - it only starts it
+                ["env", "--default-signal", "bash", "-c", f"exec {command}"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=variables,
+                start_new_session=True,
+            )
+        machine = Machine(Running(process, errors), here)
+        try:
+            yield machine
+        finally:
+            everything = [process.pid, *descendants(process.pid)]
+            machine.die()
+            await asyncio.to_thread(process.communicate)
+            await all_gone(everything)
+
+
 # docs/recipes/one-active-worker.md runs as it stands: one works, and another takes over.
 
 
@@ -262,3 +357,106 @@ async def test_a_worker_whose_lock_command_is_paused_is_refused_once_another_has
             one.resume_lock()
             assert await one.running.ended() == 79
             assert await works(owner, "two") >= before
+
+
+# docs/recipes/cron-on-two-machines.md runs as it stands, and the pause that it describes happens.
+
+
+CRON_PAGE = DOCS / "recipes" / "cron-on-two-machines.md"
+OLD, NEW = Decimal("19.90"), Decimal("62.40")
+
+
+@pytest.fixture
+async def cron_machines(demo_database: str, gateway_url: str, postgres: PostgresServer, short_dir: Path) -> Machines:
+    """Give two machines' surroundings, with the page's table and script."""
+    found = Machines(postgres, demo_database, gateway_url, short_dir)
+    for command, expected in steps(recipe("table", CRON_PAGE)):
+        done = await asyncio.to_thread(run, command, postgres, demo_database, FENCEPOST_DATABASE_URL=demo_database)
+        assert done.stdout.rstrip("\n") == expected, command
+    install(recipe("script", CRON_PAGE), short_dir / "report.sh")
+    return found
+
+
+def install(code: str, path: Path) -> None:
+    path.write_text(code)
+    path.chmod(0o755)
+
+
+def cron_line(machines: Machines, name: str = "crontab") -> str:
+    """The command of the page's crontab, with its script where the test has put it."""
+    return recipe(name, CRON_PAGE).split(maxsplit=5)[5].strip().replace("/opt", str(machines.directory))
+
+
+async def total(reader: Connection) -> Decimal:
+    found: Decimal = await reader.fetchval("SELECT total FROM reports")
+    return found
+
+
+@pytest.mark.long("recipes that run as processes")
+def test_every_block_of_the_cron_page_is_run() -> None:
+    assert set(recipes(CRON_PAGE)) == {"table", "script", "crontab", "refused", "once", "once-crontab"}
+    assert len(re.findall(r"^```\w+$", CRON_PAGE.read_text("utf-8"), re.MULTILINE)) == len(recipes(CRON_PAGE))
+
+
+@pytest.mark.long("recipes that run as processes")
+@pytest.mark.realtime
+@pytest.mark.parametrize("protected", [True, False])
+async def test_a_paused_machine_does_not_write_over_the_other_and_without_a_fence_it_does(
+    cron_machines: Machines, http: httpx.AsyncClient, connect: Connect, protected: bool
+) -> None:
+    owner = await connect()
+    command = cron_line(cron_machines)
+    if not protected:
+        await asyncio.to_thread(
+            run,
+            "fencepost unprotect reports",
+            cron_machines.server,
+            cron_machines.database,
+            FENCEPOST_DATABASE_URL=cron_machines.database,
+        )
+        command = command.replace("--claim ", "")
+    short = command.replace("--no-wait", "--no-wait --ttl 3")  # the pause need not last
+    pays = "SET LOCAL fencepost.token = '5'; UPDATE orders SET status = 'paid' WHERE order_id = 'order-123'"
+    async with cron_machines.machine("one", short, waits=True) as one:
+        await one.is_about_to_write()
+        one.pause_lock()
+
+        async def none_holds() -> bool:
+            return not any(lock["held"] for lock in (await http.get("/v1/locks")).json())
+
+        await eventually(none_holds, what="the end of the lease")
+        await owner.execute(pays)
+        async with cron_machines.machine("two", command) as two:
+            assert await two.running.ended() == 0, two.running.printed
+        assert await total(owner) == NEW
+        one.let_it_write()
+        if protected:
+            words = re.sub(r"\d+", r"\\d+", recipe("refused", CRON_PAGE).strip())
+            await one.says("stale token")
+            assert re.search(words, one.running.printed), one.running.printed
+        else:
+            await eventually(lambda: wrote_over(owner), what="the lost update")
+        one.resume_lock()
+        assert await one.running.ended() == 79
+    assert await total(owner) == (NEW if protected else OLD)
+
+
+async def wrote_over(owner: Connection) -> bool:
+    return await total(owner) == OLD
+
+
+@pytest.mark.long("recipes that run as processes")
+async def test_a_key_means_once_a_night_without_any_lock(cron_machines: Machines, connect: Connect) -> None:
+    owner = await connect()
+    await owner.execute(
+        "CREATE TABLE nights (night date PRIMARY KEY); CREATE TABLE reminders (order_id text, night date)"
+    )
+    assert "CREATE TABLE nights (night date PRIMARY KEY)" in CRON_PAGE.read_text("utf-8")
+    install(recipe("once", CRON_PAGE), cron_machines.directory / "remind.sh")
+    commands = [cron_line(cron_machines, "once-crontab")] * 4
+    done = await asyncio.gather(
+        *(asyncio.to_thread(run, each, cron_machines.server, cron_machines.database) for each in commands)
+    )
+    assert [(each.returncode, each.stdout) for each in done] == [(0, "")] * 4
+    reminded = await owner.fetch("SELECT order_id FROM reminders ORDER BY order_id")
+    assert [row["order_id"] for row in reminded] == ["order-123", "order-125"]

@@ -289,19 +289,17 @@ def test_other_addresses_than_loopback_need_a_word_and_authentication(short_dir:
             assert "needs authentication" in refused_here(port, *arguments, directory=short_dir), arguments
 
 
-SECRET = "a secret that has thirty-two bytes and more"
-
-
 def test_settings_that_cannot_be_are_refused_in_one_line(short_dir: Path) -> None:
+    secret = "a secret that has thirty-two bytes and more"
     with busy_port() as port:
         for arguments, why in (
             (("--jwt-secret", "topsecret"), "at least 32 bytes"),
             (("--jwt-secret", '{"kty":"oct","k":"topsecrets0w"}'), "a secret has at least 32 bytes"),
             (("--jwt-secret", "@/nowhere"), "it cannot be read"),
-            (("--jwt-secret", SECRET, "--jwt-jwks", "https://id.example/jwks"), "give one of them"),
+            (("--jwt-secret", secret, "--jwt-jwks", "https://id.example/jwks"), "give one of them"),
             (("--jwt-jwks", "http://id.example/jwks"), "use https"),
             (("--anon-role", "web"), "give --jwt-secret, --jwt-jwks or --api-keys"),
-            (("--jwt-secret", SECRET, "--anon-role", "x" * 64), "no name of a role"),
+            (("--jwt-secret", secret, "--anon-role", "x" * 64), "no name of a role"),
             (("--jwt-aud", "orders"), "give --jwt-secret or --jwt-jwks"),
             (("--allowed-hosts", "shop.example:443"), "is no name of a host"),
             (("--cors-origins", "shop.example"), "is no origin"),
@@ -310,7 +308,7 @@ def test_settings_that_cannot_be_are_refused_in_one_line(short_dir: Path) -> Non
             output = refused_here(port, *arguments, directory=short_dir)
             assert why in output, arguments
             assert "topsecret" not in output, arguments
-            assert SECRET not in output, arguments
+            assert secret not in output, arguments
 
 
 def test_a_database_that_cannot_be_reached_is_one_line(short_dir: Path) -> None:
@@ -323,19 +321,17 @@ def test_a_database_that_cannot_be_reached_is_one_line(short_dir: Path) -> None:
     assert "secret" not in output
 
 
-HEAVY = {"alembic", "sqlalchemy", "httpx"}
-
-
 def test_on_the_users_own_database_nothing_heavy_is_loaded(short_dir: Path) -> None:
     url = "postgresql://u@127.0.0.1:1/db"
     given = ("--port", "0", "--start-timeout", "0")
     _, output = refused(*given, directory=short_dir, FENCEPOST_DATABASE_URL=url, PYTHONPROFILEIMPORTTIME="1")
     loaded = {line.rpartition("|")[2].strip() for line in output.splitlines()}
     assert "fencepost.server.wiring" in loaded, output[-500:]
-    assert loaded & HEAVY == set()
+    heavy = {"alembic", "sqlalchemy", "httpx"}
+    assert loaded & heavy == set()
     script = "import sys, fencepost.server.serving.worker, fencepost.server.wiring; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & HEAVY == set()
+    assert set(done.stdout.split()) & heavy == set()
 
 
 def test_a_database_without_the_schema_gets_the_advice_to_migrate(short_dir: Path, postgres: PostgresServer) -> None:

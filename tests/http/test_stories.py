@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from postgrest import APIError, AsyncPostgrestClient, CountMethod
-from tests.conformance.redis_bench import redis_server
+from tests.conformance.benches import redis_server
 from tests.http.conftest import StartGateway
 from tests.support.gateways import serving_process
-from tests.support.recipes import steps as steps_of
+from tests.support.recipes import steps
 
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.testing.servers.processes import free_port
@@ -28,7 +28,7 @@ PATH = f"{Path(sys.executable).parent}:{embedded_bin_dir()}:{os.environ['PATH']}
 def story(page: str) -> list[tuple[str, str]]:
     """Read (command, expected output) from the page's console blocks."""
     blocks = re.findall(r"```console\n(.*?)```", (ROOT / page).read_text("utf-8"), re.DOTALL)
-    return [step for block in blocks for step in steps_of(block)]
+    return [step for block in blocks for step in steps(block)]
 
 
 async def take(steps: list[tuple[str, str]], cwd: Path, url: str = "", database: Path | None = None) -> None:

@@ -9,10 +9,6 @@ from tests.support.asking import Api, code
 from tests.support.postgres import ReadyMade
 from tests.support.shops import Shop, running_shop
 
-TIMES = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+")
-NUMBERS = re.compile(r"(?<![0-9.:-])[1-9][0-9]{0,18}(?![0-9])")
-TABLES = {"strict": "orders", "epoch": "leased"}
-
 
 @pytest.fixture(scope="module")
 def shop(databases: ReadyMade) -> Iterator[Shop]:
@@ -26,10 +22,24 @@ async def lease(api: Api, lock: str, **asked: object) -> Any:
     return answer.json()
 
 
-async def answers_to_others(api: Api, table: str, key: str, lock: str, late: Any, held: Any) -> dict[str, Any]:
-    """Ask everything that a client may ask that has neither the lease's secret nor a token of it. `late` is its own."""
-    resource, stale = f"{table}/{key}", late["tokens"][0]
-    return {
+KEYS = {"orders": "order_id", "leased": "id"}
+
+
+@pytest.mark.parametrize(("rule", "how"), [("strict", "written"), ("epoch", "claimed"), ("epoch", "neither")])
+async def test_no_number_that_is_shown_can_write(api: Api, shop: Shop, rule: str, how: str) -> None:
+    tables = {"strict": "orders", "epoch": "leased"}
+    table, key = tables[rule], shop.key()
+    lock = f"election/{key}"
+    first = await lease(api, lock)
+    assert (await api.ask("PUT", f"data/{table}/{key}", {}, token=first["tokens"][2])).status_code == 201
+    await api.ask("DELETE", f"leases/{first['lease_id']}", headers={"X-Lease-Secret": first["secret"]})
+    held = await lease(api, lock, **({"claim": [f"{table}/{key}"]} if how == "claimed" else {}))
+    if how == "written":
+        assert (await api.ask("PATCH", f"data/{table}/{key}", {}, token=held["tokens"][0])).status_code == 200
+    # Ask everything that a client may ask that has neither the lease's secret nor a token of it. `late` is its
+    # own.
+    resource, stale = f"{table}/{key}", first["tokens"][0]
+    found = {
         "row": await api.ask("GET", f"data/{resource}"),
         "rows": await api.ask("GET", f"data/{table}"),
         "mark of the row": await api.ask("GET", f"data/{resource}?select=last_fence_token"),
@@ -40,7 +50,7 @@ async def answers_to_others(api: Api, table: str, key: str, lock: str, late: Any
         "election": await api.ask("GET", f"elections?name={lock.removeprefix('election/')}"),
         "elections": await api.ask("GET", "elections"),
         "lease": await api.ask("GET", f"leases/{held['lease_id']}"),
-        "lost": await api.ask("GET", f"leases/{late['lease_id']}"),
+        "lost": await api.ask("GET", f"leases/{first['lease_id']}"),
         "held": await api.ask("POST", "leases", {"lock": lock}),
         "stale patch": await api.ask("PATCH", f"data/{resource}", {}, token=stale),
         "stale put": await api.ask("PUT", f"data/{resource}", {}, token=stale),
@@ -50,25 +60,11 @@ async def answers_to_others(api: Api, table: str, key: str, lock: str, late: Any
         "stale claim": await api.ask("POST", "claims", {"resource": resource}, token=stale),
         "never issued": await api.ask("PATCH", f"data/{resource}", {}, token=2**40),
     }
-
-
-KEYS = {"orders": "order_id", "leased": "id"}
-
-
-@pytest.mark.parametrize(("rule", "how"), [("strict", "written"), ("epoch", "claimed"), ("epoch", "neither")])
-async def test_no_number_that_is_shown_can_write(api: Api, shop: Shop, rule: str, how: str) -> None:
-    table, key = TABLES[rule], shop.key()
-    lock = f"election/{key}"
-    first = await lease(api, lock)
-    assert (await api.ask("PUT", f"data/{table}/{key}", {}, token=first["tokens"][2])).status_code == 201
-    await api.ask("DELETE", f"leases/{first['lease_id']}", headers={"X-Lease-Secret": first["secret"]})
-    held = await lease(api, lock, **({"claim": [f"{table}/{key}"]} if how == "claimed" else {}))
-    if how == "written":
-        assert (await api.ask("PATCH", f"data/{table}/{key}", {}, token=held["tokens"][0])).status_code == 200
-    found = await answers_to_others(api, table, key, lock, first, held)
+    times = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+")
+    numbers = re.compile(r"(?<![0-9.:-])[1-9][0-9]{0,18}(?![0-9])")
     for name, answer in found.items():
-        text = TIMES.sub("", answer.text).replace(str(2**40), "")  # six o'clock in the evening is no token
-        shown = {*NUMBERS.findall(text), *NUMBERS.findall(str(answer.headers.get("x-fence-mark", "")))}
+        text = times.sub("", answer.text).replace(str(2**40), "")  # six o'clock in the evening is no token
+        shown = {*numbers.findall(text), *numbers.findall(str(answer.headers.get("x-fence-mark", "")))}
         # What the caller itself has sent, and what it held before, are its own.
         for number in shown - {*first["tokens"], "20000000000000000000"}:
             write = await api.ask("PATCH", f"data/{table}/{key}", {}, token=number)

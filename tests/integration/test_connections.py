@@ -119,36 +119,39 @@ async def demo(connect: Connect, database: str) -> Connection:
     return connection
 
 
-async def name_of(connection: Connection) -> str:
-    name: str = await connection.fetchval("SELECT quote_ident(current_database())")
-    return name
-
-
 READ_ONLY = "default_transaction_read_only"
 NO_TRIGGERS = "session_replication_role"
-UNWRITABLE = {
-    "explicitly off": (
-        READ_ONLY,
-        "ALTER DATABASE {name} SET {setting} = on",
-        "ALTER DATABASE {name} SET {setting} = off",
-    ),
-    "server": (READ_ONLY, "ALTER SYSTEM SET {setting} = on", "ALTER SYSTEM RESET {setting}"),
-    "no triggers": (
-        NO_TRIGGERS,
-        "ALTER DATABASE {name} SET {setting} = replica",
-        "ALTER DATABASE {name} RESET {setting}",
-    ),
-    "no triggers in the server": (NO_TRIGGERS, "ALTER SYSTEM SET {setting} = replica", "ALTER SYSTEM RESET {setting}"),
-}
 
 
-@pytest.mark.parametrize("how", UNWRITABLE)
+@pytest.mark.parametrize(
+    ("setting", "on", "off"),
+    [
+        pytest.param(
+            READ_ONLY,
+            "ALTER DATABASE {name} SET {setting} = on",
+            "ALTER DATABASE {name} SET {setting} = off",
+            id="explicitly off",
+        ),
+        pytest.param(READ_ONLY, "ALTER SYSTEM SET {setting} = on", "ALTER SYSTEM RESET {setting}", id="server"),
+        pytest.param(
+            NO_TRIGGERS,
+            "ALTER DATABASE {name} SET {setting} = replica",
+            "ALTER DATABASE {name} RESET {setting}",
+            id="no triggers",
+        ),
+        pytest.param(
+            NO_TRIGGERS,
+            "ALTER SYSTEM SET {setting} = replica",
+            "ALTER SYSTEM RESET {setting}",
+            id="no triggers in the server",
+        ),
+    ],
+)
 async def test_a_database_that_takes_no_fenced_writes_is_not_ready_and_writes_go_on_when_it_is_lifted(
-    how: str, demo: Connection, database: str
+    setting: str, on: str, off: str, demo: Connection, database: str
 ) -> None:
-    name = await name_of(demo)
-    setting, *statements = UNWRITABLE[how]
-    on, off = (each.format(name=name, setting=setting) for each in statements)
+    name: str = await demo.fetchval("SELECT quote_ident(current_database())")
+    on, off = (each.format(name=name, setting=setting) for each in (on, off))
     tokens = iter(range(100, 10_000))
     async with in_process(database, pool_timeout=10) as client:
 
@@ -314,14 +317,6 @@ async def ask(pool: Database, *, patient: bool = False) -> int:
 # PgBouncer before PostgreSQL: it drops what a client asks for at connect, and in two modes it shares sessions out.
 
 
-WEAK = (
-    "synchronous_commit = off", "default_transaction_isolation = 'repeatable read'", "statement_timeout = '1h'",
-    "lock_timeout = 0", "idle_in_transaction_session_timeout = 0", "client_min_messages = error",
-    "DateStyle = 'German'", "IntervalStyle = 'sql_standard'", "TimeZone = 'Asia/Tokyo'", "extra_float_digits = 0",
-    "jit = on", "bytea_output = 'escape'", 'fencepost.token = "7"',
-)  # fmt: skip
-"""What the database gives to sessions that do not set them."""
-
 KEPT = {
     "synchronous_commit": "on", "transaction_isolation": "read committed", "statement_timeout": "30s",
     "lock_timeout": "10s", "idle_in_transaction_session_timeout": "30s", "client_min_messages": "warning",
@@ -330,18 +325,21 @@ KEPT = {
 }  # fmt: skip
 
 
-async def weakened(connect: Connect) -> None:
-    connection = await connect()
-    name = await connection.fetchval("SELECT quote_ident(current_database())")
-    for setting in WEAK:
-        await connection.execute(f"ALTER DATABASE {name} SET {setting}")
-
-
 @pytest.mark.parametrize("through", ["directly", "PgBouncer", "PgBouncer that drops in silence"])
 async def test_what_the_rules_stand_on_is_in_force_in_every_session(
     through: str, connect: Connect, database: str
 ) -> None:
-    await weakened(connect)
+    connection = await connect()
+    name = await connection.fetchval("SELECT quote_ident(current_database())")
+    # What the database gives to sessions that do not set them.
+    weak = (
+        "synchronous_commit = off", "default_transaction_isolation = 'repeatable read'", "statement_timeout = '1h'",
+        "lock_timeout = 0", "idle_in_transaction_session_timeout = 0", "client_min_messages = error",
+        "DateStyle = 'German'", "IntervalStyle = 'sql_standard'", "TimeZone = 'Asia/Tokyo'", "extra_float_digits = 0",
+        "jit = on", "bytea_output = 'escape'", 'fencepost.token = "7"',
+    )  # fmt: skip
+    for setting in weak:
+        await connection.execute(f"ALTER DATABASE {name} SET {setting}")
     if through == "directly":
         await every_session_has_it(database)
         return
@@ -386,7 +384,14 @@ async def test_a_pooler_that_shares_sessions_out_is_refused_at_the_start(
 async def test_a_pool_whose_connections_share_a_session_is_not_opened(at_once: int, database: str) -> None:
     """As a pooler does that was in session mode when the gateway looked, and is reloaded with another one."""
     async with pooled(database, "transaction", ignored=True) as url:
-        await busy(url, at_once)
+        # Have the pooler open so many sessions, and leave them idle.
+        connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(at_once)]
+        for connection in connections:
+            await connection.execute("BEGIN; SELECT 1")
+        for connection in connections:
+            await connection.execute("COMMIT")
+        for connection in connections:
+            await connection.close()
         with pytest.raises(SessionError, match="transaction or statement mode"):
             await opened_twice(url)
 
@@ -400,17 +405,6 @@ async def opened_twice(url: str) -> None:
                 await other.fetchval("SELECT 1")
         finally:
             await opened.close()
-
-
-async def busy(url: str, at_once: int) -> None:
-    """Have the pooler open so many sessions, and leave them idle."""
-    connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(at_once)]
-    for connection in connections:
-        await connection.execute("BEGIN; SELECT 1")
-    for connection in connections:
-        await connection.execute("COMMIT")
-    for connection in connections:
-        await connection.close()
 
 
 # What users' code does to a session ends with the request: the next one finds the session as it was made.
@@ -491,64 +485,6 @@ async def one_line(gateway: Gateway) -> None:
 
 
 FAILING: dict[str, Way] = {**WRITES, "atomic": lambda gateway: atomically(gateway, one_line)}
-CASES: dict[str, tuple[str, Way]] = {
-    **{name: (AFTER.format("orders"), way) for name, way in WRITES.items()},
-    "a trigger of a table that a foreign key reaches": (
-        "CREATE TABLE items (of text REFERENCES orders ON DELETE CASCADE); INSERT INTO items VALUES ('k');"
-        + AFTER.format("items"),
-        WRITES["DELETE"],
-    ),
-    "a rule": (
-        "CREATE TABLE log (n int); CREATE RULE also AS ON DELETE TO orders DO ALSO INSERT INTO log VALUES (meddle(1))",
-        WRITES["DELETE"],
-    ),
-    "a default": ("ALTER TABLE orders ALTER status SET DEFAULT meddle('new'::text)", WRITES["POST"]),
-    "a default whose function says that it is STABLE": (
-        "ALTER TABLE orders ALTER status SET DEFAULT calm('new')",
-        WRITES["POST"],
-    ),
-    "a default of PostgreSQL's own functions": (
-        "ALTER TABLE orders ALTER status SET DEFAULT set_config('app.tenant', 'new', false)",
-        WRITES["POST"],
-    ),
-    "a check": ("ALTER TABLE orders ADD CHECK (meddle(n) = n)", WRITES["PATCH"]),
-    "a domain": (
-        "CREATE DOMAIN state AS text CHECK (calm(VALUE) IS NOT NULL);" + TYPED.format("state"),
-        lambda gateway: patch(gateway, keyed("k", 40, status="paid")),
-    ),
-    "a domain in a cast": (
-        "CREATE DOMAIN state AS text CHECK (calm(VALUE) IS NOT NULL);" + TYPED.format("state"),
-        lambda gateway: read_one(gateway, ReadOne("orders", ("k",), (Selected(Field("status"), None, "state"),))),
-    ),
-    "a cast": (
-        "CREATE TYPE mood AS ENUM ('new'); CREATE FUNCTION as_json(m mood) RETURNS json LANGUAGE sql"
-        " RETURN to_json(calm(textin(enum_out(m)))); CREATE CAST (mood AS json) WITH FUNCTION as_json(mood);"
-        + TYPED.format("mood"),
-        lambda gateway: read_one(gateway, ReadOne("orders", ("k",))),
-    ),
-    "a domain that only an expression knows": (
-        "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL);"
-        " ALTER TABLE orders ALTER status SET DEFAULT ('new'::state)::text",
-        WRITES["POST"],
-    ),
-    "an array of a domain in a filter": (
-        "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL); ALTER TABLE orders ADD a state[]",
-        lambda gateway: read_many(gateway, ReadMany("orders", Query(filters=(Condition(Field("a"), "eq", "{q}"),)))),
-    ),
-    "a lock of a view": (
-        "CREATE VIEW seen AS SELECT n, pg_try_advisory_lock(n), meddle(1) FROM orders",
-        lambda gateway: read_many(gateway, ReadMany("seen", Query())),
-    ),
-    "a domain of a view": (
-        "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL);"
-        " CREATE VIEW seen AS SELECT (status::state)::text AS status FROM orders",
-        lambda gateway: read_many(gateway, ReadMany("seen", Query())),
-    ),
-    "a view": (
-        "CREATE VIEW inner_view AS SELECT meddle(n) AS n FROM orders; CREATE VIEW seen AS SELECT n FROM inner_view",
-        lambda gateway: read_many(gateway, ReadMany("seen", Query())),
-    ),
-}
 
 
 async def states(database: Database) -> list[Any]:
@@ -574,9 +510,83 @@ async def race(connect: Connect, unmade: Unmade) -> Race:
     return race
 
 
-@pytest.mark.parametrize("case", CASES)
-async def test_the_next_request_finds_the_session_as_it_was_made(race: Race, case: str) -> None:
-    ddl, way = CASES[case]
+@pytest.mark.parametrize(
+    ("ddl", "way"),
+    [
+        *(pytest.param(AFTER.format("orders"), way, id=name) for name, way in WRITES.items()),
+        pytest.param(
+            "CREATE TABLE items (of text REFERENCES orders ON DELETE CASCADE); INSERT INTO items VALUES ('k');"
+            + AFTER.format("items"),
+            WRITES["DELETE"],
+            id="a trigger of a table that a foreign key reaches",
+        ),
+        pytest.param(
+            "CREATE TABLE log (n int);"
+            " CREATE RULE also AS ON DELETE TO orders DO ALSO INSERT INTO log VALUES (meddle(1))",
+            WRITES["DELETE"],
+            id="a rule",
+        ),
+        pytest.param("ALTER TABLE orders ALTER status SET DEFAULT meddle('new'::text)", WRITES["POST"], id="a default"),
+        pytest.param(
+            "ALTER TABLE orders ALTER status SET DEFAULT calm('new')",
+            WRITES["POST"],
+            id="a default whose function says that it is STABLE",
+        ),
+        pytest.param(
+            "ALTER TABLE orders ALTER status SET DEFAULT set_config('app.tenant', 'new', false)",
+            WRITES["POST"],
+            id="a default of PostgreSQL's own functions",
+        ),
+        pytest.param("ALTER TABLE orders ADD CHECK (meddle(n) = n)", WRITES["PATCH"], id="a check"),
+        pytest.param(
+            "CREATE DOMAIN state AS text CHECK (calm(VALUE) IS NOT NULL);" + TYPED.format("state"),
+            lambda gateway: patch(gateway, keyed("k", 40, status="paid")),
+            id="a domain",
+        ),
+        pytest.param(
+            "CREATE DOMAIN state AS text CHECK (calm(VALUE) IS NOT NULL);" + TYPED.format("state"),
+            lambda gateway: read_one(gateway, ReadOne("orders", ("k",), (Selected(Field("status"), None, "state"),))),
+            id="a domain in a cast",
+        ),
+        pytest.param(
+            "CREATE TYPE mood AS ENUM ('new'); CREATE FUNCTION as_json(m mood) RETURNS json LANGUAGE sql"
+            " RETURN to_json(calm(textin(enum_out(m)))); CREATE CAST (mood AS json) WITH FUNCTION as_json(mood);"
+            + TYPED.format("mood"),
+            lambda gateway: read_one(gateway, ReadOne("orders", ("k",))),
+            id="a cast",
+        ),
+        pytest.param(
+            "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL);"
+            " ALTER TABLE orders ALTER status SET DEFAULT ('new'::state)::text",
+            WRITES["POST"],
+            id="a domain that only an expression knows",
+        ),
+        pytest.param(
+            "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL); ALTER TABLE orders ADD a state[]",
+            lambda gateway: read_many(
+                gateway, ReadMany("orders", Query(filters=(Condition(Field("a"), "eq", "{q}"),)))
+            ),
+            id="an array of a domain in a filter",
+        ),
+        pytest.param(
+            "CREATE VIEW seen AS SELECT n, pg_try_advisory_lock(n), meddle(1) FROM orders",
+            lambda gateway: read_many(gateway, ReadMany("seen", Query())),
+            id="a lock of a view",
+        ),
+        pytest.param(
+            "CREATE DOMAIN state AS text CHECK (meddle(VALUE) IS NOT NULL);"
+            " CREATE VIEW seen AS SELECT (status::state)::text AS status FROM orders",
+            lambda gateway: read_many(gateway, ReadMany("seen", Query())),
+            id="a domain of a view",
+        ),
+        pytest.param(
+            "CREATE VIEW inner_view AS SELECT meddle(n) AS n FROM orders; CREATE VIEW seen AS SELECT n FROM inner_view",
+            lambda gateway: read_many(gateway, ReadMany("seen", Query())),
+            id="a view",
+        ),
+    ],
+)
+async def test_the_next_request_finds_the_session_as_it_was_made(race: Race, ddl: str, way: Way) -> None:
     owner = await asyncpg.connect(race.dsn)
     await owner.execute(ddl)
     await owner.close()  # the code ran in its session, too
@@ -613,31 +623,29 @@ async def test_a_session_without_its_prepared_statements_fails_no_request(race: 
             assert result_of(await patch(gateway, keyed("k", token, n=token))) == "ok"
 
 
-BODIES = {
-    False: (
-        "BEGIN NEW.status := now(); RETURN NEW; END",
-        "begin -- keep it\n new.status = clock_timestamp();\n return new;\nend;",
-        "BEGIN IF NEW.n IS DISTINCT FROM OLD.n THEN NEW.\"status\" := 'it''s'; END IF; RETURN NEW; END",
-    ),
-    True: (
-        "BEGIN SET app.x = '1'; RETURN NEW; END",
-        "BEGIN PERFORM set_config('a.b', 'c', false); RETURN NEW; END",
-        "BEGIN NEW.status := calm(NEW.status); RETURN NEW; END",
-        'BEGIN NEW.status := "calm"(1); RETURN NEW; END',
-        "BEGIN NEW.status := public.now(); RETURN NEW; END",
-        "BEGIN NEW.n := NEW.n OPERATOR(public.+) 1; RETURN NEW; END",
-        "BEGIN -- it's\n SET a.b = 1; -- it's\n RETURN NEW; END",
-        "BEGIN /* ' */ SET a.b = 1; /* ' */ RETURN NEW; END",
-        "BEGIN NEW.status := '--'; SET a.b = 1; RETURN NEW; END",
-        "BEGIN NEW.status := E'\\''; SET a.b = ' '; RETURN NEW; END",
-        "BEGIN NEW.status := $x$ ' $x$; RESET ALL; NEW.status := $x$ ' $x$; RETURN NEW; END",
-        "BEGIN UPDATE plain SET order_id = 1; RETURN NEW; END",
-    ),
-}
-
-
 async def test_a_trigger_that_only_sets_columns_costs_nothing(race: Race) -> None:
-    for runs_code, bodies in BODIES.items():
+    bodies_of_triggers = {
+        False: (
+            "BEGIN NEW.status := now(); RETURN NEW; END",
+            "begin -- keep it\n new.status = clock_timestamp();\n return new;\nend;",
+            "BEGIN IF NEW.n IS DISTINCT FROM OLD.n THEN NEW.\"status\" := 'it''s'; END IF; RETURN NEW; END",
+        ),
+        True: (
+            "BEGIN SET app.x = '1'; RETURN NEW; END",
+            "BEGIN PERFORM set_config('a.b', 'c', false); RETURN NEW; END",
+            "BEGIN NEW.status := calm(NEW.status); RETURN NEW; END",
+            'BEGIN NEW.status := "calm"(1); RETURN NEW; END',
+            "BEGIN NEW.status := public.now(); RETURN NEW; END",
+            "BEGIN NEW.n := NEW.n OPERATOR(public.+) 1; RETURN NEW; END",
+            "BEGIN -- it's\n SET a.b = 1; -- it's\n RETURN NEW; END",
+            "BEGIN /* ' */ SET a.b = 1; /* ' */ RETURN NEW; END",
+            "BEGIN NEW.status := '--'; SET a.b = 1; RETURN NEW; END",
+            "BEGIN NEW.status := E'\\''; SET a.b = ' '; RETURN NEW; END",
+            "BEGIN NEW.status := $x$ ' $x$; RESET ALL; NEW.status := $x$ ' $x$; RETURN NEW; END",
+            "BEGIN UPDATE plain SET order_id = 1; RETURN NEW; END",
+        ),
+    }
+    for runs_code, bodies in bodies_of_triggers.items():
         for body in bodies:
             await race.observer.execute(
                 f"CREATE OR REPLACE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS $fn${body}$fn$;"

@@ -550,18 +550,6 @@ async def forget(_consumer: PostgresConsumer, _received: object) -> None:
     """Say nothing of what is done, in place of the log's `done`."""
 
 
-async def applied_and_not_done(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a consumer apply all, and end before it says so."""
-
-    async def applied() -> bool:
-        return await queue.states() == {"applied": 1}
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PostgresConsumer, "done", forget)
-        async with consumed(queue):
-            await eventually(applied, what="the record")
-
-
 async def stopped(queue: Queue) -> list[tuple[str, str]]:
     return [(each.resource, each.write_id) for each in await queues.stopped(queue.owner, DEFAULT)]
 
@@ -663,7 +651,14 @@ async def test_an_old_message_is_looked_up_before_it_is_applied(
 
     await deciding_queue.append(write("orders/k1", body={"n": 1}))
     if known:
-        await applied_and_not_done(deciding_queue, monkeypatch)
+        # Have a consumer apply all, and end before it says so.
+        async def applied() -> bool:
+            return await deciding_queue.states() == {"applied": 1}
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PostgresConsumer, "done", forget)
+            async with consumed(deciding_queue):
+                await eventually(applied, what="the record")
     monkeypatch.setattr(Ledger, "result", asking)
     monkeypatch.setattr(Applier, "apply", applying)
     await deciding_queue.owner.execute(f"UPDATE fencepost.queued SET appended_at = now() - interval '{minutes} min'")

@@ -37,23 +37,6 @@ async def test_a_sound_database_is_ok(owner: Connection, database: str) -> None:
     assert found.output.count("in place") == 1, "a line for all tables"
 
 
-MENDED = [
-    ("ALTER TABLE t DISABLE TRIGGER ALL", "ERROR", "zzz_fencepost_insmark"),
-    ("ALTER TABLE t ENABLE REPLICA TRIGGER zzz_fencepost_del", "ERROR", "zzz_fencepost_del"),
-    ("DROP TRIGGER zzz_fencepost_trunc ON t", "ERROR", "zzz_fencepost_trunc"),
-    ("ALTER TABLE t DROP CONSTRAINT fencepost_mark", "ERROR", "the check fencepost_mark is gone"),
-    ("ALTER TABLE t DROP CONSTRAINT fencepost_mark; ALTER TABLE t ADD CONSTRAINT fencepost_mark"
-     " CHECK (last_fence_token >= 0) NOT VALID", "WARNING", "was not validated"),
-    ("ALTER EVENT TRIGGER fencepost_partitions DISABLE; CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (10)"
-     " TO (20); ALTER EVENT TRIGGER fencepost_partitions ENABLE", "WARNING", "part_2"),
-    ("DO $$ BEGIN EXECUTE (SELECT format('DROP FUNCTION fencepost.%1$I_name, fencepost.%1$I_key', functions)"
-     " FROM fencepost.protected WHERE name = 't'); END $$; ALTER TABLE t ALTER COLUMN id TYPE bigint", "ERROR",
-     "a column of the primary key has another type now"),
-    ("ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int PRIMARY KEY", "ERROR", "are missing"),
-    ("ALTER TABLE t RENAME COLUMN id TO key", "ERROR", "the primary key has changed"),
-    ("ALTER TABLE t RENAME TO renamed", "ERROR", "the table is called renamed now"),
-]  # fmt: skip
-"""What `protect` mends. The names of t change at the end."""
 AMISS = [
     ("ALTER TABLE t DROP COLUMN last_fence_token CASCADE", "ERROR", "fencepost protect t --above N`"),
     ("ALTER TABLE t ALTER COLUMN last_fence_token DROP NOT NULL", "ERROR", "last_fence_token is bigint"),
@@ -74,7 +57,24 @@ AMISS = [
 
 async def test_doctor_finds_what_is_amiss_and_protect_mends_it(owner: Connection, database: str) -> None:
     registered = "SELECT c.relname FROM fencepost.protected p JOIN pg_class c ON c.oid = p.relation"
-    for harm, level, said in MENDED:
+    # What `protect` mends. The names of t change at the end.
+    harms = [
+        ("ALTER TABLE t DISABLE TRIGGER ALL", "ERROR", "zzz_fencepost_insmark"),
+        ("ALTER TABLE t ENABLE REPLICA TRIGGER zzz_fencepost_del", "ERROR", "zzz_fencepost_del"),
+        ("DROP TRIGGER zzz_fencepost_trunc ON t", "ERROR", "zzz_fencepost_trunc"),
+        ("ALTER TABLE t DROP CONSTRAINT fencepost_mark", "ERROR", "the check fencepost_mark is gone"),
+        ("ALTER TABLE t DROP CONSTRAINT fencepost_mark; ALTER TABLE t ADD CONSTRAINT fencepost_mark"
+         " CHECK (last_fence_token >= 0) NOT VALID", "WARNING", "was not validated"),
+        ("ALTER EVENT TRIGGER fencepost_partitions DISABLE; CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (10)"
+         " TO (20); ALTER EVENT TRIGGER fencepost_partitions ENABLE", "WARNING", "part_2"),
+        ("DO $$ BEGIN EXECUTE (SELECT format('DROP FUNCTION fencepost.%1$I_name, fencepost.%1$I_key', functions)"
+         " FROM fencepost.protected WHERE name = 't'); END $$; ALTER TABLE t ALTER COLUMN id TYPE bigint", "ERROR",
+         "a column of the primary key has another type now"),
+        ("ALTER TABLE t DROP COLUMN id CASCADE; ALTER TABLE t ADD id int PRIMARY KEY", "ERROR", "are missing"),
+        ("ALTER TABLE t RENAME COLUMN id TO key", "ERROR", "the primary key has changed"),
+        ("ALTER TABLE t RENAME TO renamed", "ERROR", "the table is called renamed now"),
+    ]  # fmt: skip
+    for harm, level, said in harms:
         await owner.execute(harm)
         await is_reported(database, level, said)
         for name in await owner.fetch(registered):
@@ -129,9 +129,6 @@ async def test_what_is_amiss_in_several_tables_is_one_line_with_what_mends_each(
     assert f"ERROR    {said}" in await complaints(database)
 
 
-BY_HAND = "UPDATE fencepost.protected SET source ="
-
-
 @pytest.fixture
 async def db(connect: Connect) -> Connection:
     """Give the owner's connection; t is of the built-in source, which has issued 50 tokens, e of an external one."""
@@ -155,6 +152,7 @@ async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(db: Connection
     sound = await command("doctor", database=database)
     assert sound.exit_code == 0, sound.output
     assert "tokens: the built-in source has issued 50" in sound.output
+    by_hand = "UPDATE fencepost.protected SET source ="
     tokens_amiss = [
         (f"{SEQUENCE} CACHE 20", "hand out old ones later", f"{SEQUENCE} CACHE 1"),
         (f"{SEQUENCE} CYCLE", "begin again at its end", f"{SEQUENCE} NO CYCLE"),
@@ -169,9 +167,9 @@ async def test_doctor_finds_what_is_amiss_and_its_advice_mends_it(db: Connection
         ("SELECT fencepost.prune('t', 88)", "it has the mark 88, and the newest token is 77", "issue_beyond(88)"),
         ("SELECT fencepost.raise_mark('size/1', 99, 'strict', true)",
             "size/…: it has the mark 99, and the newest token is 88", "issue_beyond(99)"),
-        (f"{BY_HAND} 'builtin' WHERE name = 'e'", "its functions (del, insmark, upd) do not ask",
+        (f"{by_hand} 'builtin' WHERE name = 'e'", "its functions (del, insmark, upd) do not ask",
             "fencepost protect e"),
-        (f"{BY_HAND} 'external' WHERE name = 't'", "its functions (del, insmark, upd) ask", "fencepost protect t"),
+        (f"{by_hand} 'external' WHERE name = 't'", "its functions (del, insmark, upd) ask", "fencepost protect t"),
     ]  # fmt: skip
     for harm, message, mend in tokens_amiss:
         await db.execute(harm)

@@ -436,26 +436,17 @@ async def test_a_column_that_was_made_anew_holds_no_marks(connect: Connect, unma
 # No statement lowers a mark or a floor; one statement may, which names it (R6).
 
 
-@pytest.fixture
-async def public_race(connect: Connect, unmade: Unmade) -> Race:
-    race = await open_race(connect, unmade, "strict")
-    await race.observer.execute("SET search_path = public")
-    return race
-
-
-async def made(race: Race, table: str) -> None:
-    await race.observer.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
-    await protect(race.observer, table)
-
-
 async def deleted_under(race: Race, table: str, token: int) -> None:
     assert await race.direct(race.a, f"INSERT INTO {table} (id) VALUES (1)", token - 1) == "ok"
     assert await race.direct(race.a, f"DELETE FROM {table} WHERE id = 1", token) == "ok"
 
 
-async def test_no_statement_lowers_a_mark_or_a_floor(public_race: Race) -> None:
+async def test_no_statement_lowers_a_mark_or_a_floor(connect: Connect, unmade: Unmade) -> None:
     """But one that names the mark that is to fall, which lowers this one and no other."""
-    await made(public_race, "t")
+    public_race = await open_race(connect, unmade, "strict")
+    await public_race.observer.execute("SET search_path = public")
+    await public_race.observer.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await protect(public_race.observer, "t")
     await deleted_under(public_race, "t", 50)
     await public_race.observer.execute("UPDATE fencepost.floors SET floor = 40 WHERE name = 't'")
     lowerings = {
@@ -479,18 +470,6 @@ PARTED = """
 CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new', n integer NOT NULL DEFAULT 0)
   PARTITION BY RANGE (order_id);
 CREATE TABLE public.part PARTITION OF orders DEFAULT"""
-OFF = {
-    "all of the user's": "ALTER TABLE {table} DISABLE TRIGGER USER",
-    "one": "ALTER TABLE {table} DISABLE TRIGGER zzz_fencepost_{trigger}",
-    "for replicas": "ALTER TABLE {table} ENABLE REPLICA TRIGGER zzz_fencepost_{trigger}",
-    "dropped": "DROP TRIGGER zzz_fencepost_{trigger} ON orders",
-    "in the gateway's sessions": "SET session_replication_role = replica",
-}
-KINDS = {
-    "rows": (ORDERS, None, "orders", {"DELETE": "del", "INSERT": "insmark"}),
-    "partitions": (PARTED, None, "part", {"DELETE": "del", "INSERT": "insmark"}),
-    "scopes": (ORDERS, "account/{n}", "orders", dict.fromkeys(("DELETE", "INSERT", "UPDATE"), "scope")),
-}
 
 STATUS = (Selected(Field("status")),)
 
@@ -529,19 +508,30 @@ async def as_a_whole(gateway: Gateway) -> Outcome:
 DELETES["in a batch that lands as a whole"] = as_a_whole
 
 
-async def in_all_sessions(gateway: Gateway, statement: str) -> None:
-    for lend in (gateway.database.connection, gateway.database.batch_connection):
-        async with lend() as connection:
-            await connection.execute(statement)
-
-
 @pytest.mark.versions
-@pytest.mark.parametrize("how", OFF)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("ALTER TABLE {table} DISABLE TRIGGER USER", id="all of the user's"),
+        pytest.param("ALTER TABLE {table} DISABLE TRIGGER zzz_fencepost_{trigger}", id="one"),
+        pytest.param("ALTER TABLE {table} ENABLE REPLICA TRIGGER zzz_fencepost_{trigger}", id="for replicas"),
+        pytest.param("DROP TRIGGER zzz_fencepost_{trigger} ON orders", id="dropped"),
+        pytest.param("SET session_replication_role = replica", id="in the gateway's sessions"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("ddl", "scope", "table", "triggers"),
+    [
+        pytest.param(ORDERS, None, "orders", {"DELETE": "del", "INSERT": "insmark"}, id="rows"),
+        pytest.param(PARTED, None, "part", {"DELETE": "del", "INSERT": "insmark"}, id="partitions"),
+        pytest.param(
+            ORDERS, "account/{n}", "orders", dict.fromkeys(("DELETE", "INSERT", "UPDATE"), "scope"), id="scopes"
+        ),
+    ],
+)
 async def test_nothing_is_written_where_the_fence_does_not_fire(
-    connect: Connect, unmade: Unmade, kind: str, how: str
+    connect: Connect, unmade: Unmade, ddl: str, scope: str | None, table: str, triggers: dict[str, str], how: str
 ) -> None:
-    ddl, scope, table, triggers = KINDS[kind]
     race = await open_race(connect, unmade, ddl=ddl)
     await protect(race.observer, "orders", scope=scope)
     rows = "INSERT INTO orders VALUES ('k'), ('gone'); DELETE FROM orders WHERE order_id = 'gone'"
@@ -550,9 +540,11 @@ async def test_nothing_is_written_where_the_fence_does_not_fire(
     for verb, trigger in triggers.items():
         for name, request in REQUESTS[verb].items():
             async with open_gateway(race.dsn, batch_pool_size=1) as gateway:
-                harm = OFF[how].format(table=table, trigger=trigger)
+                harm = how.format(table=table, trigger=trigger)
                 if harm.startswith("SET"):
-                    await in_all_sessions(gateway, harm)
+                    for lend in (gateway.database.connection, gateway.database.batch_connection):
+                        async with lend() as connection:
+                            await connection.execute(harm)
                 else:
                     await race.observer.execute(harm)
                 # A PUT finds no row, and asks for the mark.
@@ -618,30 +610,32 @@ async def test_a_look_at_the_statements_snapshot_would_not_see_it(connect: Conne
     await assert_seen(a_write_waits_for_the_triggers_end, race)
 
 
-RENAMED_COLUMN = {
-    "its name goes to a new column": (
-        "key",
-        "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders ADD order_id text NOT NULL DEFAULT 'k'",
-    ),
-    "two columns swap names": (
-        "status",
-        "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders RENAME status TO order_id;"
-        " ALTER TABLE orders RENAME key TO status",
-    ),
-    "a new column has the marks' name": (
-        "order_id",
-        "ALTER TABLE orders RENAME last_fence_token TO old;"
-        " ALTER TABLE orders ADD last_fence_token bigint NOT NULL DEFAULT 0",
-    ),
-}
-
-
 @pytest.mark.versions
-@pytest.mark.parametrize("how", RENAMED_COLUMN)
+@pytest.mark.parametrize(
+    ("called", "renaming"),
+    [
+        pytest.param(
+            "key",
+            "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders ADD order_id text NOT NULL DEFAULT 'k'",
+            id="its name goes to a new column",
+        ),
+        pytest.param(
+            "status",
+            "ALTER TABLE orders RENAME order_id TO key; ALTER TABLE orders RENAME status TO order_id;"
+            " ALTER TABLE orders RENAME key TO status",
+            id="two columns swap names",
+        ),
+        pytest.param(
+            "order_id",
+            "ALTER TABLE orders RENAME last_fence_token TO old;"
+            " ALTER TABLE orders ADD last_fence_token bigint NOT NULL DEFAULT 0",
+            id="a new column has the marks' name",
+        ),
+    ],
+)
 async def test_a_path_means_the_columns_of_the_key_whatever_they_are_called(
-    connect: Connect, unmade: Unmade, how: str
+    connect: Connect, unmade: Unmade, called: str, renaming: str
 ) -> None:
-    called, renaming = RENAMED_COLUMN[how]
     race = await open_race(connect, unmade)
     await race.insert(race.a, "k", 30, status="new")
     await race.insert(race.a, "new", 30, status="k")

@@ -306,9 +306,6 @@ async def test_a_scope_is_not_entered_under_a_token_that_was_voided_since_the_sn
 ZK = "zk"
 
 
-SECRET = hash_secret("secret")
-
-
 @pytest.fixture
 async def db(connect: Connect) -> asyncpg.Connection:
     connection = await connect()
@@ -343,7 +340,8 @@ async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> 
     assert 0 < lease.remaining_ms <= MINUTE
     [state] = await source_leases.lock_states(db, ZK, None, None, 10)
     assert 0 < (state.remaining_ms or 0) <= MINUTE
-    _, found = await source_leases.find_by_secret(db, ZK, "x", SECRET)
+    secret = hash_secret("secret")
+    _, found = await source_leases.find_by_secret(db, ZK, "x", secret)
     assert found is not None
     assert 0 < found[1].remaining_ms <= MINUTE, "with which its hold is renewed"
     for shown in (lease.expires_at, state.expires_at, found[1].expires_at):

@@ -91,7 +91,9 @@ async def test_the_claim_waits_for_a_write_of_the_old_holder_and_returns_what_it
         assert await race.update(race.a, "k", old.lease.tokens[0], n=7)
         pid = await grants_pid(gateway)
         grant = await race.waits_at(pid, lease(gateway, asking("x", secret="new", claims=("orders/k",))))
-        assert await nothing_visible_of(race, "new")
+        assert bool(
+            await race.observer.fetchval("SELECT NOT EXISTS (SELECT FROM fencepost.leases WHERE owner = $1)", "new")
+        )
         await writing.commit()
         new = await grant
         assert '"n":7' in new.claims[0].rows[0].replace(" ", "")
@@ -124,12 +126,6 @@ async def test_a_grant_whose_claim_waited_says_how_much_time_is_left(race: Race,
         assert (await grant).lease.due_ms == left_ms
         drawn = "SELECT d.drawn_at >= x.granted_at FROM fencepost.draws d JOIN fencepost.leases x USING (lease_id)"
         assert await race.observer.fetchval(drawn), "no token was issued before its lease began"
-
-
-async def nothing_visible_of(race: Race, owner: str) -> bool:
-    return bool(
-        await race.observer.fetchval("SELECT NOT EXISTS (SELECT FROM fencepost.leases WHERE owner = $1)", owner)
-    )
 
 
 async def test_a_refused_claim_undoes_the_grant(race: Race) -> None:

@@ -174,21 +174,28 @@ MADE_UP = LeaseId("other", 2**47 + 999)
 SHARED_SECRET, BOBS = "ann-" * 8, "bob-" * 8
 HELD = "SELECT FROM fencepost.leases WHERE lease_id = {} FOR UPDATE"
 OF_SOURCES = "LOCK TABLE fencepost.source_leases IN ACCESS EXCLUSIVE MODE"
-WAYS: dict[str, tuple[str, Callable[[Gateway, LeaseId], Coroutine[Any, Any, object]]]] = {
-    "renew": (HELD, lambda gateway, held: renew(gateway, held, SHARED_SECRET, None)),
-    "mint": (HELD, lambda gateway, held: mint(gateway, held, SHARED_SECRET, 1)),
-    "release": (HELD, lambda gateway, held: release(gateway, held, SHARED_SECRET)),
-    "renew of a source": (OF_SOURCES, lambda gateway, _: renew(gateway, MADE_UP, SHARED_SECRET, None)),
-    "release of a source": (OF_SOURCES, lambda gateway, _: release(gateway, MADE_UP, SHARED_SECRET)),
-}
-"""What keeps them waiting in PostgreSQL, and what they ask."""
 
 
-@pytest.mark.parametrize("way", WAYS)
+# What keeps them waiting in PostgreSQL, and what they ask.
+@pytest.mark.parametrize(
+    ("keeps_waiting", "attack"),
+    [
+        pytest.param(HELD, lambda gateway, held: renew(gateway, held, SHARED_SECRET, None), id="renew"),
+        pytest.param(HELD, lambda gateway, held: mint(gateway, held, SHARED_SECRET, 1), id="mint"),
+        pytest.param(HELD, lambda gateway, held: release(gateway, held, SHARED_SECRET), id="release"),
+        pytest.param(
+            OF_SOURCES, lambda gateway, _: renew(gateway, MADE_UP, SHARED_SECRET, None), id="renew of a source"
+        ),
+        pytest.param(OF_SOURCES, lambda gateway, _: release(gateway, MADE_UP, SHARED_SECRET), id="release of a source"),
+    ],
+)
 async def test_who_asks_about_very_many_leases_leaves_a_connection_to_others(
-    connect: Connect, database: str, way: str
+    connect: Connect,
+    database: str,
+    keeps_waiting: str,
+    attack: Callable[[Gateway, LeaseId], Coroutine[Any, Any, object]],
 ) -> None:
-    holder, observer, (keeps_waiting, attack) = await connect(), await connect(), WAYS[way]
+    holder, observer = await connect(), await connect()
     async with open_gateway(database, lease_pool_size=3) as opened:
         other = SourceLocks("other", "etcd", cast("Any", None), opened.database)
         gateway = replace(opened, sources={"other": other})

@@ -156,12 +156,6 @@ async def test_a_leaving_that_could_not_be_sent_is_sent_by_a_heartbeat(
 # Waiting for locks at two gateways: in order, without a herd, and a waiter that goes away delays no other (R9).
 
 
-KEPT_FOR_AN_HOUR = """
-WITH kept AS (SELECT ticket, kept_ms FROM fencepost.waiters WHERE owner = $1)
-UPDATE fencepost.waiters w SET kept_ms = 3600000, give_up_at = clock_timestamp() + interval '1 hour'
-  FROM kept WHERE kept.ticket = w.ticket RETURNING kept.kept_ms"""
-
-
 @dataclass
 class Two:
     """Two gateways, and a connection that looks on."""
@@ -372,9 +366,13 @@ async def test_a_gateway_that_stops_sends_its_waiters_away_and_keeps_their_place
 
 async def test_a_kept_place_is_there_for_the_next_request_and_gone_when_none_comes(gateways: Two) -> None:
     holder = granted(await gateways.one.acquire("x", secret="holder"))
+    kept_for_an_hour = """
+        WITH kept AS (SELECT ticket, kept_ms FROM fencepost.waiters WHERE owner = $1)
+        UPDATE fencepost.waiters w SET kept_ms = 3600000, give_up_at = clock_timestamp() + interval '1 hour'
+          FROM kept WHERE kept.ticket = w.ticket RETURNING kept.kept_ms"""
     for name in ("first", "never back"):
         assert (await gateways.one.acquire("x", secret=name, wait_ms=20, keep_place=True)).verdict == "queued", name
-        assert await gateways.observer.fetchval(KEPT_FOR_AN_HOUR, name) == 3000
+        assert await gateways.observer.fetchval(kept_for_an_hour, name) == 3000
     assert (await gateways.one.acquire("x", secret="keeps nothing", wait_ms=20)).verdict == "held"
     last = await gateways.two.wait(gateways.observer, "x", secret="last")
     assert await gateways.waiting() == ["first", "never back", "last"]

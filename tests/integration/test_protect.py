@@ -426,10 +426,6 @@ async def test_the_comparison_is_with_the_lowest_position(queue_owner: asyncpg.C
 # (R12).
 
 
-WITHIN_DEADLOCK_TIMEOUT = (
-    "SELECT 2 * $1 <= setting::int FROM pg_settings WHERE name = 'deadlock_timeout' AND unit = 'ms'"
-)
-"""Half of it at most: a busy machine runs a timer late."""
 WRITE = "UPDATE t SET v = v || '!' WHERE id = 2"
 
 
@@ -469,7 +465,11 @@ async def test_no_session_draws_while_the_tokens_move(db: Connection, connect: C
 async def test_who_has_drawn_and_wants_the_table_goes_first(db: Connection, connect: Connect) -> None:
     """A grant has its token and wants the table, which protect has, and protect wants to move the tokens."""
     grant, observer = await connect(), await connect()
-    assert await grant.fetchval(WITHIN_DEADLOCK_TIMEOUT, LOCK_TIMEOUT_MS), "protect gives way, and not the grant"
+    # Half of it at most: a busy machine runs a timer late.
+    within_deadlock_timeout = (
+        "SELECT 2 * $1 <= setting::int FROM pg_settings WHERE name = 'deadlock_timeout' AND unit = 'ms'"
+    )
+    assert await grant.fetchval(within_deadlock_timeout, LOCK_TIMEOUT_MS), "protect gives way, and not the grant"
     await grant.execute("SET deadlock_timeout = '1min'")  # half a second may not be enough on a machine that is busy
     await grant.execute("BEGIN")
     await draw(grant)
@@ -603,16 +603,6 @@ GIVEN: dict[str, dict[str, Any]] = {
     "sealed": {"sealed": True},
 }
 """A value that is not the default, by the argument; `verify` needs a source that can be asked."""
-AT_ONCE = {"above"}
-"""Arguments that move tokens once, and are not stored."""
-
-
-@pytest.fixture
-async def kept_db(connect: Connect) -> Connection:
-    connection = await owner_of(connect)
-    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
-    await sources.register(connection, "asked", "mock", "source", verifies=True)
-    return connection
 
 
 async def stored(db: Connection) -> str:
@@ -625,11 +615,16 @@ async def stored(db: Connection) -> str:
 
 def test_every_argument_is_here() -> None:
     arguments = {*inspect.signature(plan_protect).parameters} - {"connection", "table"}
-    assert arguments == GIVEN.keys() | AT_ONCE
+    # Arguments that move tokens once, and are not stored.
+    at_once = {"above"}
+    assert arguments == GIVEN.keys() | at_once
 
 
 @pytest.mark.parametrize("argument", GIVEN)
-async def test_what_was_given_is_stored_and_kept(kept_db: Connection, argument: str) -> None:
+async def test_what_was_given_is_stored_and_kept(connect: Connect, argument: str) -> None:
+    kept_db = await owner_of(connect)
+    await kept_db.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
+    await sources.register(kept_db, "asked", "mock", "source", verifies=True)
     others = {name: value for name, value in GIVEN[argument].items() if name != argument}
     await protect(kept_db, "t", **others)
     without = await stored(kept_db)
@@ -739,12 +734,8 @@ async def test_doctor_finds_it_the_gateway_refuses_it_and_protect_mends_it(
     if "TRIGGER" in sql:
         assert (await command("protect", "items", database=database)).exit_code == 0
         assert (await command("doctor", database=database)).exit_code == 0
-        await scoped_and_judged(race)
-
-
-async def scoped_and_judged(race: Race) -> None:
-    await entered(race, race.a, 50, "account/42")
-    assert await race.direct(race.a, "UPDATE items SET n = 1 WHERE id = 1", 49) == "FP409"
+        await entered(race, race.a, 50, "account/42")
+        assert await race.direct(race.a, "UPDATE items SET n = 1 WHERE id = 1", 49) == "FP409"
 
 
 UPDATE = "UPDATE {} SET n = n + 1"

@@ -68,50 +68,51 @@ def _method(value: bytes) -> tuple[str, bytes]:
     return ("method", value)
 
 
-POISON: dict[str, tuple[Message, str]] = {
-    "a constraint": (write("orders/k1", body={"status": "bad"}), "23514: "),
-    "an unknown column": (write("orders/k2", body={"colour": "red"}), "FP016: body: colour"),
-    "a value that is none": (write("orders/k3", body={"n": "many"}), "22P02: "),
-    "no row": (write("orders/none", body={"n": 1}), "FP006: "),
-    "no table": (write("nothing/k4", body={"n": 1}), "FP007: "),
-    "no JSON": (Message(b"orders/k5", b"{n: 1", (_method(b"PATCH"),)), "FP016: body: not JSON"),
-    "an array": (write("orders/k6", "POST", [{"order_id": "k6"}, {"order_id": "k7"}]), "FP016: message: body: "),
-    "no method": (Message(b"orders/k8", b"{}"), "FP016: message: header method: missing"),
-    "an unknown header": (
-        Message(b"orders/k9", b"{}", (_method(b"PATCH"), ("if-match", b"1"))),
-        "FP016: message: header if-match: unknown",
-    ),
-    "a key that is no name": (write("orders", body={"n": 1}), "FP016: message: key: "),
-    "a key that is not UTF-8": (Message(b"orders/\xff", b"{}", (_method(b"PATCH"),)), "FP016: message: key: "),
-    "a key that is spelled otherwise": (write("items/07", body={"n": 1}), "FP016: message: key: items/07 is written"),
-    "another spelling of the table": (write("public.orders/k1", body={"n": 1}), "FP016: message: key: "),
-    "another row than the key's": (write("orders/k10", "POST", {"order_id": "k11"}), "FP016: message: body: "),
-    "a key that is cut when it is stored": (
-        write("coded/abc ", "POST", {"code": "abc "}),
-        "FP016: body: the key abc  would be changed when stored",
-    ),
-    "a row that is there": (write("orders/k12", "POST", {"order_id": "k12"}), "23505: "),
-    "a token": (write("orders/k13", body={"n": 1}, token=token(5)), "FP016: message: header fence-token: "),
-    "an unknown query": (write("orders/k14", body={"n": 1}, query=b"n=eq.1"), "FP016: query: "),
-    "a wrong preference": (write("orders/k15", body={"n": 1}, prefer=b"return=everything"), "FP016: Prefer"),
-}
-
-
 async def test_poison_messages_are_dead_letters_with_their_reasons_and_all_others_go_on(queue: Queue) -> None:
-    for message, _ in POISON.values():
+    poison: dict[str, tuple[Message, str]] = {
+        "a constraint": (write("orders/k1", body={"status": "bad"}), "23514: "),
+        "an unknown column": (write("orders/k2", body={"colour": "red"}), "FP016: body: colour"),
+        "a value that is none": (write("orders/k3", body={"n": "many"}), "22P02: "),
+        "no row": (write("orders/none", body={"n": 1}), "FP006: "),
+        "no table": (write("nothing/k4", body={"n": 1}), "FP007: "),
+        "no JSON": (Message(b"orders/k5", b"{n: 1", (_method(b"PATCH"),)), "FP016: body: not JSON"),
+        "an array": (write("orders/k6", "POST", [{"order_id": "k6"}, {"order_id": "k7"}]), "FP016: message: body: "),
+        "no method": (Message(b"orders/k8", b"{}"), "FP016: message: header method: missing"),
+        "an unknown header": (
+            Message(b"orders/k9", b"{}", (_method(b"PATCH"), ("if-match", b"1"))),
+            "FP016: message: header if-match: unknown",
+        ),
+        "a key that is no name": (write("orders", body={"n": 1}), "FP016: message: key: "),
+        "a key that is not UTF-8": (Message(b"orders/\xff", b"{}", (_method(b"PATCH"),)), "FP016: message: key: "),
+        "a key that is spelled otherwise": (
+            write("items/07", body={"n": 1}),
+            "FP016: message: key: items/07 is written",
+        ),
+        "another spelling of the table": (write("public.orders/k1", body={"n": 1}), "FP016: message: key: "),
+        "another row than the key's": (write("orders/k10", "POST", {"order_id": "k11"}), "FP016: message: body: "),
+        "a key that is cut when it is stored": (
+            write("coded/abc ", "POST", {"code": "abc "}),
+            "FP016: body: the key abc  would be changed when stored",
+        ),
+        "a row that is there": (write("orders/k12", "POST", {"order_id": "k12"}), "23505: "),
+        "a token": (write("orders/k13", body={"n": 1}, token=token(5)), "FP016: message: header fence-token: "),
+        "an unknown query": (write("orders/k14", body={"n": 1}, query=b"n=eq.1"), "FP016: query: "),
+        "a wrong preference": (write("orders/k15", body={"n": 1}, prefer=b"return=everything"), "FP016: Prefer"),
+    }
+    for message, _ in poison.values():
         await queue.append(message)
         if message.key.startswith(b"orders/k"):  # the next one of the same resource
             await queue.append(write(message.key.decode(), "PUT", {"n": 7}))
     async with consumed(queue):
         await queue.empty()
     letters = await queue.letters()
-    for name, (message, reason) in POISON.items():
+    for name, (message, reason) in poison.items():
         letter = letters.pop(message.key.decode("utf-8", "replace"))
         assert letter.reason.startswith(reason), f"{name}: {letter.reason}"
         assert letter.message == message, f"{name}: headers and body are kept"
     assert letters == {}
-    good = sum(message.key.startswith(b"orders/k") for message, _ in POISON.values())
-    assert await queue.states() == {"failed": len(POISON), "applied": good}
+    good = sum(message.key.startswith(b"orders/k") for message, _ in poison.values())
+    assert await queue.states() == {"failed": len(poison), "applied": good}
     assert await queue.owner.fetchval("SELECT count(*) FROM orders WHERE n = 7") == good
 
 
@@ -302,9 +303,6 @@ async def test_a_log_that_was_set_back_is_quarantined_and_goes_on_in_a_new_gener
 # fence lets it pass. Kafka's idempotent producer does this where messages before it timed out.
 
 
-REDELIVERED = "SELECT coalesce(sum(redelivered), 0) FROM fencepost.queue_partitions"
-
-
 async def consume(queue: Queue) -> None:
     async with consumed(queue):
         await queue.empty()
@@ -327,6 +325,7 @@ async def test_a_copy_has_no_effect(
     """A table with triggers takes writes one by one; others take them in batches. `together`: taken at once."""
     await make_tables(owner, rule=rule, effects=not batched)
     first, second = (write("orders/k1", body={"n": n}) for n in (1, 2))
+    redelivered = "SELECT coalesce(sum(redelivered), 0) FROM fencepost.queue_partitions"
     async with opened(database, owner) as queue:
         positions = await queue.append(first, second)
         if not together:
@@ -336,7 +335,7 @@ async def test_a_copy_has_no_effect(
         assert (await queue.n("k1"), await queue.n("k2")) == (2, 7)
         assert await queue.states() == {"applied": 3}
         assert [await state(queue, each, first) for each in (positions[0], positions[2])] == ["applied", "applied"]
-        assert await owner.fetchval(REDELIVERED) == 1
+        assert await owner.fetchval(redelivered) == 1
     assert batched or not await wrong_effects(owner, {"orders/k1": [1, 2], "orders/k2": [7]})
 
 

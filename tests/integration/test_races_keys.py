@@ -94,18 +94,19 @@ async def test_a_claimed_key_without_a_row_refuses_every_older_write(race: Race)
         assert result_of(await claimed(gateway, "k", 42)) == "ok"
 
 
-REQUESTS: dict[str, tuple[Callable[[Gateway, str, int], Coroutine[Any, Any, Outcome]], str]] = {
-    "put": (lambda gateway, key, token: put(gateway, keyed(key, token, status="b")), "created"),
-    "delete": (lambda gateway, key, token: delete(gateway, keyed(key, token)), "FP006"),
-    "claim": (claimed, "ok"),
-}
-"""Requests to one key, and what they are answered if they find no row and their token passes."""
-
-
 @BOTH_RULES
-@pytest.mark.parametrize("name", REQUESTS)
-async def test_what_waits_for_a_delete_is_refused_or_finds_no_row(race: Race, name: str) -> None:
-    send, passed = REQUESTS[name]
+# Requests to one key, and what they are answered if they find no row and their token passes.
+@pytest.mark.parametrize(
+    ("send", "passed"),
+    [
+        pytest.param(lambda gateway, key, token: put(gateway, keyed(key, token, status="b")), "created", id="put"),
+        pytest.param(lambda gateway, key, token: delete(gateway, keyed(key, token)), "FP006", id="delete"),
+        pytest.param(claimed, "ok", id="claim"),
+    ],
+)
+async def test_what_waits_for_a_delete_is_refused_or_finds_no_row(
+    race: Race, send: Callable[[Gateway, str, int], Coroutine[Any, Any, Outcome]], passed: str
+) -> None:
     async with open_gateway(race.dsn) as gateway:
         for token, answer in ((33, "FP001"), (34, "FP002" if race.strict else passed), (35, passed)):
             key = f"k{token}"
@@ -321,17 +322,15 @@ async def test_multi_row_writes_of_a_partitioned_table_are_judged_once_locked(pa
             assert result_of(answer) == "FP001", token
 
 
-NAMES = [
-    "token", "before", "k1", "k0", "r", "b", "i", "x", "w", "hit", "json", "mark", "what", "value", "n", "resource",
-    "ordinality", "old", "new", 'quo"ted', "spa ce", "$fn$", "a=b", "a/b", "per%cent", "back\\slash",
-    "apo'strophe", "user", "select", "Größe", "k" * 63,
-]  # fmt: skip
-
-
 async def test_a_table_whose_columns_are_called_like_ours_is_fenced(connect: Connect, database: str) -> None:
     """The name is that of the table, of its key and, doubled, of a column."""
     race = await open_race(connect, database)
-    for name in NAMES:
+    names = [
+        "token", "before", "k1", "k0", "r", "b", "i", "x", "w", "hit", "json", "mark", "what", "value", "n", "resource",
+        "ordinality", "old", "new", 'quo"ted', "spa ce", "$fn$", "a=b", "a/b", "per%cent", "back\\slash",
+        "apo'strophe", "user", "select", "Größe", "k" * 63,
+    ]  # fmt: skip
+    for name in names:
         quoted, column = '"' + name.replace('"', '""') + '"', f"_{name}"[:50]
         quoted_column = '"' + column.replace('"', '""') + '"'
         ddl = f"CREATE TABLE {quoted} ({quoted} text PRIMARY KEY, {quoted_column} text, x text, mark text, status text)"
@@ -340,9 +339,9 @@ async def test_a_table_whose_columns_are_called_like_ours_is_fenced(connect: Con
         await race.observer.execute(ddl)
         await protect(race.observer, name)
     async with open_gateway(database) as gateway:
-        for name in NAMES:
+        for name in names:
             await every_verb_is_judged(gateway, name)
-    for name in NAMES:
+    for name in names:
         named = replace(race, table=await protected_table(race.observer, name))
         assert await named.row("k") is not None, name
         # All that reads the rows with their names: what leaves marks, takes them up, and meets them.
@@ -381,16 +380,14 @@ async def every_verb_is_judged(gateway: Gateway, name: str) -> None:
 # R4: the answer follows the commit, deadlocks and serialization failures are retried inside, commits are durable.
 
 
-DEFERRED = """
-CREATE TABLE depth (n integer PRIMARY KEY);
-INSERT INTO depth VALUES (0);
-ALTER TABLE orders ADD CONSTRAINT orders_n_fkey FOREIGN KEY (n) REFERENCES depth DEFERRABLE INITIALLY DEFERRED;
-CREATE TABLE kept (order_id text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
-"""
-
-
 async def test_a_constraint_checked_at_commit_refuses_every_verb(race: Race) -> None:
-    await race.observer.execute(DEFERRED)
+    deferred = """
+        CREATE TABLE depth (n integer PRIMARY KEY);
+        INSERT INTO depth VALUES (0);
+        ALTER TABLE orders ADD CONSTRAINT orders_n_fkey FOREIGN KEY (n) REFERENCES depth DEFERRABLE INITIALLY DEFERRED;
+        CREATE TABLE kept (order_id text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
+    """
+    await race.observer.execute(deferred)
     await race.insert(race.a, "k", 30)
     await race.observer.execute("INSERT INTO kept VALUES ('k')")
     many = matching(NEW, 31)

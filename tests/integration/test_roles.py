@@ -500,9 +500,6 @@ async def accounts(scoped: Race) -> AsyncIterator[Acting]:
         yield stage
 
 
-REQUIRE = "who = 'none' OR EXISTS"
-
-
 WRITES: dict[str, Callable[[Gateway, int], Awaitable[Outcome]]] = {
     "patched": lambda gateway, token: patch(gateway, keyed("1", token, table="items", n=5)),
     "posted": lambda gateway, token: post(gateway, listed(token, {"id": token, "account_id": 42}, table="items")),
@@ -530,7 +527,8 @@ async def test_a_scoped_write_of_who_may_not_write_raises_nothing_and_learns_no_
 
 
 async def test_without_the_look_at_privileges_a_reader_would_learn_it(accounts: Acting, scoped: Race) -> None:
-    await mutate(scoped, "fencepost.require_writer(text)", REQUIRE, f"true OR {REQUIRE}")
+    require = "who = 'none' OR EXISTS"
+    await mutate(scoped, "fencepost.require_writer(text)", require, f"true OR {require}")
     with pytest.raises(AssertionError):
         await a_scoped_write_of_who_may_not_write_learns_nothing(accounts, scoped, READER)
 
@@ -683,22 +681,6 @@ class Interrupter:
         return run
 
 
-async def every_cancelled_request_gives_its_role_back(
-    stage: Acting, monkeypatch: pytest.MonkeyPatch, way: str, moment: Moment
-) -> None:
-    interrupter, at, reached = Interrupter(monkeypatch), 0, True
-    interrupter.moment = moment
-    while reached:
-        interrupter.at, interrupter.seen = at, 0
-        interrupter.request = asyncio.ensure_future(WAYS_BACK[way](stage.of(WEB, claims='{"sub": "ann"}')))
-        await asyncio.wait([interrupter.request])
-        reached = interrupter.seen > at
-        interrupter.at = -1
-        await stage.assert_own_name()
-        at += 1
-    assert at >= 3, "a role was taken, and something done with it"
-
-
 @pytest.mark.parametrize("way", WAYS_BACK)
 async def test_a_role_ends_with_its_request_whichever_statement_is_cancelled(
     stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch, way: str
@@ -710,7 +692,17 @@ async def test_a_role_ends_with_its_request_whichever_statement_is_cancelled(
     await stage.gateway.catalog.reload()
     moments: tuple[Moment, ...] = ("before", "in flight", "after")
     for moment in moments:
-        await every_cancelled_request_gives_its_role_back(stage, monkeypatch, way, moment)
+        interrupter, at, reached = Interrupter(monkeypatch), 0, True
+        interrupter.moment = moment
+        while reached:
+            interrupter.at, interrupter.seen = at, 0
+            interrupter.request = asyncio.ensure_future(WAYS_BACK[way](stage.of(WEB, claims='{"sub": "ann"}')))
+            await asyncio.wait([interrupter.request])
+            reached = interrupter.seen > at
+            interrupter.at = -1
+            await stage.assert_own_name()
+            at += 1
+        assert at >= 3, "a role was taken, and something done with it"
 
 
 async def test_a_connection_that_cannot_give_its_role_back_is_closed_and_the_answer_stays(
@@ -994,19 +986,19 @@ SEES = {
     "default of domain": ("x public.given", True),
     "generated": ("x int, y int GENERATED ALWAYS AS (x + 1) STORED", False),
 }
-MADE_OF = """
-CREATE FUNCTION public.fixed() RETURNS text LANGUAGE sql IMMUTABLE RETURN 'x';
-CREATE FUNCTION public.who() RETURNS text LANGUAGE sql STABLE RETURN current_setting('a.b', true);
-CREATE FUNCTION public.same(int, int) RETURNS boolean LANGUAGE sql STABLE AS 'SELECT $1 = $2';
-CREATE OPERATOR public.=== (LEFTARG = int, RIGHTARG = int, FUNCTION = public.same);
-CREATE DOMAIN public.seen AS text CHECK (VALUE <> current_setting('a.b', true));
-CREATE DOMAIN public.given AS text DEFAULT current_setting('a.b', true);
-CREATE TYPE public.pair AS (a int, b public.seen)"""
 
 
 @pytest.mark.versions
 async def test_what_a_table_runs_says_whether_it_can_see_the_caller(stage: Acting, race: Race) -> None:
-    await race.observer.execute(MADE_OF)
+    made_of = """
+        CREATE FUNCTION public.fixed() RETURNS text LANGUAGE sql IMMUTABLE RETURN 'x';
+        CREATE FUNCTION public.who() RETURNS text LANGUAGE sql STABLE RETURN current_setting('a.b', true);
+        CREATE FUNCTION public.same(int, int) RETURNS boolean LANGUAGE sql STABLE AS 'SELECT $1 = $2';
+        CREATE OPERATOR public.=== (LEFTARG = int, RIGHTARG = int, FUNCTION = public.same);
+        CREATE DOMAIN public.seen AS text CHECK (VALUE <> current_setting('a.b', true));
+        CREATE DOMAIN public.given AS text DEFAULT current_setting('a.b', true);
+        CREATE TYPE public.pair AS (a int, b public.seen)"""
+    await race.observer.execute(made_of)
     for number, (columns, _) in enumerate(SEES.values()):
         await race.observer.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY, {columns})")
     await race.observer.execute(
@@ -1139,9 +1131,6 @@ KEYED_WAYS: dict[str, Callable[[Gateway], Awaitable[Outcome]]] = {
     "write": lambda g: patch(g, replace(keyed("k", 40, n=1), idempotency_key=once())),
     "claim": lambda g: claim(g, Claim(parse_resource("orders/k"), Token(40), once()), rendered),
 }
-KEYED_RULED = """
-ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
-CREATE POLICY own ON orders USING (current_setting('request.jwt.claims', true)::json ->> 'sub' = 'ann')"""
 
 
 @pytest.mark.parametrize("way", KEYED_WAYS)
@@ -1155,7 +1144,10 @@ async def test_a_key_of_another_role_is_another_key(stage: Acting, race: Race, w
 @pytest.mark.parametrize("way", KEYED_WAYS)
 async def test_under_row_security_a_key_of_another_caller_is_another_key(stage: Acting, race: Race, way: str) -> None:
     await race.insert(race.a, "k", 30)
-    await race.observer.execute(KEYED_RULED)
+    keyed_ruled = """
+        ALTER TABLE orders ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY own ON orders USING (current_setting('request.jwt.claims', true)::json ->> 'sub' = 'ann')"""
+    await race.observer.execute(keyed_ruled)
     await stage.gateway.catalog.reload()
     ann, bob = (stage.of(WEB, name, claims=f'{{"sub": "{name}"}}') for name in ("ann", "bob"))
     assert result_of(await KEYED_WAYS[way](ann)) in ("ok", "created")

@@ -21,7 +21,6 @@ from fencepost.server.gateway.use_cases import claim, explain
 from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect
 from fencepost.server.postgres.leases import LockRequest
 
-SCOPE = "account/{account_id}"
 ACCOUNT = Resource("account", ("42",))
 
 
@@ -154,34 +153,6 @@ async def test_scopes_of_two_templates_and_rows_are_claimed_in_one_order(race: R
     assert await mark(race) == max(marks) <= newest
 
 
-STORED = """
-CREATE DOMAIN public.even AS int CHECK (VALUE % 2 = 0);
-CREATE DOMAIN public.short AS varchar(3)"""
-
-FITTING = [
-    ("numeric(10,2)", "1.50", True),
-    ("numeric(10,2)", "1.5", True),
-    ("numeric(10,2)", "1.499", False),
-    ("numeric(4,2)", "100", False),
-    ("varchar(3)", "abc", True),
-    ("varchar(3)", "abcdef", False),
-    ("varchar(3)", "abc ", False),
-    ("char(3)", "ab ", True),
-    ("char(3)", "abcd", False),
-    ("timestamptz(0)", "2026-01-02T03:04:05Z", True),
-    ("timestamptz(0)", "2026-01-02T03:04:05.6Z", False),
-    ("timestamp(0)", "2026-01-02T03:04:05.6", False),
-    ("public.short", "abcd", False),
-    ("public.even", "2", True),
-    ("public.even", "3", False),
-    ("int", "0000000042", True),
-    ("int", "3000000000", False),
-    ("smallint", "40000", False),
-    ("bigint", "3000000000", True),
-    ("text", "as long as you like", True),
-]
-
-
 async def claimed(gateway: Gateway, by: str, resource: str) -> Outcome | Granted:
     if by == "claim":
         return await claim(gateway, Claim(parse_resource(resource), Token(50)))
@@ -191,12 +162,37 @@ async def claimed(gateway: Gateway, by: str, resource: str) -> Outcome | Granted
 
 async def test_a_scope_that_no_row_can_have_is_not_claimed(race: Race, gateway: Gateway) -> None:
     """Such a claim would fence nothing: what is stored has another name, or is not stored."""
-    await race.observer.execute(STORED)
-    for number, (type_, _, _) in enumerate(FITTING):
+    stored = """
+        CREATE DOMAIN public.even AS int CHECK (VALUE % 2 = 0);
+        CREATE DOMAIN public.short AS varchar(3)"""
+    await race.observer.execute(stored)
+    fitting = [
+        ("numeric(10,2)", "1.50", True),
+        ("numeric(10,2)", "1.5", True),
+        ("numeric(10,2)", "1.499", False),
+        ("numeric(4,2)", "100", False),
+        ("varchar(3)", "abc", True),
+        ("varchar(3)", "abcdef", False),
+        ("varchar(3)", "abc ", False),
+        ("char(3)", "ab ", True),
+        ("char(3)", "abcd", False),
+        ("timestamptz(0)", "2026-01-02T03:04:05Z", True),
+        ("timestamptz(0)", "2026-01-02T03:04:05.6Z", False),
+        ("timestamp(0)", "2026-01-02T03:04:05.6", False),
+        ("public.short", "abcd", False),
+        ("public.even", "2", True),
+        ("public.even", "3", False),
+        ("int", "0000000042", True),
+        ("int", "3000000000", False),
+        ("smallint", "40000", False),
+        ("bigint", "3000000000", True),
+        ("text", "as long as you like", True),
+    ]
+    for number, (type_, _, _) in enumerate(fitting):
         await race.observer.execute(f"CREATE TABLE kept{number} (id int PRIMARY KEY, k {type_} NOT NULL)")
         await protect(race.observer, f"kept{number}", scope=f"ks{number}/{{k}}", source="builtin")
     await gateway.catalog.reload()
-    cases = [(number, *each, "claim") for number, each in enumerate(FITTING)]
+    cases = [(number, *each, "claim") for number, each in enumerate(fitting)]
     for number, type_, value, fits, by in cases + [(*case[:-1], "lease") for case in cases[:5]]:
         answer = await claimed(gateway, by, f"ks{number}/{value}")
         rows = await race.observer.fetch("DELETE FROM fencepost.marks RETURNING resource")

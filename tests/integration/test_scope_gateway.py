@@ -18,8 +18,6 @@ from fencepost.server.ops.protect import plan_protect, protect
 
 SCOPE = "account/{account_id}"
 
-REMADE = "DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (1, 7)"
-
 
 @pytest.fixture
 async def race(connect: Connect, unmade: Unmade) -> Race:
@@ -52,7 +50,8 @@ async def test_a_row_made_anew_in_another_scope_is_judged_by_that_one(
     holder = await race.begin(race.a)
     await entered(race, race.a, 40, "account/42")
     await entered(race, race.a, there, "account/7")
-    await race.a.execute(REMADE)
+    remade = "DELETE FROM items WHERE id = 1; INSERT INTO items VALUES (1, 7)"
+    await race.a.execute(remade)
     request = keyed("1", 50, "items", n=5)
     write = await waits(race, gateway, patch(gateway, request) if verb == "patch" else delete(gateway, request))
     await holder.commit()

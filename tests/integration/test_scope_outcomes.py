@@ -148,19 +148,17 @@ async def test_a_write_whose_backend_waited_for_the_mark_lands_once(race: Race, 
     assert await mark(race) == 31
 
 
-LATE = """
-CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS
-'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END';
-CREATE CONSTRAINT TRIGGER late AFTER INSERT OR UPDATE ON public.items DEFERRABLE INITIALLY DEFERRED
-FOR EACH ROW EXECUTE FUNCTION public.late()"""
-
-
 @pytest.mark.parametrize("newer", [False, True])
 async def test_of_several_scopes_one_without_the_mark_proves_that_nothing_landed(race: Race, newer: bool) -> None:
     """COMMIT was sent, and waits. The write raises all of its scopes' marks or none, and account 7 has none, whatever
     became of account 42.
     """
-    await race.observer.execute(LATE)
+    late = """
+        CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT OR UPDATE ON public.items DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION public.late()"""
+    await race.observer.execute(late)
     async with cut_off(race) as (gateway, proxy):
         await race.a.execute("SELECT pg_advisory_lock(1)")
         pid = await gateway_pid(gateway)

@@ -499,19 +499,19 @@ async def test_a_protected_key_keeps_its_type(texts_race: Race) -> None:
         assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({key})", 51) == "ok", kind
 
 
-async def fenced_up_to_the_highest_mark(race: Race, name: str, table: str) -> None:
-    kind, key, retype, then = OTHER_TYPES[name]
-    await deleted(race, kind, key, table)
-    await unprotect(race.observer, table)
-    await race.observer.execute(f"ALTER TABLE {table} {retype}")
-    await protect(race.observer, table)
-    for token, answer in ((40, "FP409"), (50, "FP409"), (51, "ok")):
-        assert await race.direct(race.a, f"INSERT INTO {table} (k) VALUES ({then})", token) == answer, (name, token)
-
-
 async def test_a_key_of_another_type_is_fenced_up_to_the_highest_mark(texts_race: Race) -> None:
     for number, name in enumerate(OTHER_TYPES):
-        await fenced_up_to_the_highest_mark(texts_race, name, f"t{number}")
+        table = f"t{number}"
+        kind, key, retype, then = OTHER_TYPES[name]
+        await deleted(texts_race, kind, key, table)
+        await unprotect(texts_race.observer, table)
+        await texts_race.observer.execute(f"ALTER TABLE {table} {retype}")
+        await protect(texts_race.observer, table)
+        for token, answer in ((40, "FP409"), (50, "FP409"), (51, "ok")):
+            assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({then})", token) == answer, (
+                name,
+                token,
+            )
 
 
 WIDER = {
@@ -521,20 +521,19 @@ WIDER = {
 }
 
 
-async def keeps_its_marks(race: Race, name: str, table: str) -> None:
-    kind, key, wider = WIDER[name]
-    await deleted(race, kind, key, table)
-    await unprotect(race.observer, table)
-    await race.observer.execute(f"ALTER TABLE {table} ALTER k TYPE {wider}, ALTER k SET NOT NULL")
-    await protect(race.observer, table)
-    assert await race.direct(race.a, f"INSERT INTO {table} (k) VALUES ({key})", 50) == "FP409", name
-    other = "8" if kind == "int" else "'cd'"
-    assert await race.direct(race.a, f"INSERT INTO {table} (k) VALUES ({other})", 10) == "ok", "no floor has risen"
-
-
 async def test_a_key_whose_values_have_the_same_texts_in_a_wider_type_keeps_its_marks(texts_race: Race) -> None:
     for number, name in enumerate(WIDER):
-        await keeps_its_marks(texts_race, name, f"t{number}")
+        table = f"t{number}"
+        kind, key, wider = WIDER[name]
+        await deleted(texts_race, kind, key, table)
+        await unprotect(texts_race.observer, table)
+        await texts_race.observer.execute(f"ALTER TABLE {table} ALTER k TYPE {wider}, ALTER k SET NOT NULL")
+        await protect(texts_race.observer, table)
+        assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({key})", 50) == "FP409", name
+        other = "8" if kind == "int" else "'cd'"
+        assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({other})", 10) == "ok", (
+            "no floor has risen"
+        )
 
 
 async def pair(race: Race) -> None:

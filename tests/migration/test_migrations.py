@@ -173,7 +173,6 @@ async def test_two_migrations_at_once_wait_for_each_other(empty: str) -> None:
 # tests/migration/released, one file a revision: the output of its `fencepost migrate --sql`.
 
 
-RELEASED = Path(__file__).parent / "released"
 Empty = Callable[[], Awaitable[str]]
 _numbers = itertools.count(1)
 
@@ -226,8 +225,9 @@ async def new(url: str) -> str:
 
 @pytest.mark.versions
 async def test_each_released_schema_is_upgraded_to_a_new_one(empty_database: Empty) -> None:
+    released = Path(__file__).parent / "released"
     for revision in known_revisions()[:-1]:
-        sql = (RELEASED / f"{revision}.sql").read_text("utf-8")
+        sql = (released / f"{revision}.sql").read_text("utf-8")
         assert await upgraded(await empty_database(), sql) == await new(await empty_database()), revision
 
 
@@ -240,15 +240,13 @@ async def test_the_next_versions_schema_is_the_same_upgraded_and_new(empty_datab
     assert "future integer" in after
 
 
-NOTE = "COMMENT ON COLUMN fencepost.marks.future IS 'To come'"
-
-
 @pytest.mark.versions
 async def test_a_revision_and_the_files_that_differ_are_seen(empty_database: Empty, tmp_path: Path) -> None:
     ours = upgrade_sql()
+    note = "COMMENT ON COLUMN fencepost.marks.future IS 'To come'"
     different: list[tuple[str, tuple[str, ...], Mapping[str, tuple[str, str]]]] = [
         ("the files lack the change", CHANGE, {}),
-        ("only one has a comment", (*CHANGE, NOTE), FILES),
+        ("only one has a comment", (*CHANGE, note), FILES),
     ]
     for number, (name, change, files) in enumerate(different):
         where = tmp_path / str(number)

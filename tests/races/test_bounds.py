@@ -232,8 +232,6 @@ async def test_a_leap_is_measured_from_the_floor_too(race: Race) -> None:
 
 # Tokens of the built-in source
 
-UNISSUED = ISSUED + 1
-
 
 @opened(BUILTIN)
 async def test_claim_under_an_old_catalog_is_refused(race: Race) -> None:
@@ -257,18 +255,19 @@ async def test_unissued_is_reported_before_missing(race: Race) -> None:
     await race.insert(race.a, "there", 30)
     await race.insert(race.a, "gone", 30)
     await race.delete(race.a, "gone", 40)
+    unissued = ISSUED + 1
     async with open_gateway(race.dsn) as gateway:
         for key in ("never", "gone"):
-            assert result_of(await patch(gateway, keyed(key, UNISSUED, status="x"))) == "FP018", key
-            assert result_of(await delete(gateway, keyed(key, UNISSUED))) == "FP018", key
-            assert result_of(await put(gateway, keyed(key, UNISSUED, status="x"))) == "FP018", key
-            assert result_of(await claim(gateway, Claim(Resource("orders", (key,)), Token(UNISSUED)))) == "FP018", key
+            assert result_of(await patch(gateway, keyed(key, unissued, status="x"))) == "FP018", key
+            assert result_of(await delete(gateway, keyed(key, unissued))) == "FP018", key
+            assert result_of(await put(gateway, keyed(key, unissued, status="x"))) == "FP018", key
+            assert result_of(await claim(gateway, Claim(Resource("orders", (key,)), Token(unissued)))) == "FP018", key
         assert result_of(await patch(gateway, keyed("never", ISSUED, status="x"))) == "FP006"
         assert result_of(await patch(gateway, keyed("gone", 39, status="x"))) == "FP001"
-        answer = await post(gateway, listed(UNISSUED, {"order_id": "there"}))
+        answer = await post(gateway, listed(unissued, {"order_id": "there"}))
         assert result_of(answer) == "FP018"
         assert isinstance(answer, Problem)
-        assert (answer.resource, answer.presented_token) == ("orders/there", UNISSUED)
+        assert (answer.resource, answer.presented_token) == ("orders/there", unissued)
         assert answer.extra == {}
         assert str(ISSUED) not in answer.detail, "it is its holder's"
         assert result_of(await post(gateway, listed(ISSUED, {"order_id": "there"}))) == "23505"

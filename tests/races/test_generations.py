@@ -14,7 +14,6 @@ from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.server.postgres.sources import KnownSource
 
-EPOCH_BUILTIN = on_table("epoch", "builtin")
 REDIS, KAFKA = on_service("redis", "strict"), on_service("kafka:Orders.eu-1", "epoch")
 
 
@@ -31,7 +30,7 @@ async def drawn(race: Race) -> int:
     return token
 
 
-@opened(BUILTIN, EPOCH_BUILTIN)
+@opened(BUILTIN, on_table("epoch", "builtin"))
 async def test_update_under_an_old_token_is_refused(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     first = await raised(race)
@@ -167,8 +166,6 @@ async def test_a_floor_that_is_higher_does_not_fall(race: Race) -> None:
 
 # A lock service's or a queue's. Only PostgreSQL's part is shown.
 
-FIRST = 1 << 48
-"""The first number of generation 1, which counts as issued."""
 
 Isolation: TypeAlias = Literal["read_committed", "repeatable_read", "serializable"]
 ISOLATIONS: tuple[Isolation, ...] = ("read_committed", "repeatable_read", "serializable")
@@ -300,7 +297,9 @@ async def test_what_was_issued_is_known_although_its_record_is_rolled_back(race:
 async def test_a_new_generation_begins_above_the_old_one(race: Race) -> None:
     await raise_generation(race, race.observer)
     state = await bounds(race)
-    assert (state.generation, state.issued) == (1, FIRST)
+    # The first number of generation 1, which counts as issued.
+    first = 1 << 48
+    assert (state.generation, state.issued) == (1, first)
     [known] = await sources.list_known(race.observer)
     assert known.describe() == "generation 1, nothing issued yet"
     assert await sources.raise_source(race.observer, race.fence.source, "above", (7 << 48) + 3) == 8

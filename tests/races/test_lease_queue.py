@@ -10,7 +10,6 @@ from fencepost.server.postgres import leases
 
 pytestmark = opened(QUEUE_OF_LOCKS)
 
-SILENT = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '31 min' WHERE gateway = $1"
 GIVEN_UP = "UPDATE fencepost.waiters SET give_up_at = clock_timestamp() - interval '1 ms' WHERE visit = $1"
 
 
@@ -118,7 +117,8 @@ async def test_no_request_waits_for_the_dead(race: LeaseRace) -> None:
     assert await race.waiting("x") == ["here"]
     one = granted(await race.acquire(race.b, "x", secret="here", visit=here, wait_ms=MINUTE))
     await race.queue(race.b, "x", secret="at a silent gateway")
-    await race.observer.execute(SILENT, race.gateway)
+    silent = "UPDATE fencepost.gateways SET seen_at = seen_at - interval '31 min' WHERE gateway = $1"
+    await race.observer.execute(silent, race.gateway)
     assert await race.release(race.b, one.lease_id, "here")
     assert await race.waiting("x") == []
     granted(await race.acquire(race.c, "x", secret="passer-by"))

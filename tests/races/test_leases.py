@@ -1,10 +1,7 @@
 """The token source (R9): tokens, time and locks; whose a lease is; what the sweeper leaves; a clock that steps back."""
 
-from collections.abc import Coroutine
-from typing import Any
-
 from tests.races.openings import LEASES, QUEUE_OF_LOCKS, opened
-from tests.support.interleave import Connection, start
+from tests.support.interleave import start
 from tests.support.lease_racing import MINUTE, LeaseRace, sweep_all
 from tests.support.racing import outcome
 
@@ -187,15 +184,6 @@ async def test_lease_is_its_holders(race: LeaseRace) -> None:
 # What the sweeper must leave and what it must not
 
 
-async def at_once(race: LeaseRace, connection: Connection, work: Coroutine[Any, Any, int]) -> int:
-    """Run what must not wait for a lock."""
-    task = await start(race.observer, work, connection.get_server_pid())
-    if not task.done():
-        task.cancel()
-        raise AssertionError("it waits for a lock")
-    return task.result()
-
-
 @opened(LEASES)
 async def test_swept_lease_stays_lost(race: LeaseRace) -> None:
     """A lease whose lock row was swept is over: another client may have had the lock meanwhile."""
@@ -234,7 +222,12 @@ async def test_sweep_skips_what_is_in_use(race: LeaseRace) -> None:
     await race.expire(old.lease_id, 11)
     taking = await race.begin(race.b)
     new = granted(await race.acquire(race.b, "x", secret="new"))
-    sweep = await at_once(race, race.c, sweep_all(race.c, 0))
+    # Run what must not wait for a lock.
+    task = await start(race.observer, sweep_all(race.c, 0), race.c.get_server_pid())
+    if not task.done():
+        task.cancel()
+        raise AssertionError("it waits for a lock")
+    sweep = task.result()
     assert sweep == 0
     await taking.commit()
     assert await race.holder("x") == new.lease_id

@@ -10,9 +10,6 @@ from fencepost.server.postgres import upkeep
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.server.postgres.upkeep import Horizon, PruneStep
 
-EPOCH_BUILTIN = on_table("epoch", "builtin")
-
-
 AT_ONCE = 0.0
 """Seconds of retention: every mark is old enough."""
 
@@ -57,7 +54,7 @@ async def test_stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
     assert not await marked(race, "k")
 
 
-@opened(BUILTIN, EPOCH_BUILTIN)
+@opened(BUILTIN, on_table("epoch", "builtin"))
 async def test_stale_writes_after_pruning_are_refused(race: Race) -> None:
     """INSERT, claim and the question of R5; a token above the floor passes, and equal to it by the rule."""
     await absent(race, "k", 50)

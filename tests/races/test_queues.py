@@ -12,7 +12,6 @@ from fencepost.server.postgres.queues import PARTITIONS, LogCheck, MessageRow, R
 
 ORDERS = "kafka:orders"
 TTL_MS = 10_000
-EXPIRE = "UPDATE fencepost.queue_owners SET until = clock_timestamp() - interval '1 ms' WHERE member = $1"
 
 
 def message(key: str) -> MessageRow:
@@ -86,7 +85,8 @@ async def test_an_owner_that_was_paused_takes_nothing_of_its_successors(connect:
     paused, successor = await member(connect), await connect()
     await appended(successor, "orders/1")
     assert (await queues.own(successor, "b", TTL_MS, ())).partitions == (), "the owner is alive"
-    await paused.execute(EXPIRE, "a")
+    expire = "UPDATE fencepost.queue_owners SET until = clock_timestamp() - interval '1 ms' WHERE member = $1"
+    await paused.execute(expire, "a")
     await paused.execute("UPDATE fencepost.queue_members SET seen_at = seen_at - interval '1 h' WHERE member = 'a'")
     assert await taken(paused) == [], "it may be another's by now"
     assert len((await queues.own(successor, "b", TTL_MS, ())).partitions) == PARTITIONS

@@ -354,11 +354,6 @@ BEGIN
 END $$;
 CREATE TRIGGER {name} AFTER INSERT ON public.orders FOR EACH ROW EXECUTE FUNCTION public.{name}()"""
 DELETES = "DELETE FROM public.orders WHERE order_id = NEW.order_id;"
-REPLACES = (
-    f"{DELETES} INSERT INTO public.orders (order_id, n, last_fence_token)"
-    " VALUES (NEW.order_id, 0, -NEW.last_fence_token);"
-)
-TOUCHES = "UPDATE public.orders SET status = 'touched' WHERE order_id = NEW.order_id;"
 
 
 async def trigger(race: Race, name: str, n: int, does: str) -> None:
@@ -388,7 +383,11 @@ async def test_a_row_is_deleted_by_its_trigger(race: Race) -> None:
 
 async def test_a_row_is_replaced_by_its_trigger(race: Race) -> None:
     """The row that its trigger puts in its place is there."""
-    await trigger(race, "replaces", 1, REPLACES)
+    replaces = (
+        f"{DELETES} INSERT INTO public.orders (order_id, n, last_fence_token)"
+        " VALUES (NEW.order_id, 0, -NEW.last_fence_token);"
+    )
+    await trigger(race, "replaces", 1, replaces)
     assert await race.direct(race.a, "INSERT INTO public.orders (order_id, n) VALUES ('k', 1)", 50) == "ok"
     assert (await race.live_mark("k"), await race.recorded("k")) == (50, (50, False))
 
@@ -406,6 +405,7 @@ async def test_a_row_is_deleted_in_returning(race: Race) -> None:
 
 async def test_a_row_is_inserted_and_touched(race: Race) -> None:
     """A row that stays is never one that is gone, whatever its trigger does to it."""
-    await trigger(race, "touches", 1, TOUCHES)
+    touches = "UPDATE public.orders SET status = 'touched' WHERE order_id = NEW.order_id;"
+    await trigger(race, "touches", 1, touches)
     assert await race.direct(race.a, "INSERT INTO public.orders (order_id, n) VALUES ('k', 1)", 50) == "ok"
     assert (await race.live_mark("k"), await race.recorded("k")) == (50, (50, False))

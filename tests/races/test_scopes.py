@@ -8,8 +8,6 @@ from tests.support.racing import CASCADES, ITEMS, PARTS, Race, entered, mark, op
 from fencepost.server.ops.protect import protect, unprotect
 
 STRICT, EPOCH, BUILTIN = on_scopes(), on_scopes("epoch"), on_scopes(source="builtin")
-ITEMS_ALONE = Opening("items", lambda connect, unmade: open_race(connect, unmade, ddl=ITEMS, name="items"))
-"""The table `items`, whose rows have marks of their own."""
 
 
 @opened(STRICT, EPOCH)
@@ -112,7 +110,8 @@ async def test_tokens_that_were_never_issued_are_refused(race: Race) -> None:
     assert await entered(race, race.a, 2**60, "account/42") == "FP018"
 
 
-@opened(ITEMS_ALONE)
+# The table `items`, whose rows have marks of their own.
+@opened(Opening("items", lambda connect, unmade: open_race(connect, unmade, ddl=ITEMS, name="items")))
 async def test_no_stale_token_gets_in_by_entering_and_leaving_a_scope(race: Race) -> None:
     a, owner = race.a, race.observer
     assert await race.direct(a, "INSERT INTO items VALUES (1, 42)", 30) == "ok"
@@ -144,16 +143,15 @@ async def test_only_the_gateway_may_enter(race: Race) -> None:
 
 # Direct SQL
 
-MOVER = """
-CREATE FUNCTION public.move() RETURNS trigger LANGUAGE plpgsql AS
-'BEGIN IF NEW.n = 99 THEN NEW.account_id := 7; END IF; RETURN NEW; END';
-CREATE TRIGGER zzzz_move BEFORE INSERT OR UPDATE ON public.items FOR EACH ROW EXECUTE FUNCTION public.move()"""
-
 
 @opened(STRICT)
 async def test_a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) -> None:
     """BEFORE triggers fire by name, and a user's may come after ours."""
-    await race.observer.execute(MOVER)
+    mover = """
+        CREATE FUNCTION public.move() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN IF NEW.n = 99 THEN NEW.account_id := 7; END IF; RETURN NEW; END';
+        CREATE TRIGGER zzzz_move BEFORE INSERT OR UPDATE ON public.items FOR EACH ROW EXECUTE FUNCTION public.move()"""
+    await race.observer.execute(mover)
     await entered(race, race.a, 80, "account/7")
     assert await race.direct(race.a, "INSERT INTO items VALUES (60, 42, 99)", 50) == "FP409"
     assert await race.direct(race.a, "INSERT INTO items VALUES (60, 42, 99)", 81) == "ok"
@@ -261,15 +259,13 @@ async def test_cascades_are_judged_by_the_scopes_of_what_they_reach(race: Race) 
     assert await race.observer.fetchval("SELECT count(*) FROM lines") == 0
 
 
-LATER_PART = "CREATE TABLE public.parts_us PARTITION OF public.parts FOR VALUES IN ('us')"
-
-
 @opened(STRICT)
 async def test_partitions_are_judged_whichever_way_they_are_reached(race: Race) -> None:
     a = race.a
     await race.observer.execute(PARTS)
     await protect(race.observer, "parts", scope="account/{account_id}", rule=race.rule, source=race.fence.source)
-    await race.observer.execute(LATER_PART)
+    later_part = "CREATE TABLE public.parts_us PARTITION OF public.parts FOR VALUES IN ('us')"
+    await race.observer.execute(later_part)
     assert await race.direct(a, "INSERT INTO parts VALUES ('eu', 1, 42), ('us', 2, 42)", 50) == "ok"
     for table in ("parts", "parts_eu"):
         assert await race.direct(a, f"UPDATE {table} SET account_id = 7", 51) == "FP400", table

@@ -513,17 +513,13 @@ async def test_a_crash_that_loses_unacknowledged_commits_is_not_taken_for_a_copy
         paused = await paused_holder(http)
         for number in range(3):
             async with sql(copied.url) as db:
-                await unflushed(db, number)
+                await db.execute("SET synchronous_commit = off")
+                await db.execute(f"CREATE TABLE public.lost_{number} AS SELECT n FROM generate_series(1, 3000) n")
+                for n in range(100):
+                    await db.execute(f"INSERT INTO public.lost_{number} VALUES ({n})")
                 assert (await http.get("/readyz")).status_code == 200
                 copied.crash()
             await answering(http)
             ready = await http.get("/readyz")
             assert ready.status_code == 200, ready.text
         assert (await patch(http, "k", paused.tokens[2], "second")).status_code == 200
-
-
-async def unflushed(db: Connection, number: int) -> None:
-    await db.execute("SET synchronous_commit = off")
-    await db.execute(f"CREATE TABLE public.lost_{number} AS SELECT n FROM generate_series(1, 3000) n")
-    for n in range(100):
-        await db.execute(f"INSERT INTO public.lost_{number} VALUES ({n})")

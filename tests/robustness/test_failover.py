@@ -170,7 +170,18 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
 
         assert await read(http, "k") == "first", "the acknowledged write is lost"
         async with sql(of_standby(pair)) as db:
-            await the_control_without_the_check_lets_an_old_token_in(db, old.tokens[-1])
+            # Straight to the triggers, as a gateway would that does not ask for the origin: the tokens repeat, and the
+            # old one passes.
+            token = old.tokens[-1]
+            undone = db.transaction()
+            await undone.start()
+            while await db.fetchval("SELECT nextval('fencepost.tokens')") < token:
+                pass
+            wrote = await db.execute(
+                "UPDATE public.orders SET status = 'ZOMBIE', last_fence_token = $1 WHERE order_id = 'k'", token
+            )
+            assert wrote == "UPDATE 1"
+            await undone.rollback()
 
         refusal = await patch(http, "k", old.tokens[-1], "zombie")
         assert code(refusal) == REFUSED
@@ -215,21 +226,6 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert (await put(http, "j", 8, "eight", "jobs")).status_code == 200, "an operator's word for external tokens"
         assert (await http.get("/readyz")).status_code == 200
         assert "fencepost_origin_accepted 1.0" in (await http.get("/metrics")).text
-
-
-async def the_control_without_the_check_lets_an_old_token_in(db: Connection, token: int) -> None:
-    """Straight to the triggers, as a gateway would that does not ask for the origin: the tokens repeat, and the old one
-    passes.
-    """
-    undone = db.transaction()
-    await undone.start()
-    while await db.fetchval("SELECT nextval('fencepost.tokens')") < token:
-        pass
-    wrote = await db.execute(
-        "UPDATE public.orders SET status = 'ZOMBIE', last_fence_token = $1 WHERE order_id = 'k'", token
-    )
-    assert wrote == "UPDATE 1"
-    await undone.rollback()
 
 
 @pytest.mark.long("failovers")
@@ -392,21 +388,6 @@ async def waiting_for_the_standby(db: Connection, beside: Collection[int] = ()) 
     return await eventually(waits, what="a commit that waits for the standby")
 
 
-async def cancel_until_done(db: Connection, write: asyncio.Task[httpx.Response]) -> None:
-    """Cancel the waits of all of the gateway's backends, until the write is answered: another one than the write's may
-    wait, too, for what the gateway does beside.
-    """
-
-    async def done() -> bool:
-        await db.execute(
-            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
-            " WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
-        )
-        return write.done()
-
-    await eventually(done, what="the answer to the write")
-
-
 async def cancel(db: Connection, beside: Collection[int] = ()) -> None:
     assert await db.fetchval("SELECT pg_cancel_backend($1)", await waiting_for_the_standby(db, beside))
 
@@ -422,7 +403,17 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
         async with sql(in_database(pair.primary.url, "shop")) as db:
             await db.execute("SET synchronous_commit = local")
             write = asyncio.create_task(patch(http, "k", first.tokens[1], "second"))
-            await cancel_until_done(db, write)
+
+            # Cancel the waits of all of the gateway's backends, until the write is answered: another one than the
+            # write's may wait, too, for what the gateway does beside.
+            async def done() -> bool:
+                await db.execute(
+                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+                    " WHERE wait_event = 'SyncRep' AND application_name = 'fencepost'"
+                )
+                return write.done()
+
+            await eventually(done, what="the answer to the write")
             answer = await write
             assert code(answer) == (503, "FP009")
             assert answer.json()["known"]["mark"] == str(first.tokens[1])
@@ -444,7 +435,10 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
             answer = await keyed
             assert (answer.status_code, answer.headers["Idempotent-Replayed"]) == (200, "true")
             assert (await granted).status_code in (200, 201)
-        await loses_nothing_that_was_acknowledged(pair, http)
+        pair.kill_primary()
+        await pair.promote()
+        pair.lead_to(pair.standby.url)
+        promised(await read(http, "k") == "third", "an acknowledged write is lost by a promotion")
 
 
 @pytest.mark.long("failovers")
@@ -506,13 +500,6 @@ async def keyed_patch(http: httpx.AsyncClient, token: int, status: str) -> httpx
     return await http.patch("/v1/data/orders/k", json={"status": status}, headers=headers)
 
 
-async def loses_nothing_that_was_acknowledged(pair: Pair, http: httpx.AsyncClient) -> None:
-    pair.kill_primary()
-    await pair.promote()
-    pair.lead_to(pair.standby.url)
-    promised(await read(http, "k") == "third", "an acknowledged write is lost by a promotion")
-
-
 @pytest.mark.long("failovers")
 async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_other_history(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
@@ -546,9 +533,6 @@ async def both_wait(db: Connection) -> bool:
 
 # PostgreSQL crashes and comes back, the gateway is killed and started again, while many write (R15).
 # A 2xx is durable, a refusal had no effect, and the SDK finds out the rest by itself.
-
-
-WITHIN = 4 * PATIENCE  # seconds, of which it takes about twenty
 
 
 @dataclass
@@ -596,7 +580,9 @@ async def server(bin_dir: Path) -> AsyncIterator[Crashing]:
 async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_nothing(
     server_name: str, short_dir: Path, seed: int
 ) -> None:
-    async with asyncio.timeout(WITHIN), server(server_bin_dir(server_name)) as crashing:
+    # seconds, of which it takes about twenty
+    within = 4 * PATIENCE
+    async with asyncio.timeout(within), server(server_bin_dir(server_name)) as crashing:
         dsn = in_database(crashing.postgres.url, "shop")
         async with gateway_process(dsn, short_dir) as gateway:
             over = asyncio.Event()

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.conformance import etcd_bench, zookeeper_bench
+from tests.conformance.benches import running_etcd, zookeeper_says
 from tests.support.elections import WITHIN, Candidate, Contest, contest
 from tests.support.gateways import Gateway, serving_process
 from tests.support.interleave import Connection
@@ -315,21 +315,19 @@ class Schedule:
 @pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_tokens_rise_while_everything_happens_at_once(database: str) -> None:
     history = History()
-    await storm(database, history, workers=6, rounds=25, seed=1)
-    history.check()
-    grants_of_a = sum("a" in grant.locks for grant in history.grants)
-    assert grants_of_a > 10, "a storm in a teacup"
-
-
-async def storm(dsn: str, history: History, *, workers: int, rounds: int, seed: int) -> None:
-    """Let workers acquire, mint and release with leases that time out, and others expire, sweep and change gateways."""
+    # Let workers acquire, mint and release with leases that time out, and others expire, sweep and change
+    # gateways.
+    seed = 1
     done = asyncio.Event()
-    upheaval = asyncio.create_task(stir(dsn, done, seed))
+    upheaval = asyncio.create_task(stir(database, done, seed))
     try:
-        await asyncio.gather(*(work(dsn, history, random.Random(seed * 100 + n), rounds) for n in range(workers)))
+        await asyncio.gather(*(work(database, history, random.Random(seed * 100 + n), 25) for n in range(6)))
     finally:
         done.set()
         await upheaval
+    history.check()
+    grants_of_a = sum("a" in grant.locks for grant in history.grants)
+    assert grants_of_a > 10, "a storm in a teacup"
 
 
 async def stir(dsn: str, done: asyncio.Event, seed: int) -> None:
@@ -528,7 +526,7 @@ async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refuse
     database: str, tmp_path: Path
 ) -> None:
     """Its gateway still reaches PostgreSQL: nothing but the fence is in the way."""
-    with etcd_bench.running(tmp_path, nodes=3) as etcd:
+    with running_etcd(tmp_path, nodes=3) as etcd:
         alone, *others = etcd.endpoints
         async with (
             running(database, sources=f"etcd=etcd://{alone}") as here,
@@ -547,7 +545,7 @@ async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refuse
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
 @pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_etcds_own_leader_is_killed(database: str, tmp_path: Path) -> None:
-    with etcd_bench.running(tmp_path, nodes=3) as etcd:
+    with running_etcd(tmp_path, nodes=3) as etcd:
         async with (
             running(database, sources=f"etcd={etcd.url}") as http,
             contest(database, "etcd") as election,
@@ -592,7 +590,7 @@ async def test_zookeepers_own_leader_is_killed(database: str, tmp_path: Path) ->
         ):
             gateway = str(http.base_url)
             first, second, term = await led_and_followed(election, gateway, gateway)
-            leading = [port for port in servers if "Mode: leader" in zookeeper_bench.admin(port, "srvr")]
+            leading = [port for port in servers if "Mode: leader" in zookeeper_says(port, "srvr")]
             servers[leading[0]].crash()
             await still_works(election, first, second, term)
 

@@ -9,8 +9,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
-from tests.conformance.bench import Bench
-from tests.conformance.conftest import start_bench
+from tests.conformance.benches import BENCHES, Bench
 from tests.sources.scripted import NAME, Scripted, Stage
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect
@@ -35,7 +34,7 @@ one_source = pytest.mark.parametrize("bench", ["redis"], indirect=True)
 @pytest.fixture(scope="package", params=OF_EACH_KIND)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run a lock service, once for each kind."""
-    with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+    with BENCHES[request.param](tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.sources.scripted import NAME, Scripted
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect
 from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.server.locks.leases import Overtaken
@@ -56,23 +56,20 @@ async def test_a_request_that_is_repeated_while_it_claims_waits_and_gets_the_sam
         await claiming.wait()
         secret = stage.secret
         second = asyncio.create_task(stage.acquire("a", claim=claim, secret=secret))
-        await waits_for_advisory_lock(stage.observer)
+
+        async def waits() -> bool:
+            found: bool = await stage.observer.fetchval(
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'advisory'"
+                " AND datname = current_database())"
+            )
+            return found
+
+        await eventually(waits, what="a second request with one secret")
         go_on.set()
         one, two = await first, await second
         assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
         assert (one.claims, two.claims, seen) == (1, 1, [False, True])
         assert one.acquired.tokens == two.acquired.tokens
-
-
-async def waits_for_advisory_lock(observer: Connection) -> None:
-    async def waits() -> bool:
-        found: bool = await observer.fetchval(
-            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'advisory'"
-            " AND datname = current_database())"
-        )
-        return found
-
-    await eventually(waits, what="a second request with one secret")
 
 
 @pytest.mark.parametrize("harm", ["renewed no more", "generation raised", "ended by its row"])

@@ -9,8 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 from click.testing import CliRunner
-from tests.conformance.bench import Bench, opened
-from tests.conformance.redis_bench import RedisBench, command
+from tests.conformance.benches import Bench, RedisBench, opened, redis_command
 from tests.sources.conftest import Api, one_source, orders, secret
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect
@@ -189,7 +188,7 @@ async def test_a_lost_lease_says_what_ended_it(api: Api, bench: RedisBench, conn
     for source, ends, said in ENDS:
         granted = await api.grant("ends", source=source)
         await owner.execute(ends)
-        await command(bench.ports[0], "DEL", "fencepost:lock:ends")
+        await redis_command(bench.ports[0], "DEL", "fencepost:lock:ends")
         lost = (await api.on(granted, "renew")).json()
         assert (lost["status"], lost["code"]) == (410, "FP012"), (source, ends)
         assert f"Lease {granted['lease_id']} of ends " in lost["detail"]
@@ -200,7 +199,7 @@ async def test_a_lost_lease_says_what_ended_it(api: Api, bench: RedisBench, conn
             ended, began = (datetime.fromisoformat(lost["ended_at"]), lost["superseded_by"]["granted_at"])
             assert datetime.fromisoformat(granted["granted_at"]) <= ended <= datetime.fromisoformat(began)
             await owner.execute(f"{BREAK_GLASS}('lock_service', 'ends')")
-            await command(bench.ports[0], "DEL", "fencepost:lock:ends")
+            await redis_command(bench.ports[0], "DEL", "fencepost:lock:ends")
 
 
 # What a lock service refuses is answered with its reason, and grants nothing.
@@ -209,20 +208,16 @@ async def test_a_lost_lease_says_what_ended_it(api: Api, bench: RedisBench, conn
 @one_source
 async def test_a_lock_service_that_will_not_do_it_is_502_and_doctor_says_so(bench: RedisBench, api: Api) -> None:
     for content in ("many", "", "+5", "-5", f"{MOST_NATIVE}"):
-        await refused_by_the_counter(bench, api, content)
-
-
-async def refused_by_the_counter(bench: RedisBench, api: Api, content: str) -> None:
-    await command(bench.ports[0], "SET", "fencepost:tokens", content)
-    try:
-        refused = await api.post("of-a-counter")
-        configured = ["--sources", f"{api.source}={bench.url}", "--database-url", api.database]
-        looked = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", *configured])
-    finally:
-        await command(bench.ports[0], "DEL", "fencepost:tokens")
-    assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (502, "FP025", False)
-    assert (looked.exit_code, f"ERROR    source {api.source}: " in looked.output) == (1, True), looked.output
-    assert "counter fencepost:tokens" in looked.output
+        await redis_command(bench.ports[0], "SET", "fencepost:tokens", content)
+        try:
+            refused = await api.post("of-a-counter")
+            configured = ["--sources", f"{api.source}={bench.url}", "--database-url", api.database]
+            looked = await asyncio.to_thread(CliRunner().invoke, main, ["doctor", *configured])
+        finally:
+            await redis_command(bench.ports[0], "DEL", "fencepost:tokens")
+        assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (502, "FP025", False)
+        assert (looked.exit_code, f"ERROR    source {api.source}: " in looked.output) == (1, True), looked.output
+        assert "counter fencepost:tokens" in looked.output
 
 
 async def test_a_name_that_the_lock_service_cannot_have_is_the_callers_error(database: str) -> None:

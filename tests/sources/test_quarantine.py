@@ -11,8 +11,7 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.conformance import etcd_bench, zookeeper_bench
-from tests.conformance.redis_bench import redis_server
+from tests.conformance.benches import redis_server, running_etcd, running_zookeeper
 from tests.sources.conftest import Api, orders
 from tests.support.gateways import in_process
 
@@ -60,7 +59,7 @@ def redis_service(tmp_path: Path) -> Iterator[Restorable]:
 def etcd_service(tmp_path: Path) -> Iterator[Restorable]:
     """One etcd, by its own `snapshot save` and `snapshot restore`."""
     snapshot = str(tmp_path / "snapshot.db")
-    with etcd_bench.running(tmp_path) as bench:
+    with running_etcd(tmp_path) as bench:
 
         async def save() -> None:
             await bench.ctl("snapshot", "save", snapshot)
@@ -77,7 +76,7 @@ def etcd_service(tmp_path: Path) -> Iterator[Restorable]:
 @pytest.fixture
 def zookeeper_service(tmp_path: Path) -> Iterator[Restorable]:
     """One ZooKeeper, whose files are copied while it is stopped."""
-    with zookeeper_bench.running(tmp_path) as bench:
+    with running_zookeeper(tmp_path) as bench:
 
         async def save() -> None:
             await asyncio.to_thread(bench.server.stop)

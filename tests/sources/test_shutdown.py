@@ -6,15 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.conformance.bench import Bench
-from tests.conformance.conftest import start_bench
+from tests.conformance.benches import BENCHES, Bench
 from tests.support.gateways import serving_process
 
 from fencepost.testing.servers.processes import PATIENCE
 
 HOLDS = 20
 SHUTDOWN = 8.0  # seconds; released one after the other, the holds would take three each
-MORE = 12.0  # seconds that everything else may take on a busy machine, PostgreSQL's own end included
 
 
 LIVE_BY_SESSION = ("zookeeper", "advisory")
@@ -24,7 +22,7 @@ LIVE_BY_SESSION = ("zookeeper", "advisory")
 @pytest.fixture(params=[pytest.param("zookeeper", marks=pytest.mark.long("tests with zookeeper")), "advisory"])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """Run a service whose holds live by the gateway's sessions."""
-    with start_bench(request.param, tmp_path_factory.mktemp(request.param)) as running:
+    with BENCHES[request.param](tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 
@@ -32,6 +30,8 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.long("lock services that are paused")
 async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Bench, short_dir: Path) -> None:
     arguments = ("--sources", f"locks={bench.url}", "--shutdown-timeout", str(SHUTDOWN))
+    # seconds that everything else may take on a busy machine, PostgreSQL's own end included
+    more = 12.0
     async with (
         serving_process(short_dir, *arguments) as gateway,
         httpx.AsyncClient(base_url=gateway.url, timeout=PATIENCE) as client,
@@ -44,7 +44,7 @@ async def test_holds_of_a_service_that_hangs_do_not_keep_the_gateway(bench: Benc
         await bench.pause()
         try:
             gateway.interrupt()
-            assert await gateway.ended(within=SHUTDOWN + MORE) == 0
+            assert await gateway.ended(within=SHUTDOWN + more) == 0
         finally:
             await bench.resume()
         output = gateway.errors.read_text()

@@ -9,8 +9,7 @@ import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.conformance.bench import Bench
-from tests.conformance.conftest import start_bench
+from tests.conformance.benches import Bench, running_redis
 from tests.sources.conftest import Api, orders
 from tests.support.gateways import in_process
 from tests.support.lease_gateways import running
@@ -25,7 +24,7 @@ NAME = "redis"
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """One service will do: what is shown here is the same for all."""
-    with start_bench("redis", tmp_path_factory.mktemp("redis")) as running:
+    with running_redis(tmp_path_factory.mktemp("redis")) as running:
         yield running
 
 

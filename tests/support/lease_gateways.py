@@ -7,8 +7,8 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -286,9 +286,6 @@ class Tries:
     async def __call__(self, connection: Any, asked: LockRequest, *others: Any) -> Acquired:
         self.by_secret[asked.secret_hash] = self.by_secret.get(asked.secret_hash, 0) + 1
         return await self._try_locks(connection, asked, *others)
-
-
-Sides = Callable[[], AbstractAsyncContextManager[Side]]
 
 
 async def look_on(dsn: str) -> Connection:

@@ -73,7 +73,6 @@ def test_with_the_fix_the_same_test_passes_each_time(orders: Path) -> None:
 
 PRODUCERS = Path(__file__).parents[2] / "examples" / "producer"
 PARTITIONS = 5
-SENT = [f"order-{n}" for n in range(40)] + ["a/b", "50%", "x,y;z", "größe"]
 
 
 def in_python() -> list[str]:
@@ -116,9 +115,10 @@ def run(command: list[str], lines: str) -> str:
 async def test_what_the_producer_of_the_example_writes_is_in_the_right_partition_and_is_applied(
     brokers: str, topic: str, command: Callable[[], list[str]], database: str, connect: Connect
 ) -> None:
-    lines = "".join(json.dumps({"order_id": order, "n": n}) + "\n" for n, order in enumerate(SENT, 1))
+    sent = [f"order-{n}" for n in range(40)] + ["a/b", "50%", "x,y;z", "größe"]
+    lines = "".join(json.dumps({"order_id": order, "n": n}) + "\n" for n, order in enumerate(sent, 1))
     output = await asyncio.to_thread(run, [*command(), brokers, topic], lines)
-    received = taken(brokers, topic, len(SENT))
+    received = taken(brokers, topic, len(sent))
     printed = [line.rsplit(" ", 1) for line in output.splitlines()]
     ids = {name: parse_write_id(write_id) for name, write_id in printed}
     for message, partition in received:
@@ -128,7 +128,7 @@ async def test_what_the_producer_of_the_example_writes_is_in_the_right_partition
     assert not ids
     owner = await connect()
     await owner.execute("SET search_path = public; CREATE TABLE orders (order_id text PRIMARY KEY, n int)")
-    await owner.execute("INSERT INTO orders SELECT unnest($1::text[]), 0", SENT)
+    await owner.execute("INSERT INTO orders SELECT unnest($1::text[]), 0", sent)
     await protect(owner, "orders", queue=f"kafka:{topic}")
     settings = settings_of(database, queues=f"kafka://{brokers}/{topic}")
     async with queueing(database, queues=f"kafka://{brokers}/{topic}") as gateway:
@@ -138,7 +138,7 @@ async def test_what_the_producer_of_the_example_writes_is_in_the_right_partition
                 page = (await gateway.api.ask("GET", f"writes/{write_id}?wait=30")).json()
                 assert (page["state"], page["answer"]["status"]) == ("applied", 200), (name, page)
     rows = await owner.fetch("SELECT order_id, n FROM orders")
-    assert {row["order_id"]: row["n"] for row in rows} == {order: n for n, order in enumerate(SENT, 1)}
+    assert {row["order_id"]: row["n"] for row in rows} == {order: n for n, order in enumerate(sent, 1)}
 
 
 def taken(brokers: str, topic: str, count: int) -> list[tuple[Message, int]]:
@@ -246,8 +246,6 @@ def test_they_agree_on_right_histories_and_on_wrong_ones(kind: str, porcupine: P
 
 # The plugin in a project of its own, which has installed Fencepost's wheel in a fresh environment.
 
-UV = Path(sys.executable).with_name("uv")
-
 
 @pytest.mark.long("installations of the wheel")
 def test_a_project_that_installed_the_wheel(tmp_path: Path) -> None:
@@ -256,12 +254,13 @@ def test_a_project_that_installed_the_wheel(tmp_path: Path) -> None:
 
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("fencepost-*.whl")
-    run(UV, "venv", "--quiet", "venv")
+    uv = Path(sys.executable).with_name("uv")
+    run(uv, "venv", "--quiet", "venv")
     python = tmp_path / "venv" / "bin" / "python"
     # Versions are those of this run; hashes of the constraints would ask for one of the wheel itself.
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("\n".join(_versions(ROOT / "requirements.txt", ROOT / "requirements-dev.txt")))
-    run(UV, "pip", "install", "--quiet", "--python", python, "-c", constraints, f"{wheel}[testing]", "pytest-asyncio")
+    run(uv, "pip", "install", "--quiet", "--python", python, "-c", constraints, f"{wheel}[testing]", "pytest-asyncio")
     (tmp_path / "project").mkdir()
     files = [project(tmp_path / "project", name) for name in ("threads", "with_asyncio", "with_anyio")]
     assert passed(run_pytest(tmp_path / "project", *files, python=python)) == 6

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import httpx
@@ -124,7 +125,6 @@ def test_a_request_whose_answer_is_lost_was_done_or_not(gateway: GatewayServer, 
 HEAD = b"PATCH /v1/data/orders/7 HTTP/1.1\r\nHost: localhost\r\nX-Fence-Token: 1\r\nContent-Type: application/json\r\n"
 LENGTH = (HEAD + b"Content-Length: 17\r\n\r\n", b'{"status":"pa', b'id"}')
 CHUNKED = (HEAD + b"Transfer-Encoding: chunked\r\n\r", b'\nd\r\n{"status":"pa\r\n4\r\ni', b'd"}\r\n0\r\n', b"\r\n")
-GET = (b"GET /v1/data/orders?status=eq.paid HTTP/1.1\r\nHost: localhost\r\n\r\n",)
 
 
 @pytest.mark.parametrize("packets", [LENGTH, CHUNKED, [bytes([each]) for each in b"".join(CHUNKED)]])
@@ -150,7 +150,9 @@ def test_an_answer_is_read_whatever_comes_before_it_and_in_whatever_packets(stat
         assert sum(piece.concludes for piece in pieces) == (status < 300)
 
 
-@pytest.mark.parametrize("packets", [LENGTH, GET])
+@pytest.mark.parametrize(
+    "packets", [LENGTH, (b"GET /v1/data/orders?status=eq.paid HTTP/1.1\r\nHost: localhost\r\n\r\n",)]
+)
 def test_a_request_of_any_method_is_matched(gateway: GatewayServer, packets: Sequence[bytes]) -> None:
     with Link.to(gateway.url) as link, socket.create_connection((link.host, link.port)) as client:
         with cut(link, when="before-commit", matching="paid") as done:
@@ -443,22 +445,6 @@ def test_a_process_that_two_blocks_pause_goes_on_after_the_last(family: tuple[su
     assert "T" not in states(child)
 
 
-PAUSES = """
-import os, signal, sys, threading
-from fencepost.testing import paused
-def pause():
-    with paused(int(sys.argv[1])):
-        print("paused", flush=True)
-        threading.Event().wait()
-if sys.argv[2] == "handles":
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-if sys.argv[2] == "thread":
-    threading.Thread(target=pause, daemon=True).start()
-    threading.Event().wait()
-pause()
-"""
-
-
 @pytest.mark.parametrize(
     ("number", "where", "status"),
     [
@@ -471,7 +457,21 @@ def test_a_signal_that_ends_the_harness_continues_what_it_has_stopped(
     family: tuple[subprocess.Popen[str], int], number: signal.Signals, where: str, status: int
 ) -> None:
     parent, child = family
-    command = [sys.executable, "-c", PAUSES, str(parent.pid), where]
+    pauses = dedent("""
+        import os, signal, sys, threading
+        from fencepost.testing import paused
+        def pause():
+            with paused(int(sys.argv[1])):
+                print("paused", flush=True)
+                threading.Event().wait()
+        if sys.argv[2] == "handles":
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+        if sys.argv[2] == "thread":
+            threading.Thread(target=pause, daemon=True).start()
+            threading.Event().wait()
+        pause()
+    """)
+    command = [sys.executable, "-c", pauses, str(parent.pid), where]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as harness:
         assert harness.stdout is not None
         assert harness.stdout.readline() == b"paused\n"

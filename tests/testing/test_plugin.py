@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from textwrap import dedent
 
 import psycopg
 import pytest
@@ -182,9 +183,6 @@ def test_a_cache_that_cannot_be_written_is_named(place: Path) -> None:
 # What a killed run leaves in /tmp and /dev/shm, the next one removes; what belongs to a run that lives stays.
 
 
-OWNED = "from fencepost.testing.servers.processes import owned_directory; from pathlib import Path"
-
-
 @contextmanager
 def another_run(program: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
     """Run a program that makes a directory, and wait until it has. Afterwards it was killed."""
@@ -202,7 +200,8 @@ def another_run(program: str, directory: Path) -> Iterator[subprocess.Popen[str]
 
 
 def test_a_directory_stays_for_as_long_as_its_owner_lives(tmp_path: Path) -> None:
-    with another_run(f"{OWNED}; Path(owned_directory('a-', Path({str(tmp_path)!r})), 'x').touch()", tmp_path):
+    owned = "from fencepost.testing.servers.processes import owned_directory; from pathlib import Path"
+    with another_run(f"{owned}; Path(owned_directory('a-', Path({str(tmp_path)!r})), 'x').touch()", tmp_path):
         (theirs,) = tmp_path.iterdir()
         mine = owned_directory("a-", tmp_path)
         assert set(tmp_path.iterdir()) == {theirs, mine}
@@ -245,13 +244,6 @@ def test_once_more(fenced_table):
     assert fenced_table("CREATE TABLE parcels (parcel_id text PRIMARY KEY)", protect=False).rows() == []
 """
 CLIENT = "def test_it(fencepost_client): assert fencepost_client.locks() == []\n"
-FAULT = """
-import pytest
-from fencepost.testing import paused
-def test_it(fencepost_gateway):
-    with paused(fencepost_gateway):
-        pass
-"""
 
 
 @LONG
@@ -282,24 +274,22 @@ class Shared(GivenGateway):
         return super().command(*arguments)
 
 
-OURS = """
-CREATE TABLE places (place_id text PRIMARY KEY) PARTITION BY LIST (place_id);
-CREATE TABLE east PARTITION OF places DEFAULT;
-CREATE TABLE parcels (parcel_id text PRIMARY KEY, place_id text REFERENCES places);
-CREATE VIEW parcels_seen AS SELECT * FROM parcels;
-DO $$ BEGIN CREATE TABLE notes (n int); EXCEPTION WHEN division_by_zero THEN NULL; END $$;
-ALTER TABLE orders SET (fillfactor = 90)"""
-
-
 @LONG
 def test_what_others_make_meanwhile_or_had_before_is_not_dropped(gateway: GatewayServer) -> None:
+    ours = """
+        CREATE TABLE places (place_id text PRIMARY KEY) PARTITION BY LIST (place_id);
+        CREATE TABLE east PARTITION OF places DEFAULT;
+        CREATE TABLE parcels (parcel_id text PRIMARY KEY, place_id text REFERENCES places);
+        CREATE VIEW parcels_seen AS SELECT * FROM parcels;
+        DO $$ BEGIN CREATE TABLE notes (n int); EXCEPTION WHEN division_by_zero THEN NULL; END $$;
+        ALTER TABLE orders SET (fillfactor = 90)"""
     with psycopg.connect(gateway.database, autocommit=True) as theirs:
         names = (
             "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v')"
         )
         before = set(theirs.execute(names.encode()).fetchall())
         with fenced_tables(Shared(gateway.url, gateway.database)) as make:
-            assert make(OURS, source="builtin").name == "places"
+            assert make(ours, source="builtin").name == "places"
         customers = {("customers_of_protect",), ("customers_of_unprotect",)}
         assert set(theirs.execute(names.encode()).fetchall()) - before == customers
         assert theirs.execute("SELECT name FROM fencepost.protected").fetchall() == [("orders",)]
@@ -334,7 +324,14 @@ def test_a_gateway_that_wants_keys_gets_one(gateway: GatewayServer, tmp_path: Pa
 
 @LONG
 def test_a_client_needs_no_database_and_a_table_does(gateway: GatewayServer, tmp_path: Path) -> None:
-    for name, text in (("client", CLIENT), ("tables", TABLES), ("fault", FAULT)):
+    fault = dedent("""
+        import pytest
+        from fencepost.testing import paused
+        def test_it(fencepost_gateway):
+            with paused(fencepost_gateway):
+                pass
+    """)
+    for name, text in (("client", CLIENT), ("tables", TABLES), ("fault", fault)):
         (tmp_path / f"test_{name}.py").write_text(text)
     output = run_pytest(tmp_path, "--fencepost-url", gateway.url)
     assert re.search(r"\b1 passed\b", output), output

@@ -248,7 +248,6 @@ JUDGE_DELETE: Final = "fencepost.judge_delete(text, text, bigint, text, xid)"
 JUDGE_INSERT: Final = "fencepost.judge_insert(text, text, bigint, text)"
 JUDGE_UPDATE: Final = "fencepost.judge_update(text, text, text, bigint, bigint, boolean, xid)"
 RAISE_MARK: Final = "fencepost.raise_mark(text, bigint, text, boolean)"
-ENTER: Final = "fencepost.enter(text, text[], bigint, oid, text)"
 ENTER_EACH: Final = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 
 NO_TRIGGER: Final = Line(

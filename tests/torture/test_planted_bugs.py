@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import psycopg
@@ -65,21 +66,19 @@ def test_the_product_passes_the_same_runs(setting: Setting, database: str, tmp_p
     assert verdict.accepted > 100
 
 
-CHANGE_ALL = """
-from tests.torture.bugs import PLANTED
-for planted in PLANTED:
-    for change in filter(None, (planted.gateway, planted.worker)):
-        change()
-"""
-
-
 def test_the_lines_that_are_to_be_broken_are_there(database: str) -> None:
     """Without a run. So a line that is rewritten is missed in `make test`, and not by the long tests alone."""
     with psycopg.connect(database) as connection:
         for planted in PLANTED:
             plant(connection, planted)
             connection.rollback()
-    subprocess.run([sys.executable, "-c", CHANGE_ALL], check=True, cwd=PAGE.parents[1])
+    change_all = dedent("""
+        from tests.torture.bugs import PLANTED
+        for planted in PLANTED:
+            for change in filter(None, (planted.gateway, planted.worker)):
+                change()
+    """)
+    subprocess.run([sys.executable, "-c", change_all], check=True, cwd=PAGE.parents[1])
 
 
 def test_the_page_lists_the_planted_bugs() -> None:

@@ -32,9 +32,6 @@ from fencepost.testing.torture.workloads import WORKLOADS
 # `fencepost torture` as a command: exit codes, Ctrl-C, and bad input, after which nothing is left behind.
 
 
-TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%' AND relkind = 'r'"
-
-
 def torture(*arguments: str, out: Path) -> tuple[int, str]:
     done = CliRunner().invoke(main, ["torture", "--out", str(out), *arguments])
     return done.exit_code, done.output
@@ -127,8 +124,9 @@ def test_a_gateway_that_runs_is_left_without_tables(database: str, tmp_path: Pat
     assert_ended_well(code, output)
     assert "Seed 4" in output
     assert "starting servers" not in output
+    tables = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%' AND relkind = 'r'"
     with psycopg.connect(database) as connection:
-        assert connection.execute(TABLES).fetchone() == (0,)
+        assert connection.execute(tables).fetchone() == (0,)
 
 
 def test_what_there_is_can_be_listed(tmp_path: Path) -> None:
@@ -166,15 +164,6 @@ def _size(path: Path) -> int:
 # A run in a database that others use touches none of their leases, sources and tables.
 
 
-LEASE = """
-INSERT INTO fencepost.leases
-VALUES (7, 7, 'x', ARRAY[%s], 'another program', '{}', 60000, 7, now(), now() + interval '1 min')
-"""
-IS_OVER = "SELECT expires_at < now() FROM fencepost.leases WHERE lease_id = 7"
-STATE = "SELECT last_value, is_called FROM fencepost.tokens_postgres_advisory"
-FOREIGN_TABLES = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%%' AND relkind = 'r'"
-
-
 @pytest.fixture
 def another_database(databases: Databases) -> Iterator[str]:
     """Give a migrated database that no gateway serves."""
@@ -185,12 +174,17 @@ def another_database(databases: Databases) -> Iterator[str]:
 
 @pytest.mark.parametrize(("lock", "over"), [("orders/7", False), ("torture_1/mutex/0", True)])
 async def test_a_holder_ends_leases_of_its_own_run_only(lock: str, over: bool, database: str) -> None:
+    lease = """
+        INSERT INTO fencepost.leases
+        VALUES (7, 7, 'x', ARRAY[%s], 'another program', '{}', 60000, 7, now(), now() + interval '1 min')
+    """
+    is_over = "SELECT expires_at < now() FROM fencepost.leases WHERE lease_id = 7"
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(LEASE, (lock,))
+        connection.execute(lease, (lock,))
         ours = HolderDatabase(database, "torture_1")
         await ours.expire("7")
         await ours.close()
-        assert connection.execute(IS_OVER).fetchone() == (over,)
+        assert connection.execute(is_over).fetchone() == (over,)
 
 
 def test_the_database_must_be_the_gateways_also_without_tables(
@@ -201,8 +195,9 @@ def test_the_database_must_be_the_gateways_also_without_tables(
         code, output = torture(*given, out=tmp_path / "out")
     assert code == 2, output
     assert "is that the gateway's database" in output
+    foreign_tables = "SELECT count(*) FROM pg_class WHERE relname LIKE 'torture%%' AND relkind = 'r'"
     with psycopg.connect(another_database) as connection:
-        assert connection.execute(FOREIGN_TABLES).fetchone() == (0,)
+        assert connection.execute(foreign_tables).fetchone() == (0,)
 
 
 @pytest.mark.long("torture")
@@ -210,12 +205,13 @@ def test_a_source_of_another_program_is_left_alone(database: str, tmp_path: Path
     settings = {"FENCEPOST_SOURCES": "postgres_advisory=postgres-advisory:"}
     with GatewayServer(database, tmp_path / "gateway.log", settings=settings):
         pass  # the source is registered
+    state = "SELECT last_value, is_called FROM fencepost.tokens_postgres_advisory"
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("SELECT setval('fencepost.tokens_postgres_advisory', 100000)")
         given = ["--source", "postgres-advisory", "--gateways", "1", "--ops", "50", "--faults", "none"]
         code, output = torture("--database-url", database, *given, out=tmp_path / "out")
         assert_ended_well(code, output)
-        assert connection.execute(STATE).fetchone() == (100000, True)
+        assert connection.execute(state).fetchone() == (100000, True)
 
 
 # What a PostgreSQL of a run leaves behind when it is killed.

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.counting import GRANT, Mock, problem
+from tests.client.transports import GRANT, Mock, problem
 from tests.support.manual_clock import Hurried
 from tests.unit.test_observe import CONTRACT, OF_POSTGRESQL
 
@@ -43,9 +43,6 @@ from fencepost.testing.servers.processes import PATIENCE
 # Errors: every problem and every failure of the transport has one.
 
 
-READ = Call(method="GET", path="/v1/data/orders")
-WRITE = Call(method="PATCH", path="/v1/data/orders/1", writes=True, resource="orders/1", token=34)
-
 FOREIGN = sorted(
     (
         kind
@@ -64,8 +61,9 @@ def raised_by_httpx(kind: type[Exception]) -> Exception:
 
 def test_every_error_of_httpx_becomes_one_of_ours() -> None:
     assert len(FOREIGN) >= 28
+    read = Call(method="GET", path="/v1/data/orders")
     for kind in FOREIGN:
-        with pytest.raises(Unavailable) as raised, foreign_errors(READ):
+        with pytest.raises(Unavailable) as raised, foreign_errors(read):
             raise raised_by_httpx(kind)
         assert isinstance(raised.value.__cause__, kind)
 
@@ -75,9 +73,10 @@ def test_a_write_that_was_sent_has_an_unknown_outcome() -> None:
         "ConnectError", "ConnectTimeout", "PoolTimeout",
         "UnsupportedProtocol", "InvalidURL", "CookieConflict",
     }  # fmt: skip
+    write = Call(method="PATCH", path="/v1/data/orders/1", writes=True, resource="orders/1", token=34)
     for kind in FOREIGN:
         expected = Unavailable if kind.__name__ in never_sent else OutcomeUnknown
-        with pytest.raises(expected) as raised, foreign_errors(WRITE):
+        with pytest.raises(expected) as raised, foreign_errors(write):
             raise raised_by_httpx(kind)
         if expected is OutcomeUnknown:
             assert (raised.value.resource, raised.value.presented_token) == ("orders/1", 34), kind
@@ -110,33 +109,31 @@ async def test_an_event_that_cannot_be_read(data: str, why: str) -> None:
             await anext(client.leaders("scheduler"))
 
 
-STALE = {
-    "code": "FP001",
-    "detail": "Token 33 is stale.",
-    "resource": "orders/1",
-    "presented_token": "33",
-    "current_token": "9223372036854775807",
-    "superseded_by": {
-        "holder": "other",
-        "lease_id": "7",
-        "token": "34",
-        "locks": ["orders/1"],
-        "granted_at": "2026-01-02T03:04:05.678Z",
-        "issued_at": None,
-        "source": "builtin",
-    },
-}
-
-
 def test_a_409_shows_everything_that_it_knows() -> None:
-    error = error_of(Problem(STALE, 409))
+    stale = {
+        "code": "FP001",
+        "detail": "Token 33 is stale.",
+        "resource": "orders/1",
+        "presented_token": "33",
+        "current_token": "9223372036854775807",
+        "superseded_by": {
+            "holder": "other",
+            "lease_id": "7",
+            "token": "34",
+            "locks": ["orders/1"],
+            "granted_at": "2026-01-02T03:04:05.678Z",
+            "issued_at": None,
+            "source": "builtin",
+        },
+    }
+    error = error_of(Problem(stale, 409))
     assert isinstance(error, StaleToken)
     assert (error.resource, error.presented_token, error.current_token) == ("orders/1", 33, 2**63 - 1)
     assert error.superseded_by is not None
     assert error.superseded_by.holder == "other"
     assert error.superseded_by.granted_at == datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
     assert error.superseded_by.locks == ("orders/1",)
-    assert error.members is STALE
+    assert error.members is stale
     assert str(error) == "Token 33 is stale. (FP001)"
 
 
@@ -149,7 +146,6 @@ AWAY = problem(503, "FP010", retryable=True)
 BUSY = problem(503, "55P03", retryable=True)
 UNKNOWN = problem(503, "FP009", retryable=True)
 STALE_ANSWER = problem(409, "FP001", retryable=False)
-IN_FLIGHT = problem(409, "FP013", retryable=True)
 
 
 def ok() -> httpx.Response:
@@ -374,11 +370,10 @@ async def test_a_closed_client_reports_it() -> None:
     assert mock.requests == []
 
 
-NO_ROW = problem(404, "FP006", retryable=False)
 TAKEN = problem(409, "23505", retryable=False)
 
 
-@pytest.mark.parametrize(("first", "refusal"), [(CUT, NO_ROW), (UNKNOWN, TAKEN)])
+@pytest.mark.parametrize(("first", "refusal"), [(CUT, problem(404, "FP006", retryable=False)), (UNKNOWN, TAKEN)])
 async def test_a_refusal_after_an_attempt_that_may_still_land_is_no_certainty(first: Any, refusal: Any) -> None:
     """Unless it is stale: a mark never falls, and the first attempt is as stale as the second, wherever it is."""
     async with client(Mock(first, refusal)) as c:
@@ -391,7 +386,7 @@ async def test_a_refusal_after_an_attempt_that_may_still_land_is_no_certainty(fi
             await c.patch("orders", 1, {"status": "x"}, token=34)
 
 
-@pytest.mark.parametrize("first", [REFUSED, AWAY, IN_FLIGHT])
+@pytest.mark.parametrize("first", [REFUSED, AWAY, problem(409, "FP013", retryable=True)])
 async def test_a_refusal_after_an_attempt_that_did_nothing_is_a_refusal(first: Any) -> None:
     async with client(Mock(first, TAKEN)) as c:
         with pytest.raises(ApiError) as refused:
@@ -440,23 +435,18 @@ def test_values_that_json_lacks_go_as_text() -> None:
         dumps(object())
 
 
-def modules_after(statement: str) -> set[str]:
+def test_importing_the_client_loads_no_server() -> None:
+    statement = "from fencepost import Client, SyncClient, StaleToken, LeaseLost, LockHeld"
     script = f"{statement}\nimport sys; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-# Not click: httpx itself imports it for its own command line, where it is installed.
-SERVER = (
-    {"fastapi", "starlette", "uvicorn", "asyncpg", "sqlalchemy", "alembic", "orjson", "pydantic", "pydantic_settings"}
-    | {"structlog", "prometheus_client"}
-)  # fmt: skip
-
-
-def test_importing_the_client_loads_no_server() -> None:
-    loaded = modules_after("from fencepost import Client, SyncClient, StaleToken, LeaseLost, LockHeld")
+    loaded = set(done.stdout.split())
     assert "httpx" in loaded
-    assert loaded & SERVER == set()
+    # Not click: httpx itself imports it for its own command line, where it is installed.
+    server = (
+        {"fastapi", "starlette", "uvicorn", "asyncpg", "sqlalchemy", "alembic", "orjson", "pydantic"}
+        | {"pydantic_settings", "structlog", "prometheus_client"}
+    )  # fmt: skip
+    assert loaded & server == set()
     ours = {name.split(".")[1] for name in loaded if name.startswith("fencepost.")}
     assert ours == {"client"}
 

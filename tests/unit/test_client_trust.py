@@ -13,7 +13,7 @@ import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
+from tests.client.transports import Fate, ScriptedGateway, scripted_lease
 from tests.support.manual_clock import ManualClock, settled
 
 from fencepost.client import (
@@ -324,11 +324,14 @@ class Pause:
 
 
 delays = st.sampled_from([0.0, 0.001, 0.2, 1.0, 3.0, 9.0, 31.0, float("inf")])
-fates = st.builds(Fate, out=delays, back=delays, lost_out=st.booleans(), lost_back=st.booleans())
-pauses = st.builds(Pause, st.sampled_from([0.01, 0.7, 3.0, 9.9, 19.0, 28.4, 40.0]), st.booleans())
 
 
-@given(st.lists(fates, max_size=12), st.lists(pauses, max_size=8), st.sampled_from([0.0, 0.02, 1.5]), st.booleans())
+@given(
+    st.lists(st.builds(Fate, out=delays, back=delays, lost_out=st.booleans(), lost_back=st.booleans()), max_size=12),
+    st.lists(st.builds(Pause, st.sampled_from([0.01, 0.7, 3.0, 9.9, 19.0, 28.4, 40.0]), st.booleans()), max_size=8),
+    st.sampled_from([0.0, 0.02, 1.5]),
+    st.booleans(),
+)
 @example([Fate(back=9.0)], [], 0.0, True)  # the one renewal's answer was 9 s old when it came
 @example([Fate(out=4.0, back=5.0)] * 12, [], 0.0, True)
 @example([Fate(lost_back=True)] * 12, [], 0.0, False)
@@ -358,7 +361,6 @@ def test_under_any_schedule_trust_ends_before_the_lease_does(
 
 
 NEVER = Fate(out=float("inf"))
-REFUSED = Fate(lost_out=True)
 RENEW = "POST /v1/leases/1/renew"
 
 
@@ -392,7 +394,8 @@ async def test_the_first_renewal_comes_at_a_third_of_the_ttl(
 
 
 async def test_an_outage_inside_the_ttl_is_survived(lease: Lease, gateway: ScriptedGateway, clock: ManualClock) -> None:
-    gateway.script.extend([REFUSED] * 8)
+    refused = Fate(lost_out=True)
+    gateway.script.extend([refused] * 8)
     await clock.advance(25.0)
     assert lease.trusted
     assert len(gateway.requests) >= 9

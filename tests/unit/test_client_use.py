@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from textwrap import dedent
 from typing import Any
 
 import httpx
 import pytest
-from tests.client.counting import GRANT, Mock, problem
-from tests.client.scripted import Fate, ScriptedGateway, scripted_lease
+from tests.client.transports import GRANT, Fate, Mock, ScriptedGateway, problem, scripted_lease
 from tests.support.manual_clock import Hurried, ManualClock, settled
 
 from fencepost.client import (
@@ -56,7 +56,6 @@ from fencepost.testing.servers.processes import PATIENCE, eventually
 
 ID = "kafka:orders.3.17.00c0ffee00c0ffee"
 CUT = httpx.ReadError("cut")
-AWAY = problem(503, "FP010", retryable=True)
 Answering = Callable[[], httpx.Response]
 
 
@@ -148,7 +147,8 @@ async def test_a_wait_ends_when_its_time_is_over_though_the_gateway_is_silent() 
 
 
 async def test_a_wait_that_is_over_in_an_outage_names_it() -> None:
-    clock, mock = ManualClock(), Mock(kept, *[AWAY] * 1000)
+    away = problem(503, "FP010", retryable=True)
+    clock, mock = ManualClock(), Mock(kept, *[away] * 1000)
     async with Client("http://mock", transport=mock, clock=clock) as c:
         waiting = asyncio.create_task((await c.submit.patch("orders", 1, {})).result(600))
         await clock.advance(599)
@@ -459,58 +459,54 @@ async def test_writes_to_a_table_with_a_scope_wait_for_all_others_each_time() ->
 # A client belongs to one process and one event loop: elsewhere it says so, at once.
 
 
-FORKED = """
-import os, sys
-from fencepost import SyncClient
-with SyncClient("http://127.0.0.1:9", timeout=1, retry=None) as client:
-    child = os.fork()
-    if child == 0:
-        try:
-            client.select("orders")
-        except RuntimeError as error:
-            print(error)
-        client.close()
-        sys.stdout.flush()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    print("parent")
-"""
-
-
 def test_a_forked_process_is_told_to_open_a_client_of_its_own() -> None:
-    ran = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    forked = dedent("""
+        import os, sys
+        from fencepost import SyncClient
+        with SyncClient("http://127.0.0.1:9", timeout=1, retry=None) as client:
+            child = os.fork()
+            if child == 0:
+                try:
+                    client.select("orders")
+                except RuntimeError as error:
+                    print(error)
+                client.close()
+                sys.stdout.flush()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            print("parent")
+    """)
+    ran = subprocess.run([sys.executable, "-c", forked], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ran.returncode == 0, ran.stderr
     said, parent = ran.stdout.splitlines()
     assert "from which this one was forked" in said
     assert parent == "parent", "its own client is closed as ever"
 
 
-ASYNC_FORKED = """
-import asyncio, os
-from fencepost import Client
-async def main():
-    client = Client("http://127.0.0.1:9", timeout=1, retry=None)
-    try:
-        await client.select("orders")
-    except Exception:
-        pass
-    child = os.fork()
-    if child == 0:
-        for asked in (client.select("orders"), client.lock("a").__aenter__()):
-            try:
-                await asked
-            except RuntimeError as error:
-                print(error, flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
-    await client.aclose()
-asyncio.run(main())
-"""
-
-
 def test_a_forked_process_is_told_that_the_client_of_an_event_loop_belongs_to_another() -> None:
+    async_forked = dedent("""
+        import asyncio, os
+        from fencepost import Client
+        async def main():
+            client = Client("http://127.0.0.1:9", timeout=1, retry=None)
+            try:
+                await client.select("orders")
+            except Exception:
+                pass
+            child = os.fork()
+            if child == 0:
+                for asked in (client.select("orders"), client.lock("a").__aenter__()):
+                    try:
+                        await asked
+                    except RuntimeError as error:
+                        print(error, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+            await client.aclose()
+        asyncio.run(main())
+    """)
     ran = subprocess.run(
-        [sys.executable, "-c", ASYNC_FORKED], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", async_forked], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ran.stdout.count("or before a fork") == 2, ran.stdout + ran.stderr
 

@@ -257,17 +257,6 @@ async def test_closing_waits_no_longer_once_it_is_to_end() -> None:
 # Foreign errors become ours, all of them, in one place.
 
 
-def server_errors() -> list[type[asyncpg.PostgresError]]:
-    """Every class of error that asyncpg can raise for an SQLSTATE."""
-    found: set[type[asyncpg.PostgresError]] = set()
-    todo: list[type[asyncpg.PostgresError]] = [asyncpg.PostgresError]
-    while todo:
-        kind = todo.pop()
-        found.add(kind)
-        todo += kind.__subclasses__()
-    return sorted((kind for kind in found if getattr(kind, "sqlstate", None)), key=lambda kind: kind.__name__)
-
-
 def becomes(sqlstate: str, *, writing: bool) -> type[StorageError]:
     if sqlstate.startswith(("08", "57P")):
         return OutcomeUnknownError if writing else UnavailableError
@@ -280,7 +269,14 @@ def becomes(sqlstate: str, *, writing: bool) -> type[StorageError]:
 
 @pytest.mark.parametrize("writing", [True, False])
 def test_every_error_of_the_server_is_translated(writing: bool) -> None:
-    kinds = server_errors()
+    # Every class of error that asyncpg can raise for an SQLSTATE.
+    found: set[type[asyncpg.PostgresError]] = set()
+    todo: list[type[asyncpg.PostgresError]] = [asyncpg.PostgresError]
+    while todo:
+        each = todo.pop()
+        found.add(each)
+        todo += each.__subclasses__()
+    kinds = sorted((each for each in found if getattr(each, "sqlstate", None)), key=lambda each: each.__name__)
     assert len(kinds) > 200
     for kind in kinds:
         error = ours(kind("what it said"), writing=writing)

@@ -20,8 +20,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from fastapi import FastAPI
-from starlette.responses import Response
-from tests.conformance.conftest import BENCHES
+from tests.conformance.benches import BENCHES
 from tests.races.mutants import MUTANTS
 from tests.sources.test_shutdown import LIVE_BY_SESSION
 from tools import long_run, problems_page
@@ -48,13 +47,6 @@ from fencepost.testing.torture.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 
-FILE = re.compile(r"(?<![\w./{}<>$:@%~*-])((?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|mako))\b(?![/({=])")
-IN_FILE = re.compile(r"((?:[\w-]+/)+\w+\.py)::(\w+)")
-PLACEHOLDERS = {"file.py", "invoices.py"}  # the second is written by the page that names it
-LINK = re.compile(r"\]\(([^)\s]+)\)")
-OF_THE_SCHEMA = re.compile(r"`fencepost\.([a-z_]+)(?:\.[a-z_]+)?(?:\([^`]*\))?`")
-MADE = re.compile(r"\b(?:TABLE|SEQUENCE|VIEW|TYPE|FUNCTION|TRIGGER) (?:fencepost\.)?([a-z_]+)")
-SETTING = re.compile(r"'fencepost\.([a-z_]+)'")
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 """Documents that were once beside the project, and are in no clone."""
 
@@ -107,9 +99,12 @@ def with_prose() -> list[Path]:
 
 
 def test_files_that_are_named_exist() -> None:
+    file = re.compile(r"(?<![\w./{}<>$:@%~*-])((?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|mako))\b(?![/({=])")
+    # the second is written by the page that names it
+    placeholders = {"file.py", "invoices.py"}
     missing = {
-        f"{path}: {name}" for path in with_prose() for name in FILE.findall(prose(path))
-        if not name.startswith("../") and name not in files() | PLACEHOLDERS
+        f"{path}: {name}" for path in with_prose() for name in file.findall(prose(path))
+        if not name.startswith("../") and name not in files() | placeholders
     }  # fmt: skip
     assert missing == set(), "a file was moved or renamed: name it as it is called now"
 
@@ -126,7 +121,8 @@ def defined_in(name: str) -> frozenset[str]:
 
 def test_functions_that_are_named_with_their_file_exist() -> None:
     """Written as pytest does: the file, two colons, the name."""
-    named = {each for path in with_prose() for each in IN_FILE.findall(prose(path))}
+    in_file = re.compile(r"((?:[\w-]+/)+\w+\.py)::(\w+)")
+    named = {each for path in with_prose() for each in in_file.findall(prose(path))}
     assert len(named) > 30
     missing = {(file, name) for file, name in named if file not in files() or name not in defined_in(file)}
     assert missing == set()
@@ -140,7 +136,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_to_files_and_headings() -> None:
-    links = [(ROOT / path, each) for path in pages() for each in LINK.findall(FENCED.sub("", prose(path)))]
+    link = re.compile(r"\]\(([^)\s]+)\)")
+    links = [(ROOT / path, each) for path in pages() for each in link.findall(FENCED.sub("", prose(path)))]
     for page, target in links:
         url = urlsplit(target)
         if url.scheme:
@@ -152,14 +149,17 @@ def test_links_lead_to_files_and_headings() -> None:
 
 def test_objects_of_the_schema_that_documents_name_exist() -> None:
     texts = {path: (ROOT / path).read_text("utf-8") for path in tracked() if path.suffix in (".sql", ".py")}
-    known = {name for path, text in texts.items() if path.suffix == ".sql" for name in MADE.findall(text)}
-    known |= {name for text in texts.values() for name in SETTING.findall(text)}
+    made = re.compile(r"\b(?:TABLE|SEQUENCE|VIEW|TYPE|FUNCTION|TRIGGER) (?:fencepost\.)?([a-z_]+)")
+    known = {name for path, text in texts.items() if path.suffix == ".sql" for name in made.findall(text)}
+    setting = re.compile(r"'fencepost\.([a-z_]+)'")
+    known |= {name for text in texts.values() for name in setting.findall(text)}
     ours = [path for path in tracked() if path.parts[:2] == ("app", "fencepost")]
     known |= {path.stem for path in ours} | {path.parts[2] for path in ours}
     assert {"raise_mark", "marks", "tokens", "break_glass"} <= known
+    of_the_schema = re.compile(r"`fencepost\.([a-z_]+)(?:\.[a-z_]+)?(?:\([^`]*\))?`")
     missing = {
         f"{path}: fencepost.{name}" for path in pages()
-        for name in OF_THE_SCHEMA.findall((ROOT / path).read_text("utf-8")) if name not in known
+        for name in of_the_schema.findall((ROOT / path).read_text("utf-8")) if name not in known
     }  # fmt: skip
     assert missing == set()
 
@@ -280,13 +280,13 @@ def test_no_source_is_described_that_is_not_there() -> None:
 # docs/proof.md names tests, commands and workloads that exist, and has the figures of docs/proof.json.
 
 PROOF_PAGE = (ROOT / "docs/proof.md").read_text()
-PROVING_COMMANDS = sorted(set(re.findall(r"`((?:\.venv/bin/|fencepost )[^`]+)`", PROOF_PAGE)))
 
 
 def test_commands_that_show_a_bug_again_can_be_run() -> None:
     """Tests that are named with their file exist: see above."""
     known = CliRunner().invoke(main, ["torture", "--help"]).output
-    for line in PROVING_COMMANDS:
+    proving_commands = sorted(set(re.findall(r"`((?:\.venv/bin/|fencepost )[^`]+)`", PROOF_PAGE)))
+    for line in proving_commands:
         program, *words = shlex.split(line)
         if "pytest" in line:
             assert program == ".venv/bin/pytest"
@@ -331,7 +331,6 @@ def test_fresh_rows_take_the_places_of_those_of_the_same_parts_and_tell_their_da
 
 
 CHOOSING = ROOT / "docs" / "choosing.md"
-EVIDENCE = re.compile(r"\b[CT][1-9][0-9]*\b")
 
 
 def capabilities() -> dict[str, Capabilities]:
@@ -385,7 +384,8 @@ def test_each_test_that_is_named_exists() -> None:
 def test_what_is_listed_is_used_and_what_is_used_is_listed() -> None:
     text = CHOOSING.read_text("utf-8")
     claims = text[: text.index("## Evidence")]
-    assert set(EVIDENCE.findall(claims)) == set(listed())
+    evidence = re.compile(r"\b[CT][1-9][0-9]*\b")
+    assert set(evidence.findall(claims)) == set(listed())
 
 
 def test_the_table_of_guarantees_is_the_codes() -> None:
@@ -435,13 +435,9 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def text_of(response: Response) -> str:
-    return html.unescape(re.sub(r"<[^>]+>", "", bytes(response.body).decode()))
-
-
 def test_every_problem_has_a_complete_page_with_an_example_of_its_own() -> None:
     for kind in PROBLEM_TYPES:
-        text = text_of(problem_page(kind))
+        text = html.unescape(re.sub(r"<[^>]+>", "", bytes(problem_page(kind).body).decode()))
         for part in (kind.title, kind.meaning, kind.action, str(kind.status), f'"type": "/problems/{kind.slug}"'):
             assert part.replace("`", "") in text, kind.slug
         assert (kind.code or "SQLSTATE") in text, kind.slug
@@ -495,7 +491,6 @@ async def test_only_named_assets_are_served(client: httpx.AsyncClient) -> None:
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def test_the_example_of_a_stepped_race_is_the_file() -> None:
@@ -509,10 +504,11 @@ def test_a_source_has_its_page_its_bench_and_its_extra(scheme: str) -> None:
     kind = kind_of(f"{scheme}://x").removeprefix("postgres-")
     page = f"docs/sources/{kind_of(f'{scheme}://x')}.md"
     assert (ROOT / page).is_file(), f"write {page}; or, if {scheme} is another one over TLS, add it to registry._SAME"
-    assert kind in BENCHES, f"write tests/conformance/{kind}_bench.py, and add {kind} to BENCHES in conftest.py"
+    assert kind in BENCHES, f"write a class in tests/conformance/benches.py, and add {kind} to BENCHES there"
     extra = KINDS[scheme][1]
-    assert extra is None or extra in EXTRAS, f"pyproject.toml has no extra {extra}"
-    (of_all,) = EXTRAS["sources"]
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert extra is None or extra in extras, f"pyproject.toml has no extra {extra}"
+    (of_all,) = extras["sources"]
     assert extra is None or extra in re.findall(r"\w+", of_all), f"add {extra} to the extra sources in pyproject.toml"
 
 
@@ -581,8 +577,6 @@ def test_a_setting_is_explained_on_a_page() -> None:
 
 
 RAISED = re.compile(r"(?:ERRCODE = |fencepost\.refuse\()'(FP\w{3})'")
-NOT_BY_DIRECT_SQL = {"FP000", "FP005", "FP403"}
-"""Raised in the gateway's own statements only."""
 
 
 def raised() -> set[str]:
@@ -600,23 +594,19 @@ def test_an_sqlstate_of_ours_is_read_documented_and_tested() -> None:
     assert len(codes) > 5
     refuses = {path.name for path in tracked() if path.suffix == ".sql" and re.search("'FP(409|018)'", text(str(path)))}
     assert refuses == {"judging.sql", "bounds.sql"}, "by its mark, or its bounds, and nowhere else"
+    # Raised in the gateway's own statements only.
+    not_by_direct_sql = {"FP000", "FP005", "FP403"}
     for code in codes:
         assert code in readers, f"{code}: _DETAIL_MEMBERS in gateway/refusals.py"
         assert code in text("docs/direct-sql.md"), f"{code}: the table of SQLSTATEs in docs/direct-sql.md"
         tested = code in text("tests/direct_sql/test_plain_sql.py").partition("REFUSALS = [")[2]
-        assert tested != (code in NOT_BY_DIRECT_SQL), f"{code}: its message in tests/direct_sql/test_plain_sql.py"
+        assert tested != (code in not_by_direct_sql), f"{code}: its message in tests/direct_sql/test_plain_sql.py"
 
 
 def columns_of_protected() -> set[str]:
     text = (ROOT / "migrations/schema/protected.sql").read_text("utf-8")
     body = text.partition("CREATE TABLE fencepost.protected (\n")[2].partition("\n);")[0]
     return set(re.findall(r"^  (\w+) +\w", body, re.MULTILINE))
-
-
-BY_DEFAULT = {"protected_at", "protected_by"}
-"""Who protected a table first, and when."""
-KEPT_BY_TRIGGERS = {"relation", "partitions"}
-"""What the row is found by; and what event triggers keep up to date, by which the protection does not change."""
 
 
 def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
@@ -627,10 +617,14 @@ def test_every_column_of_a_protection_is_stored_changed_and_read() -> None:
     assert inserted is not None
     stored = set(re.findall(r"\w+", inserted[1]))
     changed = {into for into, of in re.findall(r"(\w+) = excluded\.(\w+)", text) if into == of}
-    assert stored == columns - BY_DEFAULT, "the INSERT in ops/ddl.py"
+    # Who protected a table first, and when.
+    by_default = {"protected_at", "protected_by"}
+    assert stored == columns - by_default, "the INSERT in ops/ddl.py"
     assert changed == stored - {"relation"}, "its ON CONFLICT in ops/ddl.py"
     read = set(re.findall(r"\bp\.(\w+)", PROTECTED))
-    assert read == stored - KEPT_BY_TRIGGERS, "PROTECTED in postgres/catalog_cache.py"
+    # What the row is found by; and what event triggers keep up to date, by which the protection does not change.
+    kept_by_triggers = {"relation", "partitions"}
+    assert read == stored - kept_by_triggers, "PROTECTED in postgres/catalog_cache.py"
     now = set(re.findall(r"\bp\.(\w+) AS registered_", inspect.getsource(checks)))
     assert now == read, "the query of Registration in ops/checks.py"
 

@@ -10,6 +10,7 @@ from base64 import b32encode, b64encode, b85encode, encodebytes
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -337,66 +338,80 @@ async def test_a_slow_server_is_given_up() -> None:
         assert "did not come within" in there.reasons[0]
 
 
-HOSTILE = {
-    "huge": (answer(b'{"keys":[' + b" " * 300_000 + b"]}"), "more than 262144 bytes"),
-    "endless": (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 1_000_000, "more than 262144 bytes"),
-    "a redirect": (answer(b"", "302 Found", "Location: http://169.254.169.254/\r\n"), "answered 302"),
-    "not found": (answer(b"{}", "404 Not Found"), "answered 404"),
-    "no JSON": (answer(b"<html>"), "no JSON"),
-    "no UTF-8": (answer(b"\xff\xff"), "UTF-8"),
-    "a list": (answer(b"[]"), "no JSON object"),
-    "nested": (answer(b"[" * 100_000), "nested"),
-    "keys twice": (answer(b'{"keys":[],"keys":[]}'), "a name twice"),
-    "no keys": (answer(b"{}"), "list of keys"),
-    "keys is an object": (answer(b'{"keys":{}}'), "list of keys"),
-    "empty": (answer(b'{"keys":[]}'), "it is empty"),
-    "keys of other types": (answer(b'{"keys":[1,null,"x",[],{}]}'), "no key that verifies"),
-    "many": (answer(json.dumps({"keys": [{}] * 65}).encode()), "more than 64"),
-    "one kid twice": (answer(json.dumps({"keys": [*public(RSA)["keys"]] * 2}).encode()), "two keys with one kid"),
-    "compressed": (
-        answer(gzip.compress(json.dumps(public(RSA)).encode()), headers="Content-Encoding: gzip\r\n"),
-        "encoding",
-    ),
-    "no HTTP": (b"hello\r\n\r\n", "cannot be fetched"),
-    "nothing": (b"", "cannot be fetched"),
-    "cut off": (b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", "cannot be fetched"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_answer_changes_no_keys(name: str) -> None:
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        pytest.param(answer(b'{"keys":[' + b" " * 300_000 + b"]}"), "more than 262144 bytes", id="huge"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 1_000_000, "more than 262144 bytes", id="endless"),
+        pytest.param(
+            answer(b"", "302 Found", "Location: http://169.254.169.254/\r\n"), "answered 302", id="a redirect"
+        ),
+        pytest.param(answer(b"{}", "404 Not Found"), "answered 404", id="not found"),
+        pytest.param(answer(b"<html>"), "no JSON", id="no JSON"),
+        pytest.param(answer(b"\xff\xff"), "UTF-8", id="no UTF-8"),
+        pytest.param(answer(b"[]"), "no JSON object", id="a list"),
+        pytest.param(answer(b"[" * 100_000), "nested", id="nested"),
+        pytest.param(answer(b'{"keys":[],"keys":[]}'), "a name twice", id="keys twice"),
+        pytest.param(answer(b"{}"), "list of keys", id="no keys"),
+        pytest.param(answer(b'{"keys":{}}'), "list of keys", id="keys is an object"),
+        pytest.param(answer(b'{"keys":[]}'), "it is empty", id="empty"),
+        pytest.param(answer(b'{"keys":[1,null,"x",[],{}]}'), "no key that verifies", id="keys of other types"),
+        pytest.param(answer(json.dumps({"keys": [{}] * 65}).encode()), "more than 64", id="many"),
+        pytest.param(
+            answer(json.dumps({"keys": [*public(RSA)["keys"]] * 2}).encode()),
+            "two keys with one kid",
+            id="one kid twice",
+        ),
+        pytest.param(
+            answer(gzip.compress(json.dumps(public(RSA)).encode()), headers="Content-Encoding: gzip\r\n"),
+            "encoding",
+            id="compressed",
+        ),
+        pytest.param(b"hello\r\n\r\n", "cannot be fetched", id="no HTTP"),
+        pytest.param(b"", "cannot be fetched", id="nothing"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", "cannot be fetched", id="cut off"),
+    ],
+)
+async def test_a_hostile_answer_changes_no_keys(says: bytes, why: str) -> None:
     async with seen() as (server, there):
         await there.verify(TOKEN)
-        server.says, why = HOSTILE[name]
+        server.says = says
         await there.keys.fetch()
         assert [why in reason for reason in there.reasons] == [True], there.reasons
         assert await there.verify(TOKEN) == "accepted"
 
 
-SKIPPED = {
-    "a published secret": (OctKey.generate_key(256).as_dict(), "was published"),
-    "a private key": (RSA.as_dict(private=True), "private"),
-    "for encryption": (public(RSA, use="enc")["keys"][0], "use is not sig"),
-    "another algorithm": (public(RSA, alg="RS512")["keys"][0], "only RS256"),
-    "RS256 for a curve": (public(EC, alg="RS256")["keys"][0], "only ES256"),
-    "to sign not": (public(RSA, key_ops=["encrypt"])["keys"][0], "key_ops"),
-    "a short RSA key": ({**public(RSA)["keys"][0], "n": encode(((1 << 1023) + 1).to_bytes(128))}, ">= 2048 bits"),
-    "a long RSA key": ({**public(RSA)["keys"][0], "n": encode(((1 << 11_999) + 1).to_bytes(1500))}, "2048 to 8192"),
-    "a giant RSA key": ({**public(RSA)["keys"][0], "n": "A" * 100_000}, "more than 2048 characters"),
-    "exponent of one": ({**public(RSA)["keys"][0], "e": "AQ"}, "cannot be read"),
-    "another curve": (ECKey.generate_key("P-521").as_dict(private=False), "neither P-256"),
-    "a key of exchange": (OKPKey.generate_key("X25519").as_dict(private=False), "neither P-256"),
-    "not on the curve": ({**public(EC)["keys"][0], "y": "A" * 43}, "cannot be read"),
-    "kid is a number": (public(RSA, kid=5)["keys"][0], "kid is no text"),
-    "n is a number": ({**public(RSA)["keys"][0], "n": 5}, "cannot be read"),
-    "kty is unknown": ({"kty": "AKP", "pub": "x"}, "cannot be read"),
-    "kty is a list": ({"kty": ["RSA"]}, "cannot be read"),
-}
-
-
-@pytest.mark.parametrize("name", SKIPPED)
-async def test_keys_that_verify_no_tokens_here_are_skipped_and_named(name: str) -> None:
-    member, why = SKIPPED[name]
+@pytest.mark.parametrize(
+    ("member", "why"),
+    [
+        pytest.param(OctKey.generate_key(256).as_dict(), "was published", id="a published secret"),
+        pytest.param(RSA.as_dict(private=True), "private", id="a private key"),
+        pytest.param(public(RSA, use="enc")["keys"][0], "use is not sig", id="for encryption"),
+        pytest.param(public(RSA, alg="RS512")["keys"][0], "only RS256", id="another algorithm"),
+        pytest.param(public(EC, alg="RS256")["keys"][0], "only ES256", id="RS256 for a curve"),
+        pytest.param(public(RSA, key_ops=["encrypt"])["keys"][0], "key_ops", id="to sign not"),
+        pytest.param(
+            {**public(RSA)["keys"][0], "n": encode(((1 << 1023) + 1).to_bytes(128))},
+            ">= 2048 bits",
+            id="a short RSA key",
+        ),
+        pytest.param(
+            {**public(RSA)["keys"][0], "n": encode(((1 << 11_999) + 1).to_bytes(1500))},
+            "2048 to 8192",
+            id="a long RSA key",
+        ),
+        pytest.param({**public(RSA)["keys"][0], "n": "A" * 100_000}, "more than 2048 characters", id="a giant RSA key"),
+        pytest.param({**public(RSA)["keys"][0], "e": "AQ"}, "cannot be read", id="exponent of one"),
+        pytest.param(ECKey.generate_key("P-521").as_dict(private=False), "neither P-256", id="another curve"),
+        pytest.param(OKPKey.generate_key("X25519").as_dict(private=False), "neither P-256", id="a key of exchange"),
+        pytest.param({**public(EC)["keys"][0], "y": "A" * 43}, "cannot be read", id="not on the curve"),
+        pytest.param(public(RSA, kid=5)["keys"][0], "kid is no text", id="kid is a number"),
+        pytest.param({**public(RSA)["keys"][0], "n": 5}, "cannot be read", id="n is a number"),
+        pytest.param({"kty": "AKP", "pub": "x"}, "cannot be read", id="kty is unknown"),
+        pytest.param({"kty": ["RSA"]}, "cannot be read", id="kty is a list"),
+    ],
+)
+async def test_keys_that_verify_no_tokens_here_are_skipped_and_named(member: dict[str, Any], why: str) -> None:
     async with seen() as (server, there):
         server.give({"keys": [member, *public(NEW)["keys"]]})
         await there.keys.fetch()

@@ -1,5 +1,6 @@
-"""Messages of a log, the writes that they carry, and their ids; docs/schemas says the same of them."""
+"""Messages of a log, the writes that they carry (docs/schemas says the same), and their consumer without a log."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -8,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fencepost.server.consuming.applying import of_problem, reason_of
+from fencepost.server.consuming.consumer import Backoff, InHand, KeyQueues, size_of
+from fencepost.server.consuming.deciding import Progress, noted_reason
 from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.problems import bad_request
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, encoded
 from fencepost.server.fence.token import MAX_TOKEN, Token
+from fencepost.server.gateway.results import state_of
+from fencepost.server.health import look_at_queue
+from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import KnownPartition, KnownQueue
 from fencepost.server.queues.log import MOST_OFFSET, Headers, Message, Position, Received
 from fencepost.server.queues.message import (
     KNOWN,
@@ -33,23 +43,12 @@ from fencepost.server.queues.message import (
     sign,
     verify,
 )
+from fencepost.server.queues.redis import from_url, seconds_of
+from fencepost.server.times import ConsumingTimes
+from fencepost.testing.servers.processes import PATIENCE, free_port
 
 KEY = b"orders/order-123"
 NONCE = "0123456789abcdef"
-FULL = WriteMessage(
-    "orders/order-123",
-    "PATCH",
-    b'{"status": "shipped"}',
-    b"select=id",
-    b"return=minimal",
-    b"application/json",
-    b"application/json; charset=utf-8",
-    b"key-1",
-    Token(34),
-    NONCE,
-    (("X-Request-Id", b"7"), ("traceparent", b"00-1"), ("baggage", b"a=b")),
-    b"k1.e30." + b"q" * 43,
-)
 
 
 def _message(*headers: tuple[str, bytes], key: bytes = KEY, method: bytes = b"PATCH") -> Message:
@@ -57,10 +56,24 @@ def _message(*headers: tuple[str, bytes], key: bytes = KEY, method: bytes = b"PA
 
 
 def test_a_write_comes_back_as_it_was_put_into_a_message() -> None:
-    message = message_of(FULL)
+    full = WriteMessage(
+        "orders/order-123",
+        "PATCH",
+        b'{"status": "shipped"}',
+        b"select=id",
+        b"return=minimal",
+        b"application/json",
+        b"application/json; charset=utf-8",
+        b"key-1",
+        Token(34),
+        NONCE,
+        (("X-Request-Id", b"7"), ("traceparent", b"00-1"), ("baggage", b"a=b")),
+        b"k1.e30." + b"q" * 43,
+    )
+    message = message_of(full)
     assert message.key == KEY
     assert tuple(name for name, _ in message.headers if name in KNOWN) == KNOWN
-    assert read_message(message) == FULL
+    assert read_message(message) == full
 
 
 def test_only_the_method_is_needed() -> None:
@@ -123,7 +136,6 @@ def test_the_nonce_of_a_malformed_message_is_found_where_it_is_one() -> None:
 
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "queue-messages.md").read_text("utf-8")
 
 
 def schema(name: str) -> Any:
@@ -174,10 +186,9 @@ def test_headers_fit_the_schema_if_and_only_if_they_are_read(headers: dict[str, 
     assert HEADERS.is_valid(headers) == is_read(headers)
 
 
-EXAMPLES = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize(
+    "text", re.findall(r"```json\n(.*?)```", (DOCS / "queue-messages.md").read_text("utf-8"), re.DOTALL)
+)
 def test_an_example_of_the_page_fits_the_schemas_and_is_read(text: str) -> None:
     message = json.loads(text)
     HEADERS.validate(message["headers"])
@@ -281,29 +292,33 @@ def test_the_caller_is_who_signed_and_the_rest_stays() -> None:
     assert claimed(with_header("caller", b"?")) is None
 
 
-CHANGES: dict[str, Callable[[], Message]] = {
-    "another row": lambda: replace(SIGNED, key=b"orders/k2"),
-    "another body": lambda: replace(SIGNED, value=b'{"n":2}'),
-    "another method": lambda: with_header("method", b"PUT"),
-    "another answer": lambda: with_header("prefer", b"return=representation"),
-    "another Idempotency-Key": lambda: with_header("idempotency-key", b"b"),
-    "another nonce": lambda: with_header("write-nonce", b"1" * 16),
-    "another one's header": lambda: replace(SIGNED, headers=(OTHER.headers[0], *SIGNED.headers[1:])),
-    "another role": lambda: with_header("caller", forged("owner")),
-    "no signature": lambda: with_header("caller", SIGNED.headers[0][1].rpartition(b".")[0]),
-    "nothing": lambda: with_header("caller", b""),
-    # The write is the same, and a copy would not be known by its content.
-    "a header of others": lambda: replace(SIGNED, headers=(*SIGNED.headers, ("x-a", b"1"))),
-    "another order": lambda: replace(SIGNED, headers=(SIGNED.headers[0], *SIGNED.headers[:0:-1])),
-    "the caller last": lambda: replace(SIGNED, headers=(*SIGNED.headers[1:], SIGNED.headers[0])),
-    "a capital": lambda: replace(SIGNED, headers=(("Caller", SIGNED.headers[0][1]), *SIGNED.headers[1:])),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_header_is_of_no_use_on_another_message(change: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda: replace(SIGNED, key=b"orders/k2"), id="another row"),
+        pytest.param(lambda: replace(SIGNED, value=b'{"n":2}'), id="another body"),
+        pytest.param(lambda: with_header("method", b"PUT"), id="another method"),
+        pytest.param(lambda: with_header("prefer", b"return=representation"), id="another answer"),
+        pytest.param(lambda: with_header("idempotency-key", b"b"), id="another Idempotency-Key"),
+        pytest.param(lambda: with_header("write-nonce", b"1" * 16), id="another nonce"),
+        pytest.param(
+            lambda: replace(SIGNED, headers=(OTHER.headers[0], *SIGNED.headers[1:])), id="another one's header"
+        ),
+        pytest.param(lambda: with_header("caller", forged("owner")), id="another role"),
+        pytest.param(lambda: with_header("caller", SIGNED.headers[0][1].rpartition(b".")[0]), id="no signature"),
+        pytest.param(lambda: with_header("caller", b""), id="nothing"),
+        # The write is the same, and a copy would not be known by its content.
+        pytest.param(lambda: replace(SIGNED, headers=(*SIGNED.headers, ("x-a", b"1"))), id="a header of others"),
+        pytest.param(lambda: replace(SIGNED, headers=(SIGNED.headers[0], *SIGNED.headers[:0:-1])), id="another order"),
+        pytest.param(lambda: replace(SIGNED, headers=(*SIGNED.headers[1:], SIGNED.headers[0])), id="the caller last"),
+        pytest.param(
+            lambda: replace(SIGNED, headers=(("Caller", SIGNED.headers[0][1]), *SIGNED.headers[1:])), id="a capital"
+        ),
+    ],
+)
+def test_a_header_is_of_no_use_on_another_message(change: Callable[[], Message]) -> None:
     with pytest.raises(MalformedMessageError, match=r"^header caller: "):
-        verified(CHANGES[change]())
+        verified(change())
 
 
 def test_a_header_is_of_one_queue_and_of_a_key_that_is_there() -> None:
@@ -321,3 +336,105 @@ def test_a_message_that_may_have_been_there_before_and_is_forgotten_is_refused()
     signed.require_in_time(1060.0, 60.0)
     with pytest.raises(MalformedMessageError, match="100 s after it was signed"):
         signed.require_in_time(1100.0, 60.0)
+
+
+# Parts of the consumer of a queue that need no log. What it does with one: tests/integration/test_consumer.py.
+
+
+def received_at(partition: int, offset: int, value: bytes = b"") -> Received:
+    return Received(Position(partition, offset), Message(b"t/a", value), 1.0)
+
+
+def test_no_more_is_taken_while_many_bytes_are_in_hand() -> None:
+    hand, large, small = (
+        InHand(1000, 100_000),
+        [received_at(0, n, b"x" * 10_000) for n in range(8)],
+        [received_at(0, 9)],
+    )
+    hand.add(small)
+    assert hand.room() == 999
+    hand.add(large)
+    assert hand.bytes == sum(map(size_of, large + small)) > 75_000
+    assert hand.room() == 0, "until a quarter of the bytes is free"
+    hand.remove(large[:1])
+    assert hand.room() == 1000 - 8
+
+
+async def test_what_a_key_has_in_another_partition_than_the_lost_one_goes_on() -> None:
+    begun: list[Position] = []
+    go_on = asyncio.Event()
+
+    async def decide(received: Received) -> None:
+        begun.append(received.position)
+        await go_on.wait()
+
+    lanes = KeyQueues(decide)
+    here, astray, there = (received_at(partition, offset) for partition, offset in ((0, 1), (1, 1), (0, 2)))
+    for each in (here, astray, there):
+        lanes.add(each)
+    await asyncio.sleep(0)
+    assert lanes.leave_out(frozenset({0})) == [there]
+    go_on.set()
+    await lanes.end(10)
+    assert begun == [here.position, astray.position]
+
+
+def test_pauses_grow_up_to_the_longest_and_begin_anew_after_a_success() -> None:
+    backoff = Backoff(ConsumingTimes(pause=0.5, longest_pause=3.0))
+    assert [backoff.next() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    backoff.reset()
+    assert backoff.next() == 0.5
+
+
+def test_a_reason_that_is_noted_is_not_long_and_has_no_character_that_no_text_in_postgresql_has() -> None:
+    assert noted_reason("\0" + "x" * 5000) == "x" * 499
+
+
+def test_a_kept_problem_has_its_state_and_its_reason() -> None:
+    answer = of_problem("failed", bad_request("there is no column x")).answer
+    assert answer is not None
+    assert (answer.status, state_of(answer)) == (400, "failed")
+    assert orjson.loads(answer.body)["detail"] == "there is no column x"
+    assert reason_of(answer) == "FP016: there is no column x"
+    assert reason_of(Recorded(500, (), b"oops")) == "status 500"
+    assert reason_of(Recorded(500, (), b"[]")) == "status 500"
+
+
+# How queues stand, by what was noted where logs do not answer. Where they do: integration/test_commands.py.
+
+
+def known(*partitions: KnownPartition) -> KnownQueue:
+    return KnownQueue("kafka:q", "kafka", 0, None, None, "x", 0, partitions)
+
+
+def noted(number: int, decided: int | None, oldest_s: float | None, noted_s: float) -> KnownPartition:
+    return KnownPartition(number, 9, decided, oldest_s, 0, 0, 0, 0, noted_s)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "lags", "ages"),
+    [
+        ([noted(0, 9, None, 1.0)], (0,), (0.0,)),
+        ([noted(0, 9, None, 3600.0)], (0,), (None,)),
+        ([noted(0, 4, 3700.0, 3600.0)], (5,), (3700.0,)),
+        ([noted(0, None, None, 1.0), noted(1, 4, 12.0, 1.0)], (None, 5), (None, 12.0)),
+        ([noted(1, 4, -2.0, 1.0)], (None, 5), (None, None)),
+    ],
+    ids=["none waits", "none did an hour ago", "one waits since", "of another partition", "from a time to come"],
+)
+async def test_what_was_noted_has_to_do_where_the_log_does_not_answer(
+    partitions: list[KnownPartition], lags: tuple[int | None, ...], ages: tuple[float | None, ...]
+) -> None:
+    away = from_url(f"redis://127.0.0.1:{free_port()}/q")
+    for log in (away, None):
+        status = await look_at_queue(known(*partitions), log, 5000.0, PATIENCE)
+        assert (status.lags, status.ages, status.lag) == (lags, ages, lags[-1])
+    await away.close()
+
+
+@pytest.mark.parametrize("content", [b"nan", b"inf", b"-1", b"1e300", b"soon"])
+def test_a_time_that_is_none_is_not_known(content: bytes) -> None:
+    assert (seconds_of(content), seconds_of(b"12.5")) == (0.0, 12.5)
+    progress = Progress()
+    progress.taken([Received(Position(0, 0), Message(b"t/a", None), seconds_of(content))])
+    assert [each.oldest for each in progress.collect(5000.0)] == [None]

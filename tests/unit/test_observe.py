@@ -24,8 +24,6 @@ from fencepost.server.observe import events
 from fencepost.server.observe.logs import MOST_REFUSALS, EventLog, configure
 from fencepost.server.observe.metrics import DAY, MOST_COUNTED, OTHERS, CallerRefusals, Metrics, QueueFigures
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
-
 MOVES: dict[events.Event, str] = {
     events.CallerRefused("jwt:issuer|ann", "FP045", "The lock is not for it."): (
         'fencepost_callers_refused_total{code="FP045"} 1.0'
@@ -87,7 +85,8 @@ def test_no_kind_of_event_is_left_out() -> None:
 
 def test_the_page_lists_every_metric_with_its_labels() -> None:
     documented: dict[str, set[str]] = {}
-    for row in re.findall(r"^\| `fencepost_.*", OPERATIONS.read_text(), re.MULTILINE):
+    operations = Path(__file__).parents[2] / "docs" / "operations.md"
+    for row in re.findall(r"^\| `fencepost_.*", operations.read_text(), re.MULTILINE):
         _, names, labels, *_ = row.split("|")
         documented |= {name: set(re.findall("`(.+?)`", labels)) for name in re.findall("`(.+?)`", names)}
     metrics = Metrics()
@@ -235,8 +234,6 @@ def test_those_that_are_counted_apart_are_as_many_in_a_day_as_in_a_moment() -> N
 # Problems: codes are unique and documented, and a body satisfies both conventions.
 
 
-TESTS = Path(__file__).parents[1]
-
 # A code that was given out is never reused and never changed. Last, the exception that the client raises.
 CONTRACT = {
     "FP001": (409, "stale-token", client.StaleToken),
@@ -297,9 +294,6 @@ OF_POSTGRESQL = {
     "P0001": (400, "database-refused", client.BadRequest),
 }
 
-ASKED = ("http", "sources", "integration")
-"""Where tests send requests."""
-
 
 def test_the_contract_has_every_problem_with_its_status() -> None:
     listed: set[tuple[str | None, int, str]] = {(code, status, slug) for code, (status, slug, _) in CONTRACT.items()}
@@ -309,10 +303,13 @@ def test_the_contract_has_every_problem_with_its_status() -> None:
 
 
 def test_a_request_gets_each_problem() -> None:
-    texts = [file.read_text() for folder in ASKED for file in (TESTS / folder).rglob("test_*.py")]
+    tests = Path(__file__).parents[1]
+    # Where tests send requests.
+    asked = ("http", "sources", "integration")
+    texts = [file.read_text() for folder in asked for file in (tests / folder).rglob("test_*.py")]
     for code, (status, _, _) in (CONTRACT | OF_POSTGRESQL).items():
         found = [text for text in texts if f'"{code}"' in text and re.search(rf"\b{status}\b", text)]
-        assert found, f"no test of {', '.join(ASKED)} has {code} with {status}: add one that sends a request"
+        assert found, f"no test of {', '.join(asked)} has {code} with {status}: add one that sends a request"
 
 
 def test_every_type_is_in_the_tuple() -> None:

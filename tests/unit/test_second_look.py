@@ -50,7 +50,6 @@ def test_storm():
     if first_time("storm"):
         raise ExceptionGroup("of tasks", [Violation("FENCEPOST_STORM_SEED=17: two holders at once")])
 """
-FOUND = "VIOLATION test_planted.py::test_storm: FENCEPOST_STORM_SEED=17: two holders at once"
 NEVER_TWICE = """
 def test_runs_once():
     if not first_time("once"):
@@ -108,7 +107,10 @@ def test_eleven_that_heal_and_one_that_does_not_are_red(tmp_path: Path, healing:
 
 @pytest.mark.parametrize(
     ("planted", "no_skips", "listed", "workers"),
-    [(VIOLATED, "", FOUND, "-n2"), (SKIPPED, "1", "its server is not installed", "-n0")],
+    [
+        (VIOLATED, "", "VIOLATION test_planted.py::test_storm: FENCEPOST_STORM_SEED=17: two holders at once", "-n2"),
+        (SKIPPED, "1", "its server is not installed", "-n0"),
+    ],
 )
 def test_what_an_oracle_found_and_a_forbidden_skip_get_no_second_look(
     tmp_path: Path, planted: str, no_skips: str, listed: str, workers: str

@@ -1,7 +1,6 @@
 """Each test of test_queues.py runs once for every kind of log, on that one's real server."""
 
 import asyncio
-import importlib
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -11,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.queues import kafka_bench
-from tests.conformance.queues.bench import QueueBench, log_of
+from tests.conformance.queues.benches import BENCHES, KafkaBench, QueueBench, brokers, log_of
 
 from fencepost.server.queues.log import Consumer, Log, Message, Position, Received
 from fencepost.testing.servers.kafka import Kafka
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
-BENCHES: tuple[str, ...] = ("kafka", "postgres", "redis")
-"""Names of the logs that are checked; each has a `<name>_bench.py`."""
 FAST = frozenset({"postgres", "redis"})
 """Those that start in a moment; what others show is left to `make test-all`."""
 PARTITIONS = 3
@@ -37,24 +33,23 @@ ROOT = Path(__file__).parents[3]
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueueBench]:
     """Run one log's server for this directory; skips where it is not installed."""
     if request.param == "kafka":
-        yield kafka_bench.KafkaBench(request.getfixturevalue("one_broker"))
+        yield KafkaBench(request.getfixturevalue("one_broker"))
         return
-    module = importlib.import_module(f"tests.conformance.queues.{request.param}_bench")
-    with module.running(tmp_path_factory.mktemp(request.param)) as running:
+    with BENCHES[request.param](tmp_path_factory.mktemp(request.param)) as running:
         yield running
 
 
 @pytest.fixture(scope="package")
 def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Run a Kafka of one broker for this directory; a test leaves it running."""
-    with kafka_bench.brokers(tmp_path_factory.mktemp("one"), 1) as running:
+    with brokers(tmp_path_factory.mktemp("one"), 1) as running:
         yield running
 
 
 @pytest.fixture(scope="package")
 def three_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Run a Kafka of three brokers for this directory; a test leaves all of them running."""
-    with kafka_bench.brokers(tmp_path_factory.mktemp("three"), 3) as running:
+    with brokers(tmp_path_factory.mktemp("three"), 3) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 
-from tests.conformance.queues.bench import log_of
+from tests.conformance.queues.benches import log_of
 
 from fencepost.server.queues.log import LogUnavailableError
 

@@ -11,8 +11,7 @@ from typing import Final
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as KafkaMessage
-from tests.conformance.queues.consumed_topic import ConsumedTopic, consumed_topic
-from tests.conformance.queues.kafka_bench import make_topic, next_topic
+from tests.conformance.queues.benches import ConsumedTopic, consumed_topic, make_topic, next_topic
 from tests.support.consuming import write
 from tests.support.interleave import Connect
 
@@ -143,8 +142,6 @@ async def test_a_read_goes_on_from_where_one_that_failed_had_got_to(one_broker: 
 
 Opened = Callable[[str], AbstractAsyncContextManager[ConsumedTopic]]
 LIMIT: Final = 200_000
-BROKERS_OWN: Final = 1_048_588
-"""max.message.bytes of a topic that has none of its own."""
 NOISE: Final = random.Random(17).randbytes(3_000_000)
 
 
@@ -211,6 +208,8 @@ async def test_a_letter_that_its_topic_does_not_take_is_kept_without_the_value(k
     topic = next_topic()
     await asyncio.to_thread(make_topic, kafka, topic, 1)
     await asyncio.to_thread(make_topic, kafka, f"{topic}.dead", 1, {"max.message.bytes": "10000"})
+    # max.message.bytes of a topic that has none of its own.
+    brokers_own = 1_048_588
     async with opened(topic) as queue, queue.consumed():
         await queue.append("k0", 1)
         assert await asyncio.to_thread(append, kafka, topic, NOISE[:20_000])
@@ -230,7 +229,7 @@ async def test_a_letter_that_its_topic_does_not_take_is_kept_without_the_value(k
         assert (dropped.exit_code, await queue.log.dead.count()) == (0, {})
         advice = "\n".join(await queue.log.advice())
         assert f"max.message.bytes of topic {topic}.dead is 10000" in advice
-        assert f"set it to {BROKERS_OWN + 65_536}." in advice
+        assert f"set it to {brokers_own + 65_536}." in advice
 
 
 async def test_a_letter_is_kept_without_headers_that_are_too_large(kafka: Kafka, opened: Opened) -> None:

@@ -10,14 +10,23 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
+from textwrap import dedent
 
 import asyncpg
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
+from tests.conformance.queues.benches import (
+    ConsumedTopic,
+    KafkaBench,
+    consumed_topic,
+    delete_topic,
+    kafka_admin,
+    make_topic,
+    next_topic,
+    topic_url,
+)
 from tests.conformance.queues.conftest import Member, MemberProcess, message
-from tests.conformance.queues.consumed_topic import ConsumedTopic, consumed_topic
-from tests.conformance.queues.kafka_bench import KafkaBench, admin, delete_topic, make_topic, next_topic, url_of
 from tests.support.consuming import write
 from tests.support.interleave import Connect
 
@@ -49,7 +58,7 @@ def topic() -> str:
 
 @pytest.fixture
 def url(cluster: Kafka, topic: str) -> str:
-    return url_of(cluster, topic)
+    return topic_url(cluster, topic)
 
 
 @pytest.fixture
@@ -103,19 +112,12 @@ async def append(log: KafkaLog, value: str) -> int:
     return await eventually(appended, within=2 * PATIENCE, what="an acknowledgement") - 1
 
 
-async def come_back(cluster: Kafka) -> None:
-    for broker in cluster.brokers:
-        if not broker.server.running:
-            broker.server.start()
-            await broker.server.serves()
-
-
 async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafka, topic: str, log: KafkaLog) -> None:
     await asyncio.to_thread(make_topic, cluster, topic, 1)
     for number in range(6):
         await append(log, str(number))
     assert await values_after(log, 1, 2) == [b"0", b"1"]
-    client = admin(cluster)
+    client = kafka_admin(cluster)
     (before,) = await log.oldest()
     there = TopicPartition(topic, 0, 4)
     await asyncio.to_thread(client.delete_records([there])[there].result, 30)
@@ -125,17 +127,6 @@ async def test_messages_that_were_deleted_before_they_were_decided(cluster: Kafk
     assert "messages 2 to 3 were deleted before they were decided" in await changed(member)
     await member.close()
     assert await values_after(log, 2, 2) == [b"4", b"5"]
-
-
-async def added(cluster: Kafka, topic: str, log: KafkaLog) -> None:
-    """Give the topic three partitions."""
-    client = admin(cluster)
-    await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
-
-    async def more() -> bool:
-        return (await log.state()).partitions == 3
-
-    await eventually(more, what="three partitions")
 
 
 async def test_a_member_that_was_dead_when_partitions_were_added_gets_them_in_the_raised_generation(
@@ -148,25 +139,18 @@ async def test_a_member_that_was_dead_when_partitions_were_added_gets_them_in_th
     assert await killed.says() == {"partitions": [0]}
     os.kill(killed.pid, signal.SIGKILL)
     await killed.process.wait()
-    await added(cluster, topic, log)
+    # Give the topic three partitions.
+    client = kafka_admin(cluster)
+    await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
+
+    async def more() -> bool:
+        return (await log.state()).partitions == 3
+
+    await eventually(more, what="three partitions")
     assert (await log.state()).incarnation == before.incarnation
     member = joined(log, 2)
     await member.has(3)
     await member.close()
-
-
-DIES_WHEN_IT_GIVES_UP = """
-import os, signal, sys
-from confluent_kafka import Consumer
-from fencepost.server.queues.kafka_settings import read_url
-consumer = Consumer(read_url(sys.argv[1]).of_consumer(sys.argv[2]))
-def has(consumer, partitions):
-    consumer.incremental_assign(partitions)
-    print(len(partitions), flush=True)
-consumer.subscribe([sys.argv[3]], on_assign=has, on_revoke=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-while True:
-    consumer.poll(0.1)
-"""
 
 
 async def test_partitions_that_a_member_gave_up_as_it_died_are_given_out_although_it_is_back(
@@ -174,7 +158,19 @@ async def test_partitions_that_a_member_gave_up_as_it_died_are_given_out_althoug
 ) -> None:
     """What it gave up was to go to `b` with the next assignment, which never came: `a` was given its rest again."""
     await asyncio.to_thread(make_topic, cluster, topic, 2)
-    command = [sys.executable, "-c", DIES_WHEN_IT_GIVES_UP, url, static_name("a", 1), topic]
+    dies_when_it_gives_up = dedent("""
+        import os, signal, sys
+        from confluent_kafka import Consumer
+        from fencepost.server.queues.kafka_settings import read_url
+        consumer = Consumer(read_url(sys.argv[1]).of_consumer(sys.argv[2]))
+        def has(consumer, partitions):
+            consumer.incremental_assign(partitions)
+            print(len(partitions), flush=True)
+        consumer.subscribe([sys.argv[3]], on_assign=has, on_revoke=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        while True:
+            consumer.poll(0.1)
+    """)
+    command = [sys.executable, "-c", dies_when_it_gives_up, url, static_name("a", 1), topic]
     first = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert first.stdout is not None
     assert await first.stdout.readline() == b"2\n"
@@ -210,7 +206,7 @@ async def test_a_member_leaves_once_its_last_position_is_committed(
     for broker in cluster.brokers:
         broker.server.resume()
     await closing
-    group, client = f"fencepost.{topic}", admin(cluster)
+    group, client = f"fencepost.{topic}", kafka_admin(cluster)
     described = await asyncio.to_thread(client.describe_consumer_groups([group])[group].result, 30)
     assert described.members == []
     assert list(await log.decided()) == [1]
@@ -232,14 +228,14 @@ async def test_leader_epochs_rise_with_each_election(cluster: Kafka, topic: str,
         await eventually(higher, what="a higher leader epoch")
         assert (await log.state()).ends == (2,)
     finally:
-        await come_back(cluster)
+        for broker in cluster.brokers:
+            if not broker.server.running:
+                broker.server.start()
+                await broker.server.serves()
 
 
 # A Kafka topic that is not what it was, seen from its consumer to the table: nothing is written before the difference
 # is found, the source is quarantined, and once it is raised all goes on under tokens of the new generation.
-
-
-UNCLEAN = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
 
 
 @pytest.fixture
@@ -294,7 +290,7 @@ async def test_partitions_that_are_added_under_a_consumer(three_brokers: Kafka, 
     async with opened(three_brokers, topic) as queue, queue.consumed():
         await queue.append(stays, 1, 2)
         await queue.has(*(before := effects(stays, 1, 2)))
-        client = admin(three_brokers)
+        client = kafka_admin(three_brokers)
         await asyncio.to_thread(lambda: client.create_partitions([NewPartitions(topic, 3)])[topic].result(30))
         await append_to_the_first(three_brokers, topic, stays, moves)
         assert "3 partitions now, and had 1" in await queue.quarantined()
@@ -359,37 +355,34 @@ async def in_its_own_database(cluster: Kafka, topic: str, databases: Databases) 
 async def test_an_unclean_election(three_brokers: Kafka, databases: Databases) -> None:
     """One of two consumers runs, the other is away meanwhile."""
     topics, (first, second, _) = (next_topic(), next_topic()), three_brokers.brokers
+    unclean = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     for topic in topics:
-        await asyncio.to_thread(make_topic, three_brokers, topic, 1, UNCLEAN, [[first.node, second.node]])
+        await asyncio.to_thread(make_topic, three_brokers, topic, 1, unclean, [[first.node, second.node]])
     try:
         async with AsyncExitStack() as stack:
             running, away = [
                 await stack.enter_async_context(in_its_own_database(three_brokers, topic, databases))
                 for topic in topics
             ]
-            await an_unclean_election(running, away, first, second)
+            # Have the second broker lead, which lacks what was consumed while it was away.
+            before = effects("k0", 1, 2, 3, 4, 5)
+            async with running.consumed():
+                async with away.consumed():
+                    for queue in (running, away):
+                        await queue.append("k0", 1, 2)
+                    await asyncio.to_thread(second.server.crash)
+                    for queue in (running, away):
+                        await queue.append("k0", 3, 4, 5)
+                    for queue in (running, away):
+                        await queue.has(*before)
+                await lose_what_the_second_does_not_have(first, second)
+                await judge_a_loss(running, before)
+            async with away.consumed():
+                await judge_a_loss(away, before)
     finally:
         for broker in (first, second):
             if not broker.server.running:
                 await started(broker)
-
-
-async def an_unclean_election(running: ConsumedTopic, away: ConsumedTopic, first: Broker, second: Broker) -> None:
-    """Have the second broker lead, which lacks what was consumed while it was away."""
-    before = effects("k0", 1, 2, 3, 4, 5)
-    async with running.consumed():
-        async with away.consumed():
-            for queue in (running, away):
-                await queue.append("k0", 1, 2)
-            await asyncio.to_thread(second.server.crash)
-            for queue in (running, away):
-                await queue.append("k0", 3, 4, 5)
-            for queue in (running, away):
-                await queue.has(*before)
-        await lose_what_the_second_does_not_have(first, second)
-        await judge_a_loss(running, before)
-    async with away.consumed():
-        await judge_a_loss(away, before)
 
 
 async def lose_what_the_second_does_not_have(first: Broker, second: Broker) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from tests.conformance.queues.bench import QueueBench, log_of
+from tests.conformance.queues.benches import QueueBench, log_of
 from tests.conformance.queues.conftest import (
     KEYS,
     PARTITIONS,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from tests.conformance.redis_bench import RedisBench, command, redis_server, running
+from tests.conformance.benches import RedisBench, redis_command, redis_server, running_redis
 from tests.support.consuming import consumed, make_tables, opened, write
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.postgres import cutting_proxy
@@ -46,13 +46,13 @@ async def numbers_taken(consumer: RedisConsumer, count: int) -> list[int]:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisBench]:
-    with running(tmp_path_factory.mktemp("queues")) as bench:
+    with running_redis(tmp_path_factory.mktemp("queues")) as bench:
         yield bench
 
 
 @pytest.fixture
 async def port(server: RedisBench) -> int:
-    await command(server.ports[0], "FLUSHALL")
+    await redis_command(server.ports[0], "FLUSHALL")
     return server.ports[0]
 
 
@@ -90,11 +90,11 @@ async def test_an_append_whose_answer_is_lost_may_be_there(port: int, url: str, 
         proxy.mute_after = b"orders/1"
         with pytest.raises(LogUnknownError, match="did not answer within 3 s when asked for a message to"):
             await log.append(message(1))
-        assert await command(port, "XLEN", f"{QUEUE}:0") == 2
+        assert await redis_command(port, "XLEN", f"{QUEUE}:0") == 2
         appending = asyncio.create_task(log.append(message(2)))
 
         async def landed() -> bool:
-            return bool(await command(port, "XLEN", f"{QUEUE}:0") == 3)
+            return bool(await redis_command(port, "XLEN", f"{QUEUE}:0") == 3)
 
         await eventually(landed, what="the message whose answer is held back")
         proxy.cut_all()
@@ -106,7 +106,7 @@ async def test_an_append_that_is_refused_or_cannot_be_sent_was_not_done(
     port: int, log: RedisLog, log_at: Opened
 ) -> None:
     await log.state()
-    await command(port, "CONFIG SET", "min-replicas-to-write", "3")
+    await redis_command(port, "CONFIG SET", "min-replicas-to-write", "3")
     try:
         for asked, words in (
             (log, "NOREPLICAS"),
@@ -118,8 +118,8 @@ async def test_an_append_that_is_refused_or_cannot_be_sent_was_not_done(
             assert not isinstance(caught.value, LogUnknownError)
             assert "hunter2" not in str(caught.value)
     finally:
-        await command(port, "CONFIG SET", "min-replicas-to-write", "0")
-    assert await command(port, "EXISTS", f"{QUEUE}:0") == 0
+        await redis_command(port, "CONFIG SET", "min-replicas-to-write", "0")
+    assert await redis_command(port, "EXISTS", f"{QUEUE}:0") == 0
 
 
 async def test_the_next_server_of_the_url_is_asked_after_one_that_is_away(port: int, log_at: Opened) -> None:
@@ -139,11 +139,11 @@ async def test_a_message_counts_once_replicas_have_it(tmp_path: Path, log_at: Op
         log = log_at(f"redis://127.0.0.1:{primary}/orders?partitions=1&replicas=1&wait_ms=2000")
 
         async def in_sync() -> bool:
-            return bool((await command(primary, "INFO", "replication"))["connected_slaves"] == 1)
+            return bool((await redis_command(primary, "INFO", "replication"))["connected_slaves"] == 1)
 
         await eventually(in_sync, what="a replica")
         await log.append(message(0))
-        assert await command(port, "XLEN", f"{QUEUE}:0") == 1
+        assert await redis_command(port, "XLEN", f"{QUEUE}:0") == 1
         with pytest.raises(LogUnavailableError, match="read only replica"):
             await log_at(f"redis://127.0.0.1:{port}/orders").append(message(0))
         for url, said in (
@@ -154,7 +154,7 @@ async def test_a_message_counts_once_replicas_have_it(tmp_path: Path, log_at: Op
         replica.pause()
         with pytest.raises(LogUnknownError, match="but 0 of 1 replicas had it within 2000 ms"):
             await log.append(message(1))
-        assert await command(primary, "XLEN", f"{QUEUE}:0") == 2
+        assert await redis_command(primary, "XLEN", f"{QUEUE}:0") == 2
 
 
 @asynccontextmanager
@@ -226,20 +226,20 @@ async def test_each_node_of_a_cluster_leads_to_the_one_that_has_the_queue(
     nodes: list[tuple[int, int]], log_at: Opened
 ) -> None:
     (first, _), (second, bus) = nodes
-    slot = await command(first, "CLUSTER", "KEYSLOT", QUEUE)
-    assert slot == await command(first, "CLUSTER", "KEYSLOT", f"{QUEUE}:7:owner")
-    await command(first, "CLUSTER", "ADDSLOTSRANGE", 0, slot - 1, slot + 1, 16383)
-    await command(second, "CLUSTER", "ADDSLOTS", slot)
-    await command(first, "CLUSTER", "MEET", "127.0.0.1", second, bus)
+    slot = await redis_command(first, "CLUSTER", "KEYSLOT", QUEUE)
+    assert slot == await redis_command(first, "CLUSTER", "KEYSLOT", f"{QUEUE}:7:owner")
+    await redis_command(first, "CLUSTER", "ADDSLOTSRANGE", 0, slot - 1, slot + 1, 16383)
+    await redis_command(second, "CLUSTER", "ADDSLOTS", slot)
+    await redis_command(first, "CLUSTER", "MEET", "127.0.0.1", second, bus)
 
     async def agreed() -> bool:
-        about = [await command(port, "CLUSTER", "INFO") for port, _ in nodes]
+        about = [await redis_command(port, "CLUSTER", "INFO") for port, _ in nodes]
         return all(b"cluster_state:ok" in _bytes(each) for each in about)
 
     await eventually(agreed, what="the cluster")
     log = log_at(f"redis://127.0.0.1:{first}/orders")
     position = await log.append(message(0))
-    assert await command(second, "XLEN", f"{QUEUE}:{position.partition}") == 1
+    assert await redis_command(second, "XLEN", f"{QUEUE}:{position.partition}") == 1
     consumer = log.consumer("a", lambda _: None)
     assert await numbers_taken(consumer, 1) == [0]
     await consumer.close()
@@ -259,30 +259,30 @@ async def test_what_loses_messages_is_named(port: int, log: RedisLog, log_at: Op
         ({"maxmemory": "100mb", "maxmemory-policy": "volatile-ttl"}, "who owns a partition, too"),
     ]
     for settings, words in losing:
-        before = {name: (await command(port, "CONFIG GET", name))[name] for name in settings}
+        before = {name: (await redis_command(port, "CONFIG GET", name))[name] for name in settings}
         for name, value in settings.items():
-            await command(port, "CONFIG SET", name, value)
+            await redis_command(port, "CONFIG SET", name, value)
         try:
             (sentence,) = await log.advice()
         finally:
             for name, value in before.items():
-                await command(port, "CONFIG SET", name, value)
+                await redis_command(port, "CONFIG SET", name, value)
         assert words in sentence
-    await command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
+    await redis_command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
     (sentence,) = await log_at(f"redis://modest:x@127.0.0.1:{port}/orders").advice()
     assert "does not let this user read its configuration" in sentence
-    await command(port, "EXPIRE", f"{QUEUE}:0", "1000")
+    await redis_command(port, "EXPIRE", f"{QUEUE}:0", "1000")
     (sentence,) = await log.advice()
     assert f"PERSIST {QUEUE}:0" in sentence
 
 
 async def test_doctor_shows_what_a_queues_server_may_lose_and_which_cannot_be_asked(port: int) -> None:
     here, away = f"redis://127.0.0.1:{port}/orders", f"redis://127.0.0.1:{free_port()}/other"
-    await command(port, "CONFIG SET", "appendonly", "no")
+    await redis_command(port, "CONFIG SET", "appendonly", "no")
     try:
         found = await examine_queues(read_queues(Settings(queues=SecretStr(f"{away} {here}"))))
     finally:
-        await command(port, "CONFIG SET", "appendonly", "yes")
+        await redis_command(port, "CONFIG SET", "appendonly", "yes")
     by_subject = {each.subject: (each.level, each.text) for each in found}
     assert by_subject.keys() == {"queue redis:other", "queue redis:orders"}
     level, text = by_subject["queue redis:orders"]
@@ -296,7 +296,7 @@ async def test_who_only_looks_makes_no_queue(port: int, log: RedisLog) -> None:
     assert (state.incarnation, state.ends, decided, oldest) == ("", (0,), [0], [None])
     assert await log.waiting(Position(0, 0)) == []
     await log.advice()
-    assert await command(port, "EXISTS", QUEUE) == 0
+    assert await redis_command(port, "EXISTS", QUEUE) == 0
     await log.append(message(0))
     assert (await log.state()).incarnation
 
@@ -307,7 +307,7 @@ async def test_who_only_looks_makes_no_queue(port: int, log: RedisLog) -> None:
 async def test_after_a_flush_it_is_another_incarnation_and_the_first_append_says_so(port: int, log: RedisLog) -> None:
     before = await log.state()
     await log.append(message(0))
-    await command(port, "FLUSHALL")
+    await redis_command(port, "FLUSHALL")
     with pytest.raises(LogUnavailableError, match=r"another queue as fencepost:\{orders\} than before"):
         await log.append(message(1))
     after = await log.state()
@@ -323,9 +323,9 @@ async def test_what_was_taken_before_a_flush_deletes_nothing_after_it(
     consumer = log.consumer("a", lost.append)
     await log.append(message(0))
     held = await consumer.take(10, 1)
-    owner = await command(port, "GET", f"{QUEUE}:0:owner")
-    await command(port, "FLUSHALL")
-    await command(port, "SET", f"{QUEUE}:0:owner", owner)
+    owner = await redis_command(port, "GET", f"{QUEUE}:0:owner")
+    await redis_command(port, "FLUSHALL")
+    await redis_command(port, "SET", f"{QUEUE}:0:owner", owner)
     await log_at(url).append(message(7))  # at the same position
     await consumer.done(held)
     assert await numbers_taken(consumer, 1) == [7]
@@ -340,7 +340,7 @@ class Restorable:
         self.server, self.port, self._file = server, port, directory / "dump.rdb"
 
     async def dump(self) -> None:
-        await command(self.port, "SAVE")
+        await redis_command(self.port, "SAVE")
         shutil.copy(self._file, self._file.with_name("old"))
 
     async def restore(self) -> None:
@@ -371,7 +371,7 @@ async def test_who_appended_notices_that_an_old_file_was_restored(restorable: Re
     with pytest.raises(LogUnavailableError, match=r"has lost messages of .* it had come to offset 3"):
         await log.append(message(4))
     assert (await log.state()).incarnation != before.incarnation, "for all, also for those who know no ends"
-    assert await command(restorable.port, "XLEN", f"{QUEUE}:0") == 1, "what was refused is not there"
+    assert await redis_command(restorable.port, "XLEN", f"{QUEUE}:0") == 1, "what was refused is not there"
     assert (await log.append(message(5))).offset > 0
 
 
@@ -385,9 +385,9 @@ async def test_who_takes_notices_that_an_old_file_was_restored(restorable: Resto
     lost: list[frozenset[int]] = []
     consumer = log.consumer("a", lost.append)
     assert await numbers_taken(consumer, 2) == [0, 1]
-    owner = await command(restorable.port, "GET", f"{QUEUE}:0:owner")
+    owner = await redis_command(restorable.port, "GET", f"{QUEUE}:0:owner")
     await restorable.restore()
-    await command(restorable.port, "SET", f"{QUEUE}:0:owner", owner)  # as if the file had it
+    await redis_command(restorable.port, "SET", f"{QUEUE}:0:owner", owner)  # as if the file had it
     assert await numbers_taken(consumer, 1) == [0]
     assert lost == [frozenset({0})]
     assert (await log_at(url).state()).incarnation != incarnation
@@ -405,7 +405,7 @@ async def test_messages_that_were_trimmed_or_deleted_by_hand_are_missed_once(
     received = await consumer.take(2, 1)
     await consumer.done(received[1:])
     assert await consumer.take(0, 0.05) == [], "what is done is not missed, in whatever order"
-    await command(port, by[0], f"{QUEUE}:0", *by[1:])
+    await redis_command(port, by[0], f"{QUEUE}:0", *by[1:])
     gone = 5 if by[0] == "XTRIM" else 1
     with pytest.raises(LogChangedError, match=rf"^{gone} messages of .*:0 that it had acknowledged are gone"):
         await missed(consumer)
@@ -434,7 +434,7 @@ async def test_a_consumer_whose_log_says_that_it_lost_messages_quarantines_it_un
             await holder.execute("SELECT FROM orders WHERE order_id = 'k0' FOR UPDATE")
             await queue.log.append(write("orders/k0", body={"n": 1}))
             await blocks_another_session(holder, owner)
-            await command(port, "XDEL", f"{QUEUE}:0", "0-1")
+            await redis_command(port, "XDEL", f"{QUEUE}:0", "0-1")
             assert (await eventually(quarantined, what="the quarantine")).startswith("1 messages of ")
         await sources.raise_source(owner, name, "for a test")
         with pytest.raises(LogUnavailableError, match="another queue"):
@@ -450,7 +450,7 @@ async def missed(consumer: RedisConsumer) -> None:
 
 async def test_entries_whose_time_would_be_the_token_are_refused(port: int, log: RedisLog) -> None:
     await log.append(message(0))
-    await command(port, "XADD", f"{QUEUE}:0", "*", "key", "orders/1")
+    await redis_command(port, "XADD", f"{QUEUE}:0", "*", "key", "orders/1")
     consumer = log.consumer("a", lambda _: None)
     with pytest.raises(LogChangedError, match=r"not added as 0-"):
         await log.state()
@@ -463,7 +463,7 @@ async def test_entries_whose_time_would_be_the_token_are_refused(port: int, log:
 
 async def test_entries_that_another_program_added_as_it_should_are_messages(port: int, log: RedisLog) -> None:
     await log.state()
-    await command(port, "XADD", f"{QUEUE}:0", "0-*", "key", "orders/1", "h:method", "DELETE", "note", "mine")
+    await redis_command(port, "XADD", f"{QUEUE}:0", "0-*", "key", "orders/1", "h:method", "DELETE", "note", "mine")
     consumer = log.consumer("a", lambda _: None)
     (received,) = await consumer.take(10, 1)
     assert received.message.headers == (("method", b"DELETE"),)
@@ -479,14 +479,14 @@ async def test_a_queue_with_another_number_of_partitions_is_refused(url: str, lo
 
 
 async def test_a_key_of_another_program_is_not_taken_for_a_queue(port: int, log: RedisLog) -> None:
-    await command(port, "SET", QUEUE, "something")
+    await redis_command(port, "SET", QUEUE, "something")
     with pytest.raises(LogUnavailableError, match=r"something else than a queue as fencepost:\{orders\}"):
         await log.append(message(0))
 
 
 @pytest.mark.parametrize("content", ["{}", "7", '{"partition": []}', "no letter", '{"partition": 3}'])
 async def test_what_is_no_dead_letter_can_be_dropped(port: int, log: RedisLog, content: str) -> None:
-    await command(port, "HSET", f"{QUEUE}:dead", "x", content)
+    await redis_command(port, "HSET", f"{QUEUE}:dead", "x", content)
     assert await log.dead.drop("x") is True
     assert await log.dead.drop("x") is False
     assert await log.dead.count() == {}
@@ -515,11 +515,11 @@ async def test_an_owner_whose_key_expired_neither_reads_nor_deletes(port: int, l
     paused, other = log.consumer("a", lost.append), log.consumer("b", lambda _: None)
     await log.append(message(0))
     held = await paused.take(10, 1)
-    await command(port, "DEL", OWNER)
-    await command(port, "DEL", f"{QUEUE}:members")  # as when both expired while it was paused
+    await redis_command(port, "DEL", OWNER)
+    await redis_command(port, "DEL", f"{QUEUE}:members")  # as when both expired while it was paused
     assert await numbers_taken(other, 1) == [0]
     await paused.done(held)
-    assert await command(port, "XLEN", f"{QUEUE}:0") == 1, "it is for the new owner to say what is done"
+    assert await redis_command(port, "XLEN", f"{QUEUE}:0") == 1, "it is for the new owner to say what is done"
     await log.append(message(1))
     assert await paused.take(10, 0) == []
     assert lost == [frozenset({0})]
@@ -536,13 +536,13 @@ async def test_an_owner_whose_key_expired_and_who_gets_it_again_takes_again_what
     alone = log.consumer("a", lambda _: None, claim_every=0)
     await log.append(message(0))
     held = await alone.take(10, 1)
-    await command(port, "DEL", OWNER)
+    await redis_command(port, "DEL", OWNER)
     await alone.done(held)
     assert await numbers_taken(alone, 1) == [0]
     await log.append(message(1))
     again = await alone.take(10, 1)
     await alone.done([*held, *again])
-    assert await command(port, "XLEN", f"{QUEUE}:0") == 0
+    assert await redis_command(port, "XLEN", f"{QUEUE}:0") == 0
     await alone.close()
 
 
@@ -553,7 +553,7 @@ async def test_a_member_that_was_started_again_has_its_partitions_at_once(port: 
     assert await numbers_taken(before, 1) == [0]
     assert await other.take(10, 0) == []
     assert await numbers_taken(again, 1) == [0]
-    assert (await command(port, "GET", OWNER)).endswith(b":a")
+    assert (await redis_command(port, "GET", OWNER)).endswith(b":a")
     for each in (before, again, other):
         await each.close()
 

@@ -46,24 +46,6 @@ CHANGES = 8
 """How often a consumer leaves or comes during a storm."""
 
 
-async def come_and_go(house: World, submitters: Submitters, total: int, seed: int) -> None:
-    """Let consumers leave, in order, and others come: one each time that so many more were acknowledged."""
-    chance = random.Random(seed)
-    away: str | None = None
-    for change in range(1, CHANGES + 1):
-
-        async def far_enough(wanted: int = total * change // (CHANGES + 1)) -> bool:
-            return submitters.acknowledged >= wanted
-
-        await eventually(far_enough, within=30 + total / 50, what=f"more submissions {submitters.answers}")
-        if away is not None:
-            await house.consumer(away)
-            away = None
-        else:
-            away = chance.choice(sorted(house.consumers))
-            await asyncio.to_thread(house.consumers[away].stop)
-
-
 @pytest.mark.long("storms of queued writes")
 async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_order(
     kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
@@ -75,7 +57,21 @@ async def test_three_consumers_that_come_and_go_apply_each_write_once_and_in_ord
         submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= total)
         submitting = asyncio.create_task(submitters.submit())
         try:
-            await come_and_go(house, submitters, total, seed)
+            # Let consumers leave, in order, and others come: one each time that so many more were acknowledged.
+            chance = random.Random(seed)
+            away: str | None = None
+            for change in range(1, CHANGES + 1):
+
+                async def far_enough(wanted: int = total * change // (CHANGES + 1)) -> bool:
+                    return submitters.acknowledged >= wanted
+
+                await eventually(far_enough, within=30 + total / 50, what=f"more submissions {submitters.answers}")
+                if away is not None:
+                    await house.consumer(away)
+                    away = None
+                else:
+                    away = chance.choice(sorted(house.consumers))
+                    await asyncio.to_thread(house.consumers[away].stop)
             await submitting
         finally:
             submitting.cancel()
@@ -141,27 +137,6 @@ def time_away(
     return functools.partial(threading.Event().wait, chance.uniform(0, 1))
 
 
-async def kill_at_random(house: World, submitters: Submitters, total: int, seed: int) -> Counter[str]:
-    """Kill one server each time that so many more were acknowledged, each at least once; with PostgreSQL a consumer
-    that has messages in hand.
-    """
-    chance, killed_so_far = random.Random(seed), Counter[str]()
-    order = chance.sample(sorted(victims(house)), len(victims(house)))
-    kills = max(len(order), KILLS, KILLS * total // USUAL // 4)
-    for number in range(kills):
-
-        async def far_enough(wanted: int = total * (number + 1) // (kills + 1)) -> bool:
-            return submitters.acknowledged >= wanted
-
-        await eventually(far_enough, within=60 + total / 50, what=f"more submissions {submitters.answers}")
-        name = order[number] if number < len(order) else chance.choice(order)
-        then = chance.choice(sorted(house.consumers)) if name == "postgres" else None
-        killed_so_far.update(each for each in (name, then) if each is not None)
-        away = time_away(house, name, submitters, total, chance)
-        await asyncio.to_thread(kill, victims(house)[name], away, house.consumers.get(then or ""))
-    return killed_so_far
-
-
 @pytest.mark.long("storms of queued writes")
 async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in_order(
     storm_kind: str, launcher: Launcher, seed: int
@@ -174,7 +149,23 @@ async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in
         submitting = asyncio.create_task(submitters.submit(repeat=True))
         found = f"FENCEPOST_STORM_SEED={seed}"
         try:
-            deaths = await kill_at_random(house, submitters, total, seed)
+            # Kill one server each time that so many more were acknowledged, each at least once; with PostgreSQL a
+            # consumer that has messages in hand.
+            chance, killed_so_far = random.Random(seed), Counter[str]()
+            order = chance.sample(sorted(victims(house)), len(victims(house)))
+            kills = max(len(order), KILLS, KILLS * total // USUAL // 4)
+            for number in range(kills):
+
+                async def far_enough(wanted: int = total * (number + 1) // (kills + 1)) -> bool:
+                    return submitters.acknowledged >= wanted
+
+                await eventually(far_enough, within=60 + total / 50, what=f"more submissions {submitters.answers}")
+                name = order[number] if number < len(order) else chance.choice(order)
+                then = chance.choice(sorted(house.consumers)) if name == "postgres" else None
+                killed_so_far.update(each for each in (name, then) if each is not None)
+                away = time_away(house, name, submitters, total, chance)
+                await asyncio.to_thread(kill, victims(house)[name], away, house.consumers.get(then or ""))
+            deaths = killed_so_far
             await submitting
             found = f"{found} killed: {dict(deaths)} answers: {dict(submitters.answers)}"
             await house.end(submitters)
@@ -192,18 +183,6 @@ async def test_whatever_is_killed_each_acknowledged_write_is_applied_once_and_in
 
 
 MEMBER = "worker-1"
-SAYS = f"another process takes as member {MEMBER}: give each its own --member"
-
-
-def namesakes(house: World) -> list[ConsumerServer]:
-    """Give two consumers with the same name, not started yet."""
-    return [
-        ConsumerServer(
-            *(house.database, house.log.queue, MEMBER, house.directory / f"{which}.log", house.settings),
-            house.launcher,
-        )
-        for which in ("older", "younger")
-    ]
 
 
 @pytest.mark.long("storms of queued writes")
@@ -211,8 +190,16 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
     kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int
 ) -> None:
     total = messages(800)
+    says = f"another process takes as member {MEMBER}: give each its own --member"
     async with world(kind, launcher=launcher, one_kafka=one_kafka) as house:
-        older, younger = namesakes(house)
+        # Give two consumers with the same name, not started yet.
+        older, younger = [
+            ConsumerServer(
+                *(house.database, house.log.queue, MEMBER, house.directory / f"{which}.log", house.settings),
+                house.launcher,
+            )
+            for which in ("older", "younger")
+        ]
         house.consumers.update(older=older, younger=younger)
         older.start()
         await older.serves()
@@ -228,7 +215,7 @@ async def test_two_consumers_with_one_name_apply_each_write_once_and_one_says_th
             younger.start()
 
             async def says_so() -> bool:
-                return any(SAYS in each.log_text() for each in (older, younger))
+                return any(says in each.log_text() for each in (older, younger))
 
             await eventually(says_so, within=2 * PATIENCE, what="why one of them does not consume")
             await submitting
@@ -257,7 +244,6 @@ TAKEN_OVER_WITHIN = 2 * PATIENCE
 """Seconds. A session of Kafka is 3 here, ownership in PostgreSQL and Redis 10, and a transaction that was left open is
 ended after STATEMENT_TIMEOUT."""
 STATEMENT_TIMEOUT = "5"
-ATTEMPTS = 5
 SEEN_WITHIN = 10.0
 """Seconds. A consumer writes at once when it goes on, and reports it a second later."""
 EFFECTS = "SELECT count(*) FROM oracle.effects"
@@ -328,10 +314,11 @@ async def test_what_a_stopped_consumer_writes_when_it_goes_on_is_not_applied_twi
     """Its log may tell a consumer that goes on of its loss before it comes to write: then nothing is shown, and it is
     done again.
     """
-    for attempt in range(ATTEMPTS):
+    attempts = 5
+    for attempt in range(attempts):
         if await late_writes_are_not_applied_twice(kind, launcher, one_kafka, seed + attempt):
             return
-    pytest.fail(f"no consumer wrote late in {ATTEMPTS} attempts")
+    pytest.fail(f"no consumer wrote late in {attempts} attempts")
 
 
 async def late_writes_are_not_applied_twice(kind: str, launcher: Launcher, one_kafka: OneKafka, seed: int) -> bool:
@@ -453,15 +440,13 @@ def produce_some(kafka: Kafka, topic: str) -> list[str]:
 # A gateway and a consumer whose log takes TLS only, each a process as an operator runs it.
 
 
-ENOUGH = 200
-
-
 @pytest.mark.long("storms of queued writes")
 @pytest.mark.realtime  # a log that does not answer in two seconds is 503
 @pytest.mark.parametrize("secured", SECURED)
 async def test_writes_go_by_a_log_that_takes_tls_only(secured: str, launcher: Launcher, seed: int) -> None:
+    enough = 200
     async with world(secured, launcher=launcher) as house:
-        submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= ENOUGH)
+        submitters = Submitters(house.gateway.url, seed, lambda: submitters.acknowledged >= enough)
         await house.consumer("a")
         await submitters.submit()
         await house.end(submitters)

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 import asyncpg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-from tests.conformance.queues.kafka_bench import make_topic, url_of
-from tests.conformance.queues.kafka_secured import secured_broker
-from tests.conformance.redis_bench import redis_server
+from tests.conformance.benches import redis_server
+from tests.conformance.queues.benches import make_topic, secured_broker, topic_url
 from tests.support.postgres import first_server, server_bin_dir
 from tests.support.servers import self_signed
 
@@ -364,7 +363,7 @@ async def _kafka(kafka: Kafka) -> LogServers:
     config = {"min.insync.replicas": str(in_sync)}
     await asyncio.to_thread(make_topic, kafka, topic, PARTITIONS, config, everywhere)
     servers = {f"broker-{each.node}": each.server for each in kafka.brokers}
-    return LogServers(f"kafka:{topic}", url_of(kafka, topic), servers, kafka, spare=nodes - in_sync, topic=topic)
+    return LogServers(f"kafka:{topic}", topic_url(kafka, topic), servers, kafka, spare=nodes - in_sync, topic=topic)
 
 
 # A gateway, consumers, and the queue between them, each a process that can be paused, killed and started again.

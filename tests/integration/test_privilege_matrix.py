@@ -20,8 +20,6 @@ from tests.support.use_cases import keyed, patch, result_of
 
 from fencepost.server.ops.protect import protect
 
-CASES = 10
-
 _ASK = {"any": "has_any_column_privilege($1, $2, $3)", "*": "has_table_privilege($1, $2, $3)"}
 
 
@@ -90,7 +88,8 @@ async def stage(race: Race) -> AsyncIterator[Acting]:
 async def test_a_request_is_403_exactly_where_postgresql_says_no(stage: Acting, race: Race, seed: int) -> None:
     chosen, numbers = random.Random(seed), itertools.count(1000)
     verdicts: dict[tuple[str, str], set[bool]] = {}
-    for _ in range(CASES):
+    cases = 10
+    for _ in range(cases):
         for table in COLUMNS:
             statements = list(grants(chosen, table))
             await race.observer.execute("; ".join(statements))

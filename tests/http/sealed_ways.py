@@ -18,7 +18,6 @@ from tests.support.violations import promised
 
 from fencepost.server.ops.protect import protect
 
-_numbers = itertools.count(1)
 REFUSED: Final = (403, "FP041")
 
 SQL: Final = """

@@ -1,1 +1,0 @@
-"""A package, so that its tests share a gateway."""

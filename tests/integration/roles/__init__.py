@@ -1,1 +1,0 @@
-"""Requests that run as the roles of their callers."""
