@@ -28,7 +28,8 @@ from fencepost.server.postgres.errors import (
     map_errors,
     ours,
 )
-from fencepost.server.postgres.pool import ClosedError, Pool
+from fencepost.server.postgres.pool import ClosedError, Limiter, Pool
+from fencepost.server.quota import waiting_quota
 from fencepost.server.startup import LEAST, Stopping
 
 # Who gets which connection: the pool's rules, on connections that are made up, opened when the test lets it.
@@ -489,6 +490,65 @@ def _called() -> dict[str, set[str]]:
 def test_only_these_call(name: str) -> None:
     found = _called().get(name, set())
     assert found == CALLS[name], "what writes is handed to run_write (postgres/database.py)"
+
+
+# Whose the places are, of which there are few.
+
+
+async def test_places_go_to_one_caller_after_the_other_and_none_has_all() -> None:
+    limiter, came = Limiter(3, 2, None, "place"), []
+
+    async def have(caller: str) -> None:
+        await limiter.enter(caller)
+        came.append(caller)
+
+    tasks = [asyncio.ensure_future(have(caller)) for caller in ("ann", "ann", "ann", "bob", "bob", "cyd")]
+    await settled()
+    assert came == ["ann", "ann", "bob"], "ann has as many as one may have, and bob the last one"
+    limiter.leave("ann")
+    await settled()
+    limiter.leave("bob")
+    await settled()
+    limiter.leave("ann")
+    await settled()
+    assert came[3:] == ["ann", "bob", "cyd"]
+    await asyncio.gather(*tasks)
+    assert (limiter.has_room("dan"), limiter.has_room("ann")) == (False, False)
+    for caller in ("ann", "bob", "cyd"):
+        limiter.leave(caller)
+    assert limiter.has_room("dan")
+
+
+@pytest.mark.parametrize("first", ["the place", "the end"])
+async def test_who_gives_up_in_the_moment_of_a_place_leaves_it_to_the_next(first: str) -> None:
+    limiter = Limiter(1, 1, None, "place")
+    await limiter.enter("ann")
+    gone, stays = (asyncio.ensure_future(limiter.enter(caller)) for caller in ("bob", "cyd"))
+    await settled()
+    steps: list[Callable[[], object]] = [lambda: limiter.leave("ann"), gone.cancel]
+    for step in steps if first == "the place" else reversed(steps):
+        step()
+    await settled()
+    assert stays.done()
+    assert gone.cancelled()
+    limiter.leave("cyd")
+    assert limiter.has_room("ann")
+
+
+async def test_who_waits_too_long_for_a_place_and_who_is_one_too_many_is_told_why() -> None:
+    waiting = waiting_quota(1)
+    limiter = Limiter(2, 1, 0.0, "place", waiting)
+    await limiter.enter("ann")
+    with pytest.raises(UnavailableError, match="no place within 0 s: ann has as many as one may have"):
+        await limiter.enter("ann")
+    assert waiting.count == 0
+    with waiting.place("bob"), pytest.raises(UnavailableError, match="no more may wait for a place: there are 1"):
+        await limiter.enter("ann")
+    patient = asyncio.ensure_future(limiter.enter("ann", patient=True))
+    await settled()
+    limiter.leave("ann")
+    await settled()
+    assert patient.done()
 
 
 # How much time is left for the end.

@@ -88,8 +88,13 @@ class Limiter:
         else:
             del self._of[caller]
         for each in tuple(self._line):
-            if self.has_room(each):
-                line = self._line.pop(each)
+            line = self._line[each]
+            while line and line[0].done():  # it has given up, and is about to leave the line
+                line.popleft()
+            if line and not self.has_room(each):
+                continue
+            del self._line[each]
+            if line:
                 waiting = line.popleft()
                 if line:
                     self._line[each] = line  # behind all others
@@ -119,10 +124,11 @@ class Limiter:
             raise UnavailableError(f"no {self._what} within {wait:g} s: {who}") from None
 
     def _leave_line(self, caller: Hashable, place: "asyncio.Future[None]") -> None:
-        line = self._line[caller]
-        line.remove(place)
+        line = self._line.get(caller, deque())
+        with suppress(ValueError):  # who gave a place back has taken it out of the line
+            line.remove(place)
         if not line:
-            del self._line[caller]
+            self._line.pop(caller, None)
 
 
 NO_MORE: Final = (asyncpg.TooManyConnectionsError,)
