@@ -647,7 +647,7 @@ async def test_a_gateway_that_does_not_know_yet_that_the_table_got_a_queue_or_lo
             return queued.gateway.catalog.current is not before
 
         await eventually(noticed, what="the gateway to notice that the table has a queue")
-        monkeypatch.setattr(queued.gateway.catalog, "_current", before)  # as if it had not been
+        monkeypatch.setattr(queued.gateway.catalog, "current", before)  # as if it had not been
         answer = await queued.api.ask("PATCH", f"data/{name}/p-1", {"status": "sent"})
         assert answer.status_code == 202, answer.text
         before = queued.gateway.catalog.current
@@ -655,7 +655,7 @@ async def test_a_gateway_that_does_not_know_yet_that_the_table_got_a_queue_or_lo
         await protect(connection, name)
         await eventually(noticed, what="the gateway to notice that the table has no queue any more")
         for method, token in (("POST", 5), ("PATCH", 6)):  # one row, and several
-            monkeypatch.setattr(queued.gateway.catalog, "_current", before)
+            monkeypatch.setattr(queued.gateway.catalog, "current", before)
             answer = await queued.api.ask(method, f"data/{name}", [{"parcel_id": "p-1", "status": "sent"}], token=token)
             assert answer.status_code in {201, 204}, answer.text
     await unprotect(connection, name)

@@ -16,7 +16,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
 from fencepost.server.fence.token import BUILTIN, Token
 from fencepost.server.gateway.group_commit import GroupCommit
-from fencepost.server.gateway.outcomes import KeptAnswers, Together, Turns
+from fencepost.server.gateway.outcomes import NOTHING, KeptAnswers, Together, Turns
 from fencepost.server.gateway.results import Results
 from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.locks.leases import Leases
@@ -151,10 +151,17 @@ class Batches:
         half of those of batches; one caller's have three quarters of these. UnavailableError: the turn did not come in
         time, or the gateway stops.
         """
-        async with self._whole.place(ASKING.get()):
+        caller = ASKING.get()
+        try:
+            await self._whole.enter(caller)
+        except UnavailableError as error:
+            raise UnavailableError(NOTHING.format(error)) from error
+        try:
             if self._stopped:
-                raise UnavailableError("the gateway is stopping: nothing was written")
+                raise UnavailableError(NOTHING.format("the gateway is stopping"))
             yield
+        finally:
+            self._whole.leave(caller)
 
     @property
     def stopping(self) -> "asyncio.Future[None]":

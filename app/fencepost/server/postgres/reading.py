@@ -9,7 +9,7 @@ import asyncpg
 
 from fencepost.server.postgres.answers import added_up, guarded, key_texts, keys, measured
 from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.errors import cancelled
+from fencepost.server.postgres.errors import cancelled, map_errors
 from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.query import (
     Condition,
@@ -153,9 +153,10 @@ async def _in_pieces(connection: Connection, page: Statement[None], most: Most, 
     """Fetch by a cursor. PostgreSQL's time limit is for each piece; the one here is for all, and raises the same."""
     try:
         async with asyncio.timeout(most.seconds), connection.transaction():
-            cursor = await connection.cursor(page.sql, *page.arguments(None))
-            while _take(await cursor.fetch(PIECE), most.bytes, found):
-                pass
+            with map_errors():  # a cursor is none of the session's statements
+                cursor = await connection.cursor(page.sql, *page.arguments(None))
+                while _take(await cursor.fetch(PIECE), most.bytes, found):
+                    pass
     except TimeoutError:
         raise cancelled(f"the read took more than {most.seconds:g} s") from None
 
