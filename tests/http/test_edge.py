@@ -150,12 +150,28 @@ async def test_a_body_that_never_ends_is_408_however_fast_it_comes(
     waiting.close()
 
 
+EARLY = b"PATCH /v1/data/orders/1 HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n"
+"""It is refused before its body has arrived."""
+
+
 async def test_an_idle_connection_is_closed_after_keep_alive(demo_database: str, start_gateway: StartGateway) -> None:
     """Longer after than a proxy in front keeps it, by default: else the proxy sends into a connection that ends."""
     assert Settings().keep_alive > 60
     raw = await RawConnection.open(await start_gateway(demo_database, keep_alive=1))
     await raw.send(HEALTH)
     assert (await raw.answer()).status == 200
+    assert await raw.ended()
+    raw.close()
+
+
+@pytest.mark.parametrize(("asked", "then"), [(HEALTH, b"\r\n"), (EARLY, b"{}")], ids=["a line", "the rest of a body"])
+async def test_what_is_no_request_keeps_no_connection_open(
+    demo_database: str, start_gateway: StartGateway, asked: bytes, then: bytes
+) -> None:
+    raw = await RawConnection.open(await start_gateway(demo_database, keep_alive=1))
+    await raw.send(asked)
+    await raw.answer()
+    await raw.send(then)
     assert await raw.ended()
     raw.close()
 

@@ -15,6 +15,7 @@ from asyncpg.exceptions import _base
 from tests.support.manual_clock import ManualClock
 from tests.unit.test_docs import ROOT
 
+from fencepost.server.gateway.outcomes import Turns
 from fencepost.server.ops.embedded import disown_stale_pid_file, live_postmaster
 from fencepost.server.ops.embedded_files import Account, DataDirectory, EmbeddedServerError
 from fencepost.server.postgres.database_identity import Location, Origin, OriginStatus, Watch
@@ -28,8 +29,8 @@ from fencepost.server.postgres.errors import (
     map_errors,
     ours,
 )
-from fencepost.server.postgres.pool import ClosedError, Limiter, Pool
-from fencepost.server.quota import waiting_quota
+from fencepost.server.postgres.pool import ClosedError, Limiter, Pool, Question
+from fencepost.server.quota import ASKING, waiting_quota
 from fencepost.server.startup import LEAST, Stopping
 
 # Who gets which connection: the pool's rules, on connections that are made up, opened when the test lets it.
@@ -533,6 +534,44 @@ async def test_who_gives_up_in_the_moment_of_a_place_leaves_it_to_the_next(first
     assert gone.cancelled()
     limiter.leave("cyd")
     assert limiter.has_room("ann")
+
+
+async def test_a_question_takes_no_share_of_its_callers_and_waits_as_one_of_them() -> None:
+    waiting = waiting_quota(4)
+    limiter = Limiter(2, 1, 60, "place", waiting)
+    await limiter.enter("ann")
+    await limiter.enter(Question("ann"))
+    asked = [asyncio.ensure_future(limiter.enter(Question(caller))) for caller in ("ann", "ann", "ann", "bob")]
+    await settled()
+    assert waiting.count == 4
+    with pytest.raises(UnavailableError, match="3 of ann already"):
+        await limiter.enter(Question("ann"))
+    for _ in range(2):
+        limiter.leave(Question("ann"))
+        await settled()
+    assert [each.done() for each in asked] == [True, False, False, True], "of one caller after the other"
+    for each in asked:
+        each.cancel()
+
+
+async def test_a_turn_at_a_locked_row_is_waited_for_without_the_place_that_its_holder_needs() -> None:
+    """Else two callers' writes wait for each other: one with the place for the row, one with the row for a place."""
+    turns, let_go = Turns(at_once=1, wait=3600), asyncio.Event()
+
+    async def write(caller: str, row: str) -> bool:
+        ASKING.set(caller)
+        async with turns.of(row) as mine:
+            if row == "first":
+                await let_go.wait()
+            return mine
+
+    tasks = []
+    for caller, row in (("ann", "first"), ("ann", "second"), ("bob", "second")):
+        tasks.append(asyncio.ensure_future(write(caller, row)))
+        await settled()
+    let_go.set()
+    await settled()
+    assert [each.done() and each.result() for each in tasks] == [True, True, True]
 
 
 async def test_who_waits_too_long_for_a_place_and_who_is_one_too_many_is_told_why() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
-import asyncpg
 import click
 from click.core import ParameterSource
 from pydantic import SecretStr
@@ -34,6 +33,7 @@ from fencepost.server.postgres import queues
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write
+from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.marks import read_resource
 from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.queues import Result, Stopped
@@ -189,7 +189,7 @@ async def _require_newer(connection: Connection, catalog: Catalog, letter: DeadL
         return
     try:
         mark = await _mark(connection, table, resource)
-    except (asyncpg.PostgresError, QueryError):
+    except (RefusedError, QueryError):
         return
     if mark is not None and not accepts(table.fence.rule, mark, token):
         raise NotRetriedError(

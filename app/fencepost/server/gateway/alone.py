@@ -4,7 +4,7 @@ Every write of every verb that is decided alone comes through `perform`. What an
 `Operation` says. It may be run several times, each time from the start:
 
 - after a deadlock or a serialization failure, verdict and all (R4);
-- inside a transaction when it needs several statements, or has an Idempotency-Key (`attempt_keyed`), or a sealed token.
+- inside a transaction when it needs several statements, or has an Idempotency-Key, or a sealed token.
   A refusal rolls that back: an answer that is no success has no effect. A connection that breaks before COMMIT was sent
   has none either. With a seal, the resources that were written are compared with what it is bound to, last: only then
   is known which they are, of a filter, of an array, of a row to which a trigger gave its key;

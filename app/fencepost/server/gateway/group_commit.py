@@ -493,7 +493,7 @@ class GroupCommit:
 
     def _lend(self, queue: BatchQueue[Any, Any]) -> AbstractAsyncContextManager[Session]:
         if self._reads:
-            return self._database.for_reads(caller=queue.caller, whose=self._whose_turn(queue), patient=True)
+            return self._database.for_reads(caller=queue.caller, whose=self._whose_turn(queue), counted=False)
         return self._database.batch_connection(queue.caller)
 
     def _whose_turn(self, queue: BatchQueue[Any, Any]) -> str:

@@ -1,6 +1,7 @@
 """What a use case answers, what is kept for a repetition, and how callers share what there is of the gateway."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -160,7 +161,9 @@ class Turns:
 
     def __init__(self, *, at_once: int, wait: float, most_waiting: int = 1000, of_one_caller: bool = False) -> None:
         self._rows: dict[Hashable, _Row] = {}
-        self._places = Limiter(at_once, at_once if of_one_caller else most_of(at_once), None, "turn at a locked row")
+        most = at_once if of_one_caller else most_of(at_once)
+        self._of_caller = Limiter(sys.maxsize, most, None, "turn at a locked row")
+        self._room = Limiter(at_once, at_once, None, "turn at a locked row")
         self._wait = wait
         self.waiting = waiting_quota(most_waiting)
         """Places of those that have their turn, or wait for it."""
@@ -195,18 +198,18 @@ class Turns:
                     self._rows.pop(row, None)
 
     async def _come_in(self, row: asyncio.Lock, caller: str, taken: AsyncExitStack) -> None:
-        """Take the row and a place. Those that wait for a row have no place yet, but for those behind their caller's
-        own writes, which keep others from no row meanwhile.
+        """Take the row, one of the caller's turns and one of all. Those behind the caller's own writes keep others from
+        no row meanwhile; those that wait for a row have none of all turns yet.
         """
-        place = self._places.place(caller, patient=True)
         await row.acquire()
-        if self._places.is_at_its_most(caller):
+        if self._of_caller.is_at_its_most(caller):
             row.release()
-            await taken.enter_async_context(place)
+            await taken.enter_async_context(self._of_caller.place(caller, patient=True))
             await taken.enter_async_context(row)
         else:
             taken.callback(row.release)
-            await taken.enter_async_context(place)
+            await taken.enter_async_context(self._of_caller.place(caller, patient=True))
+        await taken.enter_async_context(self._room.place(caller, patient=True))
 
 
 def busy(table: Table, key: Key) -> Problem:

@@ -145,7 +145,8 @@ async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[byt
         raise RequestError(_NO_TYPE)
     try:
         value = orjson.loads(raw)
-        if isinstance(value, dict) and len(value) == raw.count(b":"):  # each member has one: none is there twice
+        # Each member has a colon, so none is there twice; and the value is not deep.
+        if isinstance(value, dict) and len(value) == raw.count(b":") and raw.count(b"[") < _DEEP:
             return raw, value
         if may_repeat(raw, value):
             value = _carefully(raw)
@@ -211,6 +212,8 @@ def _no_constant(name: str) -> object:
 _MOST_DIGITS = 300
 _SHORT = 3_000
 """Characters of the longest text that is kept beside the body's bytes. No index has a longer key."""
+_DEEP = 100
+"""Arrays in a body that is looked at more closely: orjson takes more of them in each other than a body may have."""
 _TINY = 512
 """Bytes of a body whose objects take little room, whatever they are."""
 _MOST_COLUMNS = 1_600

@@ -32,8 +32,14 @@ from fencepost.server.locks.source import (
 )
 from fencepost.server.postgres import sources
 from fencepost.server.postgres.connection import Session
-from fencepost.server.postgres.database import Database, run_write
-from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError
+from fencepost.server.postgres.database import Database, in_transaction, run_write
+from fencepost.server.postgres.errors import (
+    OutcomeUnknownError,
+    RefusedError,
+    StorageError,
+    UnavailableError,
+    UncommittedError,
+)
 from fencepost.server.postgres.leases import Acquired, EndedBy, LeaseRow, LockRequest, LockRow, LostLease
 from fencepost.server.postgres.sources import GrantRecord, SourceLease, SourceState
 from fencepost.server.times import TIMES, Times
@@ -287,6 +293,10 @@ class SourceClaims:
             if made is not None and clock.monotonic() - asked > self._grants.times.late_share * lease.ttl_ms / 1000:
                 late = await self._leases.renew(lease.lease_id, secret_hash, None)
                 made = None if late is None else (made[0], _later(made[1], late, self._grants.ms_since(asked)))
+        except UncommittedError as error:
+            if await self._grants.pending.to_end(self._abandon(lease)):
+                return None
+            raise UnavailableError(f"no claim was made: {error}") from error
         except OutcomeUnknownError:
             raise  # repeated with the same secret, it finds the lease, and whether its claims were made
         except Exception:
@@ -324,18 +334,19 @@ class SourceClaims:
     async def _claim_once(
         self, lease: SourceLease, claim: Claim[object], tokens: tuple[int, ...]
     ) -> tuple[object, SourceLease] | None:
-        async def in_transaction(connection: Session) -> tuple[object, SourceLease] | None:
-            async with connection.transaction():
-                now = await sources.lock_claims(connection, lease.lease_id)
-                if now is None:
-                    return None
-                made, used = now[0], now[1] if now[0] else tokens
-                claims = await claim(connection, Token(used[0]), made)
-                if not made and not await sources.record_claims(connection, lease.lease_id, used):
-                    raise Overtaken
+        async def make(session: Session) -> tuple[object, SourceLease] | None:
+            now = await sources.lock_claims(session, lease.lease_id)
+            if now is None:
+                return None
+            made, used = now[0], now[1] if now[0] else tokens
+            claims = await claim(session, Token(used[0]), made)
+            if not made and not await sources.record_claims(session, lease.lease_id, used):
+                raise Overtaken
             return claims, replace(lease, tokens=used, claimed=True)
 
-        return await run_write(self._database.for_grants, in_transaction)
+        return await run_write(
+            self._database.for_grants, lambda session: in_transaction(session, lambda: make(session))
+        )
 
 
 def _later(lease: SourceLease, renewed: LeaseRow, asked_ms: int) -> SourceLease:

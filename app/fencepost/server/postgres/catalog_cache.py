@@ -349,7 +349,7 @@ class CatalogCache:
         Where a table has got code of users' that may change sessions, connections are made anew: it may have run in
         them since, unseen.
         """
-        async with self._database.connection(patient=True) as connection:  # one load at a time
+        async with self._database.connection(counted=False) as connection:  # one load at a time
             catalog = await load(connection, self._served, self.current.version + 1)
         if catalog.tables == self.current.tables and self.current.version:
             catalog = replace(catalog, version=self.current.version, tables=self.current.tables)

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -19,6 +19,7 @@ from fencepost.server.postgres.connection import (
     Limits,
     Session,
     Shared,
+    ask_value,
     open_connection,
     session_settings,
     why_unwritable,
@@ -42,8 +43,8 @@ from fencepost.server.postgres.errors import (
     may_be_running,
     ours,
 )
-from fencepost.server.postgres.pool import ClosedError, Limiter, Pool
-from fencepost.server.quota import ASKING, UNKNOWN, Quota, most_of, waiting_quota
+from fencepost.server.postgres.pool import ClosedError, Limiter, Pool, Question
+from fencepost.server.quota import ASKING, Quota, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class ReadOnly:
 
     async def explains(self, connection: Session) -> bool:
         """Whether all writes are refused in this session, and not only the statement that was. Raises StorageError."""
-        found: bool = await connection.fetchval(_HERE)
+        found = bool(await ask_value(connection, _HERE))
         if found:
             self.notice()
         return found
@@ -263,6 +264,10 @@ _FOR_RENEWALS: Final = 2
 
 def _limiter(size: int, per_caller: int, limits: Limits, waiting: Quota) -> Limiter:
     return Limiter(size, per_caller, limits.pool_timeout, "connection to PostgreSQL", waiting)
+
+
+def _of(whose: str | None) -> Hashable:
+    return Question(ASKING.get()) if whose is None else whose
 
 
 class Database:
@@ -355,29 +360,35 @@ class Database:
 
     @asynccontextmanager
     async def connection(
-        self, *, caller: Caller = EVERYBODY, whose: str = UNKNOWN, patient: bool = False, runs_code: bool = False
+        self,
+        *,
+        caller: Caller = EVERYBODY,
+        whose: str | None = None,
+        patient: bool = False,
+        counted: bool = True,
+        runs_code: bool = False,
     ) -> AsyncIterator[Session]:
         """Lend a session for reading. UnavailableError when none can be had in time. An error that shows that sessions
         have old query plans makes all of them new.
         `caller`: whose role the session has for as long as it is lent; RoleError when it cannot.
-        `whose`: of whose places it takes one (`Limiter`); those of the gateway's own questions have no bound.
-        `patient`: it waits as long as it takes for one.
+        `whose`: of whose share it is (`Limiter`); None: it is a Question.
+        `patient`: it waits as long as it takes. Not `counted`: those who wait are bounded elsewhere.
         `runs_code`: what is asked runs code of users', which may change the session. It is restored afterwards.
         """
         async with (
-            self.requests.place(whose, patient=patient),
+            self.requests.place(_of(whose), patient=patient, counted=counted),
             self._lend(self._pool, caller, writing=False, runs_code=runs_code) as session,
         ):
             yield session
 
     @asynccontextmanager
     async def for_reads(
-        self, *, caller: Caller = EVERYBODY, whose: str = UNKNOWN, patient: bool = False, runs_code: bool = False
+        self, *, caller: Caller = EVERYBODY, whose: str, counted: bool = True, runs_code: bool = False
     ) -> AsyncIterator[Session]:
         """The same for a read of rows. Reads never have all connections, so that writes and grants find one."""
         async with (
-            self.reads.place(whose, patient=patient),
-            self.requests.place(whose, patient=patient),
+            self.reads.place(whose, counted=counted),
+            self.requests.place(whose, counted=counted),
             self._lend(self._pool, caller, writing=False, runs_code=runs_code) as session,
         ):
             yield session
@@ -388,13 +399,14 @@ class Database:
 
     @asynccontextmanager
     async def for_writing(
-        self, *, caller: Caller = EVERYBODY, whose: str = UNKNOWN, patient: bool = False, runs_code: bool = False
+        self, *, caller: Caller = EVERYBODY, whose: str | None = None, patient: bool = False, runs_code: bool = False
     ) -> AsyncIterator[Session]:
         """Lend a session to `run_write`: only of the database that writes were allowed on (StandbyError,
         QuarantinedError: R19), and only if PostgreSQL takes writes (ReadOnlyError).
         """
+        self._read_only.require_writable()  # before it waits for anything
         async with (
-            self.requests.place(whose, patient=patient),
+            self.requests.place(_of(whose), patient=patient),
             self._lend(self._pool, caller, writing=True, runs_code=runs_code) as session,
         ):
             yield session
@@ -404,6 +416,7 @@ class Database:
         """Lend `run_write` a session for leases and their queues, for which no other request waits. One caller has
         three quarters of them, so that others' leases are renewed however much it asks for.
         """
+        self._read_only.require_writable()
         async with self._leases.place(ASKING.get()), self._lend(self._lease_pool, EVERYBODY, writing=True) as session:
             yield session
 
@@ -412,6 +425,7 @@ class Database:
         """The same for grants of locks, which may wait for rows: for all of those for leases but two, which renewals
         need. One caller's grants have three quarters of these: what they claim may be locked for long.
         """
+        self._read_only.require_writable()
         async with self._grants.place(ASKING.get()), self.for_leases() as session:
             yield session
 
@@ -716,6 +730,8 @@ async def in_transaction(connection: Session, work: Callable[[], Awaitable[T]]) 
         return answer
     except (OutcomeUnknownError, *FOREIGN) as error:  # also of the block's end, where the connection is closed
         unknown = error if isinstance(error, OutcomeUnknownError) else ours(error, writing=True)
+        if committing and unknown is error:
+            raise
         if committing or not isinstance(unknown, OutcomeUnknownError):
             raise unknown from error
         raise UncommittedError(str(unknown)) from error

@@ -246,7 +246,7 @@ def cancelled(reason: str) -> RefusedError:
 
 @contextmanager
 def map_errors() -> Iterator[None]:
-    """Turn what fails while connecting into ours. A session maps the errors of its statements itself."""
+    """Turn what fails into ours, where that is no statement of a session's: connecting, a cursor."""
     try:
         yield
     except FOREIGN as error:

@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import asyncpg
 
@@ -34,8 +34,18 @@ if TYPE_CHECKING:
 # Who may have what there is of the gateway: connections, and turns.
 
 
+class Question(NamedTuple):
+    """Who asks what the gateway has to ask for a request: it is one of all who wait, and has no share of its own."""
+
+    caller: str
+
+    def __str__(self) -> str:
+        return self.caller
+
+
 class Limiter:
-    """`most` places; one caller has `per_caller` of them at most, and UNKNOWN, the gateway itself, all.
+    """`most` places; one caller has `per_caller` of them at most. What is a Question, and what the gateway asks for
+    itself (UNKNOWN), is bound by `most` alone.
 
     Who finds none waits in line for `wait` seconds, or without an end where that is None. A place that is given back
     goes to whoever may have it: of one caller after the other the first in line. So who has many waits behind itself,
@@ -50,9 +60,9 @@ class Limiter:
         self._line: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager
-    async def place(self, caller: Hashable, *, patient: bool = False) -> AsyncIterator[None]:
+    async def place(self, caller: Hashable, *, patient: bool = False, counted: bool = True) -> AsyncIterator[None]:
         """Have a place for the block. See `enter`."""
-        await self.enter(caller, patient=patient)
+        await self.enter(caller, patient=patient, counted=counted)
         try:
             yield
         finally:
@@ -64,16 +74,18 @@ class Limiter:
 
     def is_at_its_most(self, caller: Hashable) -> bool:
         """Whether this caller has as many as one may have."""
-        return self._of.get(caller, 0) >= self._per_caller and caller != UNKNOWN
+        return self._of.get(caller, 0) >= self._per_caller and not (caller == UNKNOWN or isinstance(caller, Question))
 
-    async def enter(self, caller: Hashable, *, patient: bool = False) -> None:
-        """Take a place. UnavailableError: there was none in time, or too many wait. `patient`: who waits is counted
-        elsewhere, and as patient as it takes.
+    async def enter(self, caller: Hashable, *, patient: bool = False, counted: bool = True) -> None:
+        """Take a place. UnavailableError: there was none in time, or too many wait. `patient`: as long as it takes;
+        then, and where it is not `counted`, those who wait are bounded elsewhere.
         """
         if self.has_room(caller):
             self._take(caller)
-        elif patient or self.waiting is None:
-            await self._wait_in_line(caller, None if patient else self._wait)
+        elif patient:
+            await self._wait_in_line(caller, None)
+        elif self.waiting is None or not counted:
+            await self._wait_in_line(caller, self._wait)
         else:
             with self.waiting.place(str(caller)) as full:
                 if full is not None:

@@ -38,7 +38,7 @@ class LetterBound:
         self._known = Known[tuple[str, str], tuple[int, int] | None](times.requests.letters_known_for, times.clock)
 
     async def why_full(self, database: Database, queue: str, whose: str) -> str | None:
-        """Say why no write of a caller (`whose` of gateway/read.py) is queued; None: it may be. Where PostgreSQL
+        """Say why no write of a caller (`whose` of gateway/results.py) is queued; None: it may be. Where PostgreSQL
         cannot be asked what it last said counts, and before that nothing.
         """
         key = (queue, whose)
@@ -102,7 +102,7 @@ def _read(row: asyncpg.Record) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class LetterSize:
-    """How many bytes a dead letter has, of which queue and caller (`whose` of gateway/read.py)."""
+    """How many bytes a dead letter has, of which queue and caller (`whose` of gateway/results.py)."""
 
     queue: str
     whose: str
@@ -125,7 +125,7 @@ async def record(
 
 
 async def close_letter(connection: Connection, write_id: str, letter: str) -> bool:
-    """Note what becomes of the dead letter of a write (gateway/read.py); whether there is a record of the write."""
+    """Note what becomes of the dead letter of a write (gateway/results.py); whether there is a record of the write."""
     noted: bool = await connection.fetchval("SELECT fencepost.queue_close($1, $2)", write_id, letter)
     return noted
 

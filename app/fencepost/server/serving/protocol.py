@@ -244,6 +244,8 @@ class GuardedProtocol(HttpToolsProtocol):
                     self.refuse(self._head_too_large())
         if self.arrived:
             self._read_no_more()
+        elif self.cycle is not None and self._idle and not self.arrival.in_body:
+            self._wait_for_a_request()  # what came was the rest of a body, or an empty line
 
     def _feed_body(self, data: bytes) -> None:
         """Give the parser what follows a head with `Upgrade`, or of CONNECT. Behind such a head it stops: it takes what
@@ -452,11 +454,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
             else:
-                self._idle_since = self.loop.time()
-                if self.timeout_keep_alive_task is None:
-                    self.timeout_keep_alive_task = self.loop.call_later(
-                        self.timeout_keep_alive, self.timeout_keep_alive_handler
-                    )
+                self._wait_for_a_request()
         if self._draining and self._idle:
             self._close_after(GRACE)
         if self.arrived and not self.transport.is_closing():
@@ -547,6 +545,13 @@ class GuardedProtocol(HttpToolsProtocol):
         last = self.pipeline[0][0] if self.pipeline else self.cycle
         if self._parsed == len(self.arrived) and last is not None and not last.response_started:
             last.keep_alive = False
+
+    def _wait_for_a_request(self) -> None:
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection if it has been idle for long; else look again when it may be so. A timer for each
