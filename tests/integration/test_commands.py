@@ -963,6 +963,23 @@ async def test_a_retry_waits_for_the_decision_and_keeps_what_the_fence_refuses(
     assert await owner.fetchval(coloured) == ["red", "blue", "blue"]
 
 
+async def test_a_letter_whose_mark_cannot_be_asked_for_keeps_no_other_from_being_retried(
+    database: str, connect: Connect, run_dead: Run
+) -> None:
+    owner = await connect()
+    await make_tables(owner, source="external")
+    await owner.execute("CREATE TABLE numbered (id int PRIMARY KEY, n int)")
+    await protect(owner, "numbered")
+    async with opened(database, owner) as queue:
+        await queue.append(
+            *(write(name, body={"nothing": 1}, token=token(34)) for name in ("numbered/seven", "orders/k1"))
+        )
+        async with consumed(queue):
+            await queue.empty()
+        retried = await run_dead("dead", "retry", DEFAULT, "--all", "--no-wait")
+    assert (retried.exit_code, await appended(owner, 2)) == (0, True), retried.output
+
+
 async def appended(owner: Connection, count: int) -> bool:
     found: int = await owner.fetchval("SELECT count(*) FROM fencepost.queued")
     return found == count
