@@ -29,7 +29,7 @@ from fencepost.server.postgres.errors import (
     map_errors,
     ours,
 )
-from fencepost.server.postgres.pool import ClosedError, Limiter, Pool, Question
+from fencepost.server.postgres.pool import AskedFor, ClosedError, Limiter, Pool
 from fencepost.server.quota import ASKING, waiting_quota
 from fencepost.server.startup import LEAST, Stopping
 
@@ -540,14 +540,14 @@ async def test_a_question_takes_no_share_of_its_callers_and_waits_as_one_of_them
     waiting = waiting_quota(4)
     limiter = Limiter(2, 1, 60, "place", waiting)
     await limiter.enter("ann")
-    await limiter.enter(Question("ann"))
-    asked = [asyncio.ensure_future(limiter.enter(Question(caller))) for caller in ("ann", "ann", "ann", "bob")]
+    await limiter.enter(AskedFor("ann"))
+    asked = [asyncio.ensure_future(limiter.enter(AskedFor(caller))) for caller in ("ann", "ann", "ann", "bob")]
     await settled()
     assert waiting.count == 4
     with pytest.raises(UnavailableError, match="3 of ann already"):
-        await limiter.enter(Question("ann"))
+        await limiter.enter(AskedFor("ann"))
     for _ in range(2):
-        limiter.leave(Question("ann"))
+        limiter.leave(AskedFor("ann"))
         await settled()
     assert [each.done() for each in asked] == [True, False, False, True], "of one caller after the other"
     for each in asked:

@@ -43,7 +43,7 @@ from fencepost.server.postgres.errors import (
     may_be_running,
     ours,
 )
-from fencepost.server.postgres.pool import ClosedError, Limiter, Pool, Question
+from fencepost.server.postgres.pool import AskedFor, ClosedError, Limiter, Pool
 from fencepost.server.quota import ASKING, Quota, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
@@ -267,7 +267,7 @@ def _limiter(size: int, per_caller: int, limits: Limits, waiting: Quota) -> Limi
 
 
 def _of(whose: str | None) -> Hashable:
-    return Question(ASKING.get()) if whose is None else whose
+    return AskedFor(ASKING.get()) if whose is None else whose
 
 
 class Database:
@@ -371,7 +371,7 @@ class Database:
         """Lend a session for reading. UnavailableError when none can be had in time. An error that shows that sessions
         have old query plans makes all of them new.
         `caller`: whose role the session has for as long as it is lent; RoleError when it cannot.
-        `whose`: of whose share it is (`Limiter`); None: it is a Question.
+        `whose`: of whose share it is (`Limiter`); None: it is AskedFor.
         `patient`: it waits as long as it takes. Not `counted`: those who wait are bounded elsewhere.
         `runs_code`: what is asked runs code of users', which may change the session. It is restored afterwards.
         """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Who may have what there is of the gateway: connections, and turns.
 
 
-class Question(NamedTuple):
+class AskedFor(NamedTuple):
     """Who asks what the gateway has to ask for a request: it is one of all who wait, and has no share of its own."""
 
     caller: str
@@ -44,7 +44,7 @@ class Question(NamedTuple):
 
 
 class Limiter:
-    """`most` places; one caller has `per_caller` of them at most. What is a Question, and what the gateway asks for
+    """`most` places; one caller has `per_caller` of them at most. What is AskedFor, and what the gateway asks for
     itself (UNKNOWN), is bound by `most` alone.
 
     Who finds none waits in line for `wait` seconds, or without an end where that is None. A place that is given back
@@ -74,7 +74,7 @@ class Limiter:
 
     def is_at_its_most(self, caller: Hashable) -> bool:
         """Whether this caller has as many as one may have."""
-        return self._of.get(caller, 0) >= self._per_caller and not (caller == UNKNOWN or isinstance(caller, Question))
+        return self._of.get(caller, 0) >= self._per_caller and not (caller == UNKNOWN or isinstance(caller, AskedFor))
 
     async def enter(self, caller: Hashable, *, patient: bool = False, counted: bool = True) -> None:
         """Take a place. UnavailableError: there was none in time, or too many wait. `patient`: as long as it takes;
