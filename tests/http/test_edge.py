@@ -172,7 +172,7 @@ async def test_what_is_no_request_keeps_no_connection_open(
     await raw.send(asked)
     await raw.answer()
     await raw.send(then)
-    assert await raw.ended()
+    assert await asyncio.wait_for(raw.ended(), PATIENCE)
     raw.close()
 
 

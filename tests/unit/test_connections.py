@@ -32,6 +32,7 @@ from fencepost.server.postgres.errors import (
 from fencepost.server.postgres.pool import AskedFor, ClosedError, Limiter, Pool
 from fencepost.server.quota import ASKING, waiting_quota
 from fencepost.server.startup import LEAST, Stopping
+from fencepost.testing.servers.processes import PATIENCE
 
 # Who gets which connection: the pool's rules, on connections that are made up, opened when the test lets it.
 
@@ -538,9 +539,9 @@ async def test_who_gives_up_in_the_moment_of_a_place_leaves_it_to_the_next(first
 
 async def test_a_question_takes_no_share_of_its_callers_and_waits_as_one_of_them() -> None:
     waiting = waiting_quota(4)
-    limiter = Limiter(2, 1, 60, "place", waiting)
-    await limiter.enter("ann")
-    await limiter.enter(AskedFor("ann"))
+    limiter = Limiter(3, 1, 60, "place", waiting)
+    for caller in ("ann", AskedFor("ann"), AskedFor("ann")):
+        await asyncio.wait_for(limiter.enter(caller), PATIENCE)
     asked = [asyncio.ensure_future(limiter.enter(AskedFor(caller))) for caller in ("ann", "ann", "ann", "bob")]
     await settled()
     assert waiting.count == 4

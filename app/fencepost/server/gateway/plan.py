@@ -104,9 +104,8 @@ def _key_of(table: ProtectedTable, write: Write, once: IdempotentRequest | None)
     named = isinstance(write.token, SealedToken) and (
         write.verb == "put" if by_key else write.verb != "post" and table.fence.scope is None
     )
-    kept = (
-        keeping(once) if once is not None and single and table.shares_transactions else None
-    )  # it differs in batches only
+    # How the answer is kept differs in batches only.
+    kept = keeping(once) if once is not None and single and table.shares_transactions else None
     body, preferences = write.body, write.preferences.in_sql
     return PlanKey(write.verb, by_key, single, body.columns, write.select, write.shown, preferences, kept, named)
 
