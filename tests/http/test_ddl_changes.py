@@ -1,16 +1,17 @@
 """A table that its owner changes while a gateway serves it: columns, keys, and fences that are damaged."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import asyncpg
 import pytest
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api, code
 from tests.support.interleave import Connection
+from tests.support.manual_clock import UNHURRIED
 
 from fencepost.server.ops.protect import protect, unprotect
-from fencepost.testing.servers.postgres import in_database
 from fencepost.testing.servers.processes import eventually
 
 # A gateway, and the owner of its table, who changes it.
@@ -33,7 +34,6 @@ class Scene:
 
     api: Api
     owner: Connection
-    dsn: str
     token: int = 10
 
     async def write(self, method: str, path: str, body: object = None) -> tuple[int, str | None]:
@@ -70,6 +70,10 @@ SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
  WHERE application_name = 'fencepost listener' AND datname = current_database()"""
 
 
+ONCE: Final = replace(UNHURRIED, connections=replace(UNHURRIED.connections, listen_pause=86_400.0))
+"""A gateway of these times that has lost its listening connection does not open another one."""
+
+
 LISTENING = """
 SELECT count(*) FROM pg_stat_activity
  WHERE application_name = 'fencepost listener' AND datname = current_database() AND query ILIKE 'listen%'"""
@@ -85,36 +89,30 @@ async def notified(database: str, start_gateway: StartGateway) -> AsyncIterator[
     )
     await protect(owner, "t")
     await owner.execute("CREATE TABLE plain (id int PRIMARY KEY, v text); INSERT INTO plain VALUES (1, 'x')")
-    async with Api.open(await start_gateway(database, serve_unprotected=True)) as api:
+    async with Api.open(await start_gateway(database, ONCE, serve_unprotected=True)) as api:
         assert (await api.ask("GET", "data/t")).status_code == 200
-        yield Scene(api, owner, database)
+        yield Scene(api, owner)
     await owner.close()
 
 
 @pytest.fixture
 async def scene(notified: Scene) -> Scene:
     """The same, with a gateway that gets no notification: what it sees, it sees by itself."""
-    await _cut_off_notifications(notified.owner, notified.dsn)
+    await _cut_off_notifications(notified.owner)
     return notified
 
 
-async def _cut_off_notifications(owner: Connection, database: str) -> None:
-    """End the gateway's listening connection, and let the database take no new ones: it cannot listen again."""
-    name = database.rpartition("/")[2]
+async def _cut_off_notifications(owner: Connection) -> None:
+    """End the gateway's listening connection, the only one that it opens."""
 
     async def listening() -> bool:
         return bool(await owner.fetchval(LISTENING))
 
     await eventually(listening, what="the gateway listening")
-    outside = await asyncpg.connect(in_database(database, "postgres"))
-    await outside.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    await outside.close()
     await owner.fetchval(LISTENERS)
 
     async def gone() -> bool:
-        return not await owner.fetchval(
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'fencepost listener' AND datname = $1", name
-        )
+        return not await owner.fetchval(LISTENING)
 
     await eventually(gone, what="the listener's end")
 
