@@ -205,6 +205,63 @@ async def test_preferences_of_a_keyed_write(api: Api, shop: Shop) -> None:
             assert answer.content == b"" if status == 204 else answer.json() == {"order_id": key}, method
 
 
+async def test_if_match_meets_the_row_that_was_read_or_nothing_is_written(api: Api, shop: Shop) -> None:
+    for method, body in (("PATCH", {"note": "new"}), ("PUT", {"note": "new"}), ("DELETE", None)):
+        key = await shop.order(mark=10, note="old")
+        path, none = f"data/orders/{key}", f"data/orders/{shop.key()}"
+        tag = (await api.ask("GET", path)).headers["etag"]
+        assert tag == '"10"', method
+        for to, asked, token, expected in (
+            (path, '"9"', 11, (412, "FP049")), (path, '"9", "11"', 11, (412, "FP049")), (none, tag, 11, (412, "FP049")),
+            (none, "*", 11, (412, "FP049")), (path, '"9"', 9, (409, "FP001")), (path, tag, 10, (409, "FP002")),
+        ):  # fmt: skip
+            answer = await api.ask(method, to, body, token=token, headers={"If-Match": asked})
+            assert code(answer) == expected, (method, to, asked)
+        assert answer.json()["current_token"] == "10", method
+        assert (await api.ask("GET", path)).json()["note"] == "old", method
+        assert (await api.ask("GET", none)).status_code == 404, method
+        wanted, once = {"If-Match": f'"9", {tag}'}, {"Idempotency-Key": shop.key()}
+        for _ in range(2):  # the second one is answered as the first one was, though the row has another mark by now
+            answer = await api.ask(method, path, body, token=11, headers=wanted | once)
+            assert answer.is_success, (method, answer.text)
+        assert method == "DELETE" or (await api.ask("GET", path)).headers["etag"] == '"11"', method
+    assert (
+        await api.ask("PATCH", f"data/orders/{await shop.order()}", {}, token=11, headers={"If-Match": "*"})
+    ).is_success
+
+
+async def test_if_match_is_refused_where_no_mark_can_be_the_condition(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=10)
+    for tag in ("10", 'W/"10"', '"a"', '""', '"10" "10"', '"10",', f'"{2**63}"', '"01"'):
+        answer = await api.ask("PATCH", f"data/orders/{key}", {}, token=11, headers={"If-Match": tag})
+        assert code(answer) == (400, "FP016"), tag
+        assert "If-Match: " in answer.json()["detail"], tag
+    for method, path, body in (
+        ("PATCH", f"data/orders?order_id=eq.{key}", {}), ("DELETE", f"data/orders?order_id=eq.{key}", None),
+        ("POST", "data/orders", {"order_id": shop.key()}), ("POST", "claims", {"resource": f"orders/{key}"}),
+        ("GET", f"data/orders/{key}", None), ("PATCH", f"data/leased/{key}", {}),
+    ):  # fmt: skip
+        answer = await api.ask(method, path, body, token=11, headers={"If-Match": '"10"'})
+        assert code(answer) == (400, "FP016"), (method, path)
+    queued = {"If-Match": '"10"', "Prefer": "respond-async"}
+    assert code(await api.ask("PATCH", f"data/orders/{key}", {}, token=11, headers=queued)) == (400, "FP016")
+    assert await shop.mark(key) == 10
+
+
+async def test_a_reader_that_has_the_row_is_not_sent_it_again(api: Api, shop: Shop) -> None:
+    key = await shop.order(mark=10)
+    for known, status in (
+        ('"10"', 304), ('W/"10"', 304), ('"9", "10"', 304), ("*", 304), ('"9"', 200), ("10", 200), ("", 200),
+    ):  # fmt: skip
+        answer = await api.ask("GET", f"data/orders/{key}", headers={"If-None-Match": known})
+        assert (answer.status_code, answer.headers["etag"]) == (status, '"10"'), known
+        assert bool(answer.content) == (status == 200), known
+    assert (await api.ask("GET", "data/orders/nobody", headers={"If-None-Match": "*"})).status_code == 404
+    for path in ("data/diary/1", "data/orders?limit=1"):
+        answer = await api.ask("GET", path, headers={"If-None-Match": "*"})
+        assert (answer.status_code, "etag" in answer.headers) == (200, False), path
+
+
 async def test_stale_and_spent_are_different_answers(api: Api, shop: Shop) -> None:
     key = await shop.order(mark=36)
     for method, body in (("PATCH", {"status": "x"}), ("PUT", {"status": "x"}), ("DELETE", None)):

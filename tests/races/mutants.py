@@ -34,6 +34,8 @@ from tests.support.interleave import Connection as Session
 from tests.support.racing import change
 
 from fencepost.server.fence.token import Rule, Token
+from fencepost.server.gateway.attempt import judge
+from fencepost.server.gateway.group_commit import AGAIN
 from fencepost.server.ops.ddl import RowDdl
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres.answers import Shown
@@ -41,7 +43,7 @@ from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.keyed import Change, WriteStatement
 from fencepost.server.postgres.marks import ElementState, KeyState
 from fencepost.server.postgres.row_sql import TOKEN, Key, RowWrite, key_part
-from fencepost.server.postgres.tables import ProtectedTable
+from fencepost.server.postgres.tables import Fence, ProtectedTable
 
 InPython = Callable[[pytest.MonkeyPatch], None]
 
@@ -259,6 +261,16 @@ async def no_marks(_connection: Connection, table: ProtectedTable, keys: Sequenc
     return [KeyState(f"{table.fence.name}/{key[0]}", None, None) for key in keys]
 
 
+def look_without_lock(table: ProtectedTable, passes: str, _lock: str, _wait: str) -> str:
+    """Look at the row as the statement's snapshot has it."""
+    return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes})"
+
+
+def fence_only(state: KeyState, fence: Fence, write: RowWrite) -> object:
+    """Judge a write under a condition as others are judged."""
+    return judge(state, fence, write.token) or AGAIN
+
+
 async def high_marks(_connection: Connection, table: ProtectedTable, keys: Sequence[Key]) -> list[KeyState]:
     """Take "no row matched" for "a newer holder has written"."""
     return [KeyState(f"{table.fence.name}/{key[0]}", 2**62, None) for key in keys]
@@ -385,6 +397,13 @@ MUTANTS: list[Mutant] = [
         "fencepost.server.postgres.marks.ask", no_marks, rows.test_replaced_row_is_written_after_all),
     swapped("no row matched, so a newer holder has written", "fencepost.server.postgres.marks.ask", high_marks,
         rows.test_replaced_row_is_written_after_all),
+    swapped("a condition is looked at before and not by the statement",
+        "fencepost.server.postgres.keyed._is_named", lambda _: "",
+        rows.test_a_condition_is_judged_by_the_row_as_it_was_left),
+    swapped("a DELETE under a condition is looked at by the snapshot", "fencepost.server.postgres.keyed._lock_row",
+        look_without_lock, rows.test_a_condition_is_judged_by_the_row_as_it_was_left),
+    swapped("a row that is missing meets a condition", "fencepost.server.gateway.attempt._judge_condition",
+        fence_only, rows.test_a_row_that_is_deleted_meanwhile_meets_no_condition),
     Mutant("every row is there", "{stem}_insmark", "IF gone THEN", "IF false THEN",
         rows.test_a_row_is_deleted_by_its_trigger),
     Mutant("every row that was touched is gone", "{stem}_insmark", "IF gone THEN", "IF NEW.xmax <> '0' THEN",

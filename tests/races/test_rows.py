@@ -1,5 +1,7 @@
 """Writes of one row and of many, and claims, in bad orders; and what the gateway answers (R1 to R7, R10, R14)."""
 
+from dataclasses import replace
+
 from tests.races.openings import BUILTIN, EPOCH, STRICT_ON_BOTH_SERVERS, opened
 from tests.support.racing import NEW, Race, mutate, outcome, written
 from tests.support.use_cases import (
@@ -20,6 +22,7 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.use_cases import claim
+from fencepost.server.gateway.write import NO_BODY
 from fencepost.server.postgres.many import ManyRefused, ManyWritten
 
 
@@ -314,6 +317,41 @@ async def test_refusal_is_stale_and_not_missing(race: Race) -> None:
         assert isinstance(answer, Problem)
         assert (answer.name, answer.current_token) == ("FP001", 37)
         assert result_of(await patch(gateway, keyed("k", 38, status="b"))) == "FP006"
+
+
+@opened(STRICT_ON_BOTH_SERVERS)
+async def test_a_condition_is_judged_by_the_row_as_it_was_left(race: Race) -> None:
+    """Two callers have read the row with the mark 30. One is writing it, and the other's write waits: though its
+    token is newer, it is refused, for it was decided from a row that is no more.
+    """
+    async with open_gateway(race.dsn) as gateway:
+        for n, write in enumerate((patch, put, delete)):
+            await race.insert(race.a, key := f"k{n}", 30)
+            asked = replace(keyed(key, 40, status="b"), if_match=(30,))
+            asked = replace(asked, body=NO_BODY) if write is delete else asked
+            update = race.update(race.a, key, 35, status="a")
+            answer = await answer_after(race, gateway, update, request=write(gateway, asked))
+            assert isinstance(answer, Problem), key
+            assert (answer.name, answer.current_token) == ("FP049", 35), key
+            assert await race.live_mark(key) == 35, key
+            assert (await race.row(key) or {})["status"] == "a", key
+            assert result_of(await write(gateway, replace(asked, if_match=(30, 35)))) == "ok", key
+
+
+@opened(STRICT_ON_BOTH_SERVERS)
+async def test_a_row_that_is_deleted_meanwhile_meets_no_condition(race: Race) -> None:
+    """The row was there when the write began to wait. A PUT under a condition does not make it anew."""
+    async with open_gateway(race.dsn) as gateway:
+        for n, write in enumerate((patch, put, delete)):
+            for if_match in ((30,), ()):
+                await race.insert(race.a, key := f"k{n}-{len(if_match)}", 30)
+                asked = replace(keyed(key, 40, status="b"), if_match=if_match)
+                asked = replace(asked, body=NO_BODY) if write is delete else asked
+                request = write(gateway, asked)
+                answer = await answer_after(race, gateway, race.delete(race.a, key, 35), request=request)
+                assert result_of(answer) == "FP049", (key, if_match)
+                assert await race.row(key) is None, (key, if_match)
+                assert await race.recorded(key) == (35, True), (key, if_match)
 
 
 @opened(STRICT_ON_BOTH_SERVERS)

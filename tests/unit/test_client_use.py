@@ -25,6 +25,7 @@ from fencepost.client import (
     NotFound,
     OutcomeUnknown,
     QueuedWrite,
+    RowChanged,
     RowNotFound,
     RowsNotKept,
     StillQueued,
@@ -157,6 +158,25 @@ async def test_a_wait_that_is_over_in_an_outage_names_it() -> None:
         with pytest.raises(StillQueued, match="600 s") as over:
             await waiting
     assert isinstance(over.value.__cause__, Unavailable)
+
+
+async def test_a_write_may_name_the_mark_that_its_row_must_have() -> None:
+    c, mock = client(*[lambda: httpx.Response(200, json={"n": 1})] * 2, problem(412, "FP049", retryable=False))
+    async with c:
+        await c.patch("orders", 1, {}, token=5, if_match=4)
+        await c.put("orders", 1, {}, token=5, if_match="0")
+        with pytest.raises(RowChanged):
+            await c.delete("orders", 1, token=5, if_match="4")
+        for wrong, error in (
+            ("x", ValueError),
+            (-1, ValueError),
+            ("04", ValueError),
+            (2**63, ValueError),
+            (4.0, TypeError),
+        ):
+            with pytest.raises(error, match="if_match"):
+                await c.patch("orders", 1, {}, token=5, if_match=wrong)  # type: ignore[arg-type]
+    assert [request.headers["If-Match"] for request in mock.requests] == ['"4"', '"0"', '"4"']
 
 
 async def test_a_dead_letter_names_the_error_that_it_would_have_been_at_once() -> None:

@@ -283,6 +283,7 @@ CONTRACT = {
     "FP046": (429, "rate-limited", client.Unavailable),
     "FP047": (503, "earlier-line-first", client.Unavailable),
     "FP048": (503, "too-many-letters", client.Unavailable),
+    "FP049": (412, "row-changed", client.RowChanged),
 }
 
 # Problems whose code is an SQLSTATE of PostgreSQL's, with one of them.

@@ -112,6 +112,7 @@ def _read_superseded(found: object) -> Superseded | None:
 #     │   │   └── SealRefused     FP041  the token's seal is for other resources, has ended, or is none
 #     │   ├── NotFound            404    FP007 unknown table, FP019 no such route
 #     │   │   └── RowNotFound     FP006
+#     │   ├── RowChanged          412    FP049  the row has another mark than the write names, or is gone
 #     │   ├── BadRequest          400, 405, 406, 413, 415, 422: the request has to be mended
 #     │   ├── ConstraintViolated  SQLSTATE 23…: the data was refused, and the token is not spent
 #     │   ├── WriteFailed         a queued write that is a dead letter; `reason` is the error it would have been at
@@ -328,6 +329,12 @@ class RowNotFound(NotFound):
     """There is no such row (FP006)."""
 
 
+class RowChanged(ApiError):
+    """The row's mark is not the one that `if_match` names, or there is no row (FP049). Nothing was done, and the token
+    is not spent: read the row, decide anew, write with the mark that it has now.
+    """
+
+
 class BadRequest(ApiError):
     """The request cannot be understood; `detail` names what and where."""
 
@@ -400,6 +407,7 @@ _BY_CODE: Final[dict[str, type[ApiError]]] = {
     "FP027": OutcomeUnknown,
     "FP033": Unavailable,
     "FP041": SealRefused,
+    "FP049": RowChanged,
 }
 _BY_STATUS: Final[dict[int, type[ApiError]]] = {
     400: BadRequest,

@@ -1,5 +1,6 @@
 """The methods of a client that read and write rows, and the requests that they become."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, overload
@@ -28,6 +29,7 @@ ANSWER_SECONDS: Final = 10.0
 """How long an answer may take that is due."""
 _ROWS_BACK: Final = "return=representation"
 _ASYNC: Final = "respond-async"
+_MARK: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 def locks(name: str | None, after: str | None, source: str | None) -> Call:
@@ -43,19 +45,24 @@ def post(table: str, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], toke
     return _write("POST", collection_path(table), token, body)
 
 
-def patch(table: str, key: Key, changes: Mapping[str, Any], token: int | None) -> Call:
+def patch(
+    table: str, key: Key, changes: Mapping[str, Any], token: int | None, if_match: int | str | None = None
+) -> Call:
     """PATCH one row."""
-    return _write("PATCH", row_path(table, key), token, dict(changes), resource=resource_of(table, key))
+    resource = resource_of(table, key)
+    return _write("PATCH", row_path(table, key), token, dict(changes), resource=resource, if_match=if_match)
 
 
-def put(table: str, key: Key, row: Mapping[str, Any], token: int | None) -> Call:
+def put(table: str, key: Key, row: Mapping[str, Any], token: int | None, if_match: int | str | None = None) -> Call:
     """PUT one row."""
-    return _write("PUT", row_path(table, key), token, dict(row), resource=resource_of(table, key))
+    resource = resource_of(table, key)
+    return _write("PUT", row_path(table, key), token, dict(row), resource=resource, if_match=if_match)
 
 
-def delete(table: str, key: Key, token: int | None) -> Call:
+def delete(table: str, key: Key, token: int | None, if_match: int | str | None = None) -> Call:
     """DELETE one row."""
-    return _write("DELETE", row_path(table, key), token, None, prefer=None, resource=resource_of(table, key))
+    resource = resource_of(table, key)
+    return _write("DELETE", row_path(table, key), token, None, prefer=None, resource=resource, if_match=if_match)
 
 
 def queued(call: Call) -> Call:
@@ -84,6 +91,15 @@ def check_token(token: int) -> int:
     return token
 
 
+def _tag_of(mark: int | str) -> str:
+    """Spell a mark, an int or its digits as a row has them, as an ETag."""
+    if isinstance(mark, bool) or not isinstance(mark, int | str):
+        raise TypeError(f"if_match {mark!r}: a mark is an int, or its digits, as in last_fence_token")
+    if not _MARK.fullmatch(str(mark)) or int(mark) > MAX_TOKEN:
+        raise ValueError(f"if_match {mark!r}: a mark is from 0 to {MAX_TOKEN}")
+    return f'"{mark}"'
+
+
 def _write(
     method: str,
     path: str,
@@ -93,8 +109,11 @@ def _write(
     prefer: str | None = _ROWS_BACK,
     params: Pairs = (),
     resource: str | None = None,
+    if_match: int | str | None = None,
 ) -> Call:
     headers = write_headers(token, prefer)
+    if if_match is not None:
+        headers["If-Match"] = _tag_of(if_match)
     return Call(
         method=method,
         path=path,
@@ -259,11 +278,16 @@ class Rows(Generic[AnyLease]):
         lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
+        if_match: int | str | None = None,
     ) -> Row:
-        """Change columns of one row; returns the row. RowNotFound if there is none."""
+        """Change columns of one row; returns the row. RowNotFound if there is none.
+
+        `if_match`: the mark that the row must have, as `get(…, select="*,last_fence_token")` reads it; RowChanged if
+        the row has another one, or is gone.
+        """
         resource = resource_of(table, key)
         answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: patch(table, key, changes, fresh)
+            resource, lease, token, idempotency_key, lambda fresh: patch(table, key, changes, fresh, if_match)
         )
         row: Row = answer.body
         return row
@@ -277,11 +301,14 @@ class Rows(Generic[AnyLease]):
         lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
+        if_match: int | str | None = None,
     ) -> Row:
-        """Create or replace one row; columns that are left out get their defaults. Returns the row."""
+        """Create or replace one row; columns that are left out get their defaults. Returns the row. `if_match`: as of
+        `patch`; then no row is created.
+        """
         resource = resource_of(table, key)
         answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: put(table, key, row, fresh)
+            resource, lease, token, idempotency_key, lambda fresh: put(table, key, row, fresh, if_match)
         )
         stored: Row = answer.body
         return stored
@@ -294,10 +321,12 @@ class Rows(Generic[AnyLease]):
         lease: AnyLease | None = None,
         token: int | None = None,
         idempotency_key: str | None = None,
+        if_match: int | str | None = None,
     ) -> None:
-        """Delete one row; its mark stays. RowNotFound if there is none."""
-        resource = resource_of(table, key)
-        await self._writer.write(resource, lease, token, idempotency_key, lambda fresh: delete(table, key, fresh))
+        """Delete one row; its mark stays. RowNotFound if there is none. `if_match`: as of `patch`."""
+        await self._writer.write(
+            resource_of(table, key), lease, token, idempotency_key, lambda fresh: delete(table, key, fresh, if_match)
+        )
 
     async def patch_where(
         self,

@@ -79,6 +79,16 @@ ROW_NOT_FOUND: Final = ProblemType(
     "No row with this key exists, or row security hides it from the gateway. Nothing was changed.",
     "Check the key. PUT or POST creates a row.",
 )
+ROW_CHANGED: Final = ProblemType(
+    "FP049",
+    412,
+    "row-changed",
+    "The row is not the one that If-Match names",
+    "The write carried If-Match, and the row's mark is none of those that it names: the row was written, or claimed, "
+    "since the caller has read it. Or there is no such row. The token was good. Nothing was changed, and the token is "
+    "not spent.",
+    "Read the row anew, decide again from what it has now, and send its ETag. The same token may be used.",
+)
 UNKNOWN_TABLE: Final = ProblemType(
     "FP007",
     404,

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, ROW_NOT_FOUND
+from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, ROW_CHANGED, ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem, problem_of
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import MissingRow, Refusal, Token, beyond, refusal, unissued
@@ -53,6 +53,8 @@ ROUNDS: Final = 10
 BELIEVED_ROUNDS: Final = 2
 """In how many rounds a duplicate of a partition counts as the row's own key, without a look."""
 UNIQUE_VIOLATION: Final = "23505"
+SAID_MARKS: Final = 3
+"""How many marks of an If-Match a sentence names."""
 
 Answer = Outcome | Alone
 """AGAIN: nothing refuses the write; ALONE: it cannot be known here."""
@@ -75,6 +77,8 @@ class Statements:
     """Whether it is a POST, whose first statement creates."""
     claims: bool = False
     """Whether it sets nothing but the mark; where there is no row, it raises that of the key."""
+    conditional: bool = False
+    """Whether the row must have one of the marks that the request names (If-Match): it is there, or nothing is made."""
 
     @property
     def creates(self) -> bool:
@@ -94,8 +98,8 @@ def statements_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait)
     else:
         first = keyed.update(table, change, wait)
         careful = keyed.update(table, change, wait, careful=True) if wait == "block" else first
-    creating = keyed.create(table, change, wait) if verb == "put" else None
-    return Statements(table, wait, first, careful, creating)
+    creating = keyed.create(table, change, wait) if verb == "put" and not change.conditional else None
+    return Statements(table, wait, first, careful, creating, conditional=change.conditional)
 
 
 def claiming(table: ProtectedTable, change: Change) -> Statements:
@@ -168,6 +172,8 @@ async def _explain_zero_rows(
     if of.inserts:
         return [ALONE] * len(writes)  # what kept it from inserting is found out alone
     states = await marks.ask(session, table, [write.key for write in writes])
+    if of.conditional:
+        return [_judge_condition(state, table.fence, write) for state, write in zip(states, writes, strict=True)]
     # What a transaction has deleted itself it may make anew (R1): whether it has, the INSERT's trigger knows.
     perhaps_own = of.creates and of.wait == "block" and session.is_in_transaction()
     return [
@@ -176,6 +182,25 @@ async def _explain_zero_rows(
         else judge(state, table.fence, write.token) or AGAIN
         for state, write in zip(states, writes, strict=True)
     ]
+
+
+def _judge_condition(state: KeyState, fence: Fence, write: RowWrite) -> Refusal | Problem | Alone:
+    """Judge a write under If-Match. The fence comes first: who is stale has lost the lock, whatever the row is now."""
+    verdict = judge(state, fence, write.token)
+    if verdict is not None and not isinstance(verdict, MissingRow):
+        return verdict
+    if state.live is not None and (not write.marks or state.live in write.marks):
+        return AGAIN
+    wanted = " or ".join(str(mark) for mark in write.marks[:SAID_MARKS])
+    found = "there is no such row" if state.live is None else f"its mark is {state.live}"
+    return Problem(
+        ROW_CHANGED,
+        f"If-Match: the write is for {state.resource}{' with the mark ' if wanted else ''}{wanted}, and {found}.",
+        hint="Read the row, decide anew, and send its ETag.",
+        resource=state.resource,
+        presented_token=write.token,
+        current_token=state.live,
+    )
 
 
 async def _explain_in_scopes(

@@ -42,6 +42,8 @@ class Done:
     """The names of all resources that were written; None where they were not asked for."""
     scope: str = ""
     """The name of the one scope that was written to or claimed (R8)."""
+    version: int | None = None
+    """The mark of a row that was read, where each write gives the row another one: it is the row's ETag."""
 
 
 Outcome = Done | Problem

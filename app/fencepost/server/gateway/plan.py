@@ -3,8 +3,8 @@
 A write is checked in one order, whatever it writes:
 
 1. the table is protected, and its fence holds (403);
-2. the request fits the table: how large its numbers are (413), its key, filters, columns and what it wants to see
-   (400), and how many rows it has;
+2. the request fits the table: how large its numbers are (413), its key, filters, columns, its condition and what it
+   wants to see (400), and how many rows it has;
 3. it has an Idempotency-Key, where the table wants one (400);
 4. it has a token (428), whose seal holds, where it has one or the table wants one (403).
 
@@ -50,6 +50,8 @@ class PlanKey(NamedTuple):
     keeping: Keeping
     named: bool
     """Whether the answer names the rows that were written, as they were stored: a seal is compared with them."""
+    conditional: bool
+    """Whether the row's mark must be one of those that the request names (If-Match)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ def plan_of(found: Table, write: Write, once: IdempotentRequest | None, max_rows
         check_filters(table, target.filters)
         if key := [column for column in write.body.columns if column in table.key]:
             raise QueryError(f"body: {', '.join(key)} is the primary key, which a write cannot change")
+    if write.if_match is not None:
+        _require_versions(table.fence, write)
     plan: Plan = table.kept(_plan, _key_of(table, write, once), most)
     if isinstance(target, Listed):
         if target.count and write.verb == "patch":
@@ -107,7 +111,10 @@ def _key_of(table: ProtectedTable, write: Write, once: IdempotentRequest | None)
     # How the answer is kept differs in batches only.
     kept = keeping(once) if once is not None and single and table.shares_transactions else None
     body, preferences = write.body, write.preferences.in_sql
-    return PlanKey(write.verb, by_key, single, body.columns, write.select, write.shown, preferences, kept, named)
+    conditional = write.if_match is not None
+    return PlanKey(
+        write.verb, by_key, single, body.columns, write.select, write.shown, preferences, kept, named, conditional
+    )
 
 
 def _plan(table: ProtectedTable, key: PlanKey, most_bytes: int) -> Plan:
@@ -117,7 +124,7 @@ def _plan(table: ProtectedTable, key: PlanKey, most_bytes: int) -> Plan:
     if verb != "post":
         given = tuple(column for column in given if column not in table.key)
     defaults = replaceable(table, given) if verb == "put" else ()
-    change = Change(given, target, key.preferences, defaults, key.named, deletes=verb == "delete")
+    change = Change(given, target, key.preferences, defaults, key.named, verb == "delete", key.conditional)
     statements = statements_of(table, verb, change, "block") if key.by_key else None
     queues = queues_of(table, verb, change, key.keeping) if key.single else None
     return Plan(
@@ -130,6 +137,19 @@ def _plan(table: ProtectedTable, key: PlanKey, most_bytes: int) -> Plan:
         has_scope=table.fence.scope is not None,
         queued=table.fence.queue is not None,
     )
+
+
+def _require_versions(fence: Fence, write: Write) -> None:
+    """Refuse If-Match where a mark does not tell one version of a row from another, or the write waits in a queue."""
+    if fence.queue is not None or write.preferences.queued:
+        raise QueryError("If-Match: a queued write is applied later, to the row as it is then")
+    if fence.scope is not None:
+        raise QueryError(f"If-Match: rows of {fence.name} share the mark of their scope, {fence.scope.template}")
+    if not fence.has_versions:
+        raise QueryError(
+            f"If-Match: {fence.name} is under the rule epoch: one token writes a row several times, and its mark stays"
+            " the same"
+        )
 
 
 def replaceable(table: Table, given: tuple[str, ...]) -> tuple[str, ...]:

@@ -99,7 +99,9 @@ def _queues(table: Table, select: Select, most_bytes: int) -> "ReadQueues | None
 def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:
     if row is None:
         return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
-    return Done([row.json], shown_mark(table.fence.rule, row.mark) if table.fence else None)
+    fence = table.fence
+    mark = shown_mark(fence.rule, row.mark) if fence is not None else None
+    return Done([row.json], mark, version=mark if fence is not None and fence.has_versions else None)
 
 
 # Reads of one row by its key that come at the same time share a statement, as writes do (gateway/group_commit.py).

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 from fencepost.server.fence.problem_types import (
     BAD_REQUEST,
     OUTCOME_UNKNOWN,
+    ROW_CHANGED,
     ROW_NOT_FOUND,
     TOKEN_REQUIRED,
     UNISSUED_TOKEN,
@@ -112,6 +113,8 @@ async def _write(
         return authority
     token, binding = authority
     row = Batched.of(write.target.key if isinstance(write.target, OneRow) else (), token, write.body.raw, once)
+    if write.if_match is not None:
+        row.row.marks = write.if_match
     check = _key_check(plan, write, row.row) if plan.names_key or plan.creates else None
     name = ""
     if binding is not None and not plan.has_scope:
@@ -294,7 +297,7 @@ def _doubt_of_answer(outcome: Problem, table: Table) -> Doubt:
     if outcome.type is UNPROTECTED_TABLE:
         return "catalog"
     queued = table.fence is not None and table.fence.queue is not None
-    no_partition = outcome.type is ROW_NOT_FOUND and table.kind == "partitioned table"
+    no_partition = outcome.type in (ROW_NOT_FOUND, ROW_CHANGED) and table.kind == "partitioned table"
     in_doubt = no_partition or outcome.type is TOKEN_REQUIRED or (queued and outcome.type is BAD_REQUEST)
     return "answer" if in_doubt else None
 

@@ -147,6 +147,9 @@ class Write:
     exactly_one: bool = False
     """PostgREST's single-object form: of a collection, anything but one row is refused, and nothing is written."""
     idempotency_key: IdempotencyKey | None = None
+    if_match: tuple[int, ...] | None = None
+    """Marks of which the row must have one (If-Match); none of them: whatever its mark is, the row must be there. None:
+    the write has no such condition."""
 
     by_key: bool = field(init=False)
     """Whether it is of the row whose key the path has."""

@@ -28,7 +28,7 @@ from fencepost.server.gateway.results import (
 )
 from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
-from fencepost.server.http.headers import SINGULAR
+from fencepost.server.http.headers import SINGULAR, etag_of, is_known
 from fencepost.server.http.problems import problem_response
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.message import WriteId
@@ -128,7 +128,7 @@ def _reason(answer: Recorded) -> str:
 _SINGULAR: Header = (b"content-type", SINGULAR.encode("ascii"))
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 _SENDABLE = re.compile(r"[\x21-\x7e]+")
-_OK, _CREATED, _NO_CONTENT, _PARTIAL = 200, 201, 204, 206
+_OK, _CREATED, _NO_CONTENT, _PARTIAL, _NOT_MODIFIED = 200, 201, 204, 206, 304
 
 
 def fence_headers(done: Done) -> list[Header]:
@@ -207,13 +207,23 @@ def answer(write: Write, outcome: Outcome) -> Response:
     return _post_answer(write, outcome) if write.verb == "post" else _answer_of_many(write, outcome)
 
 
-def read_answer(outcome: Outcome, preferences: Preferences) -> Response:
-    """Answer a read of one row."""
-    return problem_response(outcome) if isinstance(outcome, Problem) else _row_answer(outcome, preferences, shown=True)
+def read_answer(outcome: Outcome, preferences: Preferences, none_match: bytes | None) -> Response:
+    """Answer a read of one row, with its mark as ETag. `none_match`: the request's If-None-Match; a client that has the
+    row as it is gets 304.
+    """
+    if isinstance(outcome, Problem):
+        return problem_response(outcome)
+    headers = _headers(outcome, preferences)
+    if outcome.version is not None:
+        headers.append((b"etag", etag_of(outcome.version)))
+        if none_match is not None and is_known(none_match, outcome.version):
+            return RawResponse(_NOT_MODIFIED, headers)
+    headers.append(JSON)
+    return RawResponse(_OK, headers, outcome.rows[0].encode())
 
 
 def _row_answer(outcome: Done, preferences: Preferences, *, shown: bool) -> Response:
-    """Answer for a keyed route: the row as an object, or nothing where that was preferred (or is the default)."""
+    """Answer a write of a row: the row as an object, or nothing where that was preferred (or is the default)."""
     headers = _headers(outcome, preferences)
     if not shown:
         return _without_body(_CREATED if outcome.created else _NO_CONTENT, headers)

@@ -22,6 +22,7 @@ from fencepost.server.http.bodies import BodiesInHand, CountedBodies
 from fencepost.server.http.data import PREFIX, DataRoutes, Running
 from fencepost.server.http.edge import (
     ANSWERED_HEADERS,
+    ASKED_HEADERS,
     Admission,
     Edge,
     RateLimits,
@@ -75,11 +76,6 @@ def by_port(admin: Admin, app: ASGIApp, others: ASGIApp) -> ASGIApp:
 # The main port: FastAPI around the routes.
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-ASKED_HEADERS: Final = (
-    "Accept", "Accept-Profile", "Authorization", "Content-Profile", "Content-Type", "Idempotency-Key", "Last-Event-ID",
-    "Prefer", "X-Fence-Token", "X-Lease-Secret", "X-Request-Id",
-)  # fmt: skip
-"""What pages of other sites may send, where the operator allows them."""
 TAGS: Final = [
     {"name": "fences", "description": "Claims, and what is known of a resource."},
     {"name": "leases", "description": "Locks with tokens, from the protected database itself."},

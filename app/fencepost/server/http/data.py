@@ -68,6 +68,8 @@ from fencepost.server.http.bodies import (
 )
 from fencepost.server.http.edge import ASKS, NAMED, caller_of
 from fencepost.server.http.headers import (
+    IF_MATCH,
+    IF_NONE_MATCH,
     JUDGED,
     KEY_HEADER,
     PROFILES,
@@ -76,6 +78,7 @@ from fencepost.server.http.headers import (
     RawHeaders,
     Route,
     by_name,
+    read_if_match,
     read_preferences,
     refuse_headers,
     table_name,
@@ -149,7 +152,8 @@ class DataRoutes:
             raw_headers = scope["headers"]
             headers = scope.get(NAMED) or by_name(raw_headers)
             if not JUDGED.isdisjoint(headers):
-                refuse_headers(headers, writing=method not in _READING)
+                writing = method not in _READING
+                refuse_headers(headers, writing=writing, takes=IF_MATCH if writing and key is not None else b"")
             asked = DataRequest(method, raw_key, scope["query_string"], raw_headers, headers, receive)
             gateway = self._running.of(scope)
             if method in _READING:
@@ -172,7 +176,8 @@ async def _read_row(gateway: Gateway, request: DataRequest, name: str, key: Key)
     query = only(parse_query(request.query), "select") if request.query else NO_QUERY
     preferences = read_preferences(headers[b"prefer"], "row") if b"prefer" in headers else NO_PREFERENCES
     table = name if PROFILES.isdisjoint(headers) else table_name(headers, name, writing=False)
-    return read_answer(await read_one(gateway, ReadOne(table, key, query.select, ASKING.get())), preferences)
+    outcome = await read_one(gateway, ReadOne(table, key, query.select, ASKING.get()))
+    return read_answer(outcome, preferences, headers.get(IF_NONE_MATCH))
 
 
 async def _read_rows(gateway: Gateway, request: DataRequest, name: str) -> Response:
@@ -271,7 +276,8 @@ async def read_write(request: DataRequest, name: str, key: Key | None, max_body_
         target = Matching(query.filters) if changed is None else Listed(changed)
     table = name if PROFILES.isdisjoint(headers) else table_name(headers, name, writing=True)
     idempotency_key = _read_idempotency_key(request, table, body) if KEY_HEADER in headers else None
-    return Write(verb, table, target, token, body, query.select, preferences, one, idempotency_key)
+    if_match = read_if_match(headers[IF_MATCH]) if IF_MATCH in headers else None
+    return Write(verb, table, target, token, body, query.select, preferences, one, idempotency_key, if_match)
 
 
 def _read_idempotency_key(request: DataRequest, table: str, body: Body) -> IdempotencyKey | None:

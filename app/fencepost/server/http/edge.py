@@ -359,8 +359,13 @@ _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]@/?#\s]+)(?::\d{1,5})?")
 _ORIGIN: Final = re.compile(r"https?://(\[[0-9a-f:.]+\]|[^:\[\]@/?#\s*]+)(:\d{1,5})?")
 _MOST_KEPT: Final = 1000
 
+ASKED_HEADERS: Final = (
+    "Accept", "Accept-Profile", "Authorization", "Content-Profile", "Content-Type", "Idempotency-Key", "If-Match",
+    "If-None-Match", "Last-Event-ID", "Prefer", "X-Fence-Token", "X-Lease-Secret", "X-Request-Id",
+)  # fmt: skip
+"""What pages of other sites may send, where the operator allows them."""
 ANSWERED_HEADERS: Final = (
-    "Content-Location", "Content-Range", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
+    "Content-Location", "Content-Range", "ETag", "Idempotent-Replayed", "Location", "Preference-Applied", "RateLimit",
     "RateLimit-Policy", "Retry-After", "WWW-Authenticate", "X-Fence-Mark", "X-Fence-Scope", "X-Request-Id",
 )  # fmt: skip
 """What they may read."""

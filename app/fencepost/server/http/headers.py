@@ -11,6 +11,7 @@ from starlette.requests import Request
 from fencepost.server.fence.problem_types import NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, decode_segment
+from fencepost.server.fence.token import MAX_TOKEN
 from fencepost.server.gateway.write import NO_PREFERENCES, Preferences
 from fencepost.server.http.problems import RequestError
 from fencepost.server.http.query import query_pairs
@@ -37,8 +38,9 @@ def _unsupported(detail: str, hint: str) -> Problem:
 
 
 _CONDITION: Final = Rule(
-    "preconditions are not judged here, and a write that ignored one could overwrite what it was to protect.",
-    "X-Fence-Token is the condition of a write; a filter in the query can be another: ?version=eq.7.",
+    "this precondition is not judged here, and a write that ignored it could overwrite what it was to protect.",
+    "If-Match with the row's ETag is judged on PATCH, PUT and DELETE of /v1/data/{table}/{key}; a filter in the query"
+    " can be a condition, too: ?version=eq.7.",
 )
 _OVERRIDE: Final = Rule("the method is the one of the request line.", "Send the request with the method that is meant.")
 
@@ -67,11 +69,11 @@ JUDGED: Final = frozenset(REFUSED)
 """The names to look for: a request with none of them has nothing to be judged."""
 
 
-def refuse_headers(headers: Mapping[bytes, bytes], *, writing: bool) -> None:
-    """Refuse the first header, in the order above, that asks for what is not done."""
+def refuse_headers(headers: Mapping[bytes, bytes], *, writing: bool, takes: bytes = b"") -> None:
+    """Refuse the first header, in the order above, that asks for what is not done. `takes`: the one that is."""
     for name, rule in REFUSED.items():
         value = headers.get(name)
-        if value is None or not (writing or rule.on_reads) or value.strip().lower() in rule.harmless:
+        if value is None or name == takes or not (writing or rule.on_reads) or value.strip().lower() in rule.harmless:
             continue
         spelled = name.decode("ascii").title()
         shown = value[:60].decode("latin-1")
@@ -284,6 +286,8 @@ def _bad(detail: str, hint: str | None = None) -> RequestError:
 
 TOKEN_HEADER = b"x-fence-token"
 KEY_HEADER = b"idempotency-key"
+IF_MATCH = b"if-match"
+IF_NONE_MATCH = b"if-none-match"
 SINGULAR = "application/vnd.pgrst.object+json"
 _JSON = frozenset({"", "application/json", "application/*", "*/*", SINGULAR, "application/vnd.pgrst.array+json"})
 
@@ -292,7 +296,7 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 Headers = Mapping[bytes, bytes]
 """The same by their names. Lists are joined (RFC 9110 §5.3); of several others the first counts, where any may."""
 PROFILES: Final = frozenset({b"accept-profile", b"content-profile"})
-_LISTS = frozenset({b"accept", b"prefer", b"content-encoding", b"expect"})
+_LISTS = frozenset({b"accept", b"prefer", b"content-encoding", b"expect", IF_MATCH, IF_NONE_MATCH})
 _ONCE = PROFILES | {b"content-type"}
 
 
@@ -308,6 +312,42 @@ def by_name(raw_headers: RawHeaders) -> Headers:
     for name in _LISTS & headers.keys():
         first[name] = b", ".join(value for each, value in raw_headers if each == name)
     return first
+
+
+# The ETag of a row is its mark: under the rule strict each write gives the row another one (RFC 9110 §8.8.3, §13.1).
+
+
+def etag_of(mark: int) -> bytes:
+    """Spell a mark as an ETag."""
+    return b'"%d"' % mark
+
+
+_MARK_TAG: Final = re.compile(rb'"(0|[1-9][0-9]{0,18})"')
+
+
+def read_if_match(value: bytes) -> tuple[int, ...]:
+    """Read If-Match: the marks of which the row must have one; none of them for `*`: it must be there."""
+    if value.strip() == b"*":
+        return ()
+    marks = []
+    for part in value.split(b","):
+        tag = _MARK_TAG.fullmatch(part.strip())
+        if tag is None or (mark := int(tag[1])) > MAX_TOKEN:
+            raise RequestError(
+                bad_request(
+                    f"If-Match: {part.strip()[:60].decode('latin-1')}: no row here has this ETag.",
+                    'Send the ETag of GET /v1/data/{table}/{key}, as "34", or *. A weak one, W/"34", comes from a proxy'
+                    " that changes answers: it is good for reads only.",
+                )
+            )
+        marks.append(mark)
+    return tuple(marks)
+
+
+def is_known(none_match: bytes, mark: int) -> bool:
+    """Whether If-None-Match says that the client has the row with this mark."""
+    tags = [each.strip().removeprefix(b"W/") for each in none_match.split(b",")]
+    return etag_of(mark) in tags or tags == [b"*"]
 
 
 def wants_one(headers: Headers) -> bool:

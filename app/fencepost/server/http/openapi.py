@@ -135,7 +135,11 @@ class _Routes:
         self.scope = table.fence.scope if table.fence else None
         single = ("X-Fence-Mark", "X-Request-Id") if self.fence else ("X-Request-Id",)
         written = ("Idempotent-Replayed", "X-Request-Id")
-        self.read = headers(*single)
+        self.versioned = self.fence is not None and self.fence.has_versions
+        conditional = self.versioned and self.fence is not None and self.fence.queue is None
+        self.condition = [parameter("IfMatch")] if conditional else []
+        self.changed = ("RowChanged",) if conditional else ()
+        self.read = headers(*(("ETag",) if self.versioned else ()), *single)
         self.listed = headers("Content-Range", "X-Request-Id")
         marked = ("X-Fence-Mark", "X-Fence-Scope") if self.scope else ("X-Fence-Mark",)
         self.single = headers(*marked, *written)
@@ -190,9 +194,15 @@ class _Routes:
             f"read_{self.names.operation}_row",
             f"One row of {self.table.name}",
             "One row by its primary key. A token is not looked at." + self._how_to_write(),
-            [*self.keys, select(self.table), prefer("row"), parameter("RequestId")],
-            {"200": self._row("The row.", self.read), **errors([*_READ, "NoRow"])},
+            [*self.keys, select(self.table), prefer("row"), *self._if_none_match(), parameter("RequestId")],
+            {"200": self._row("The row.", self.read), **self._not_modified(), **errors([*_READ, "NoRow"])},
         )
+
+    def _if_none_match(self) -> list[Part]:
+        return [parameter("IfNoneMatch")] if self.versioned else []
+
+    def _not_modified(self) -> Part:
+        return {"304": {"description": "The client has the row as it is."} | self.read} if self.versioned else {}
 
     def _insert(self) -> Part:
         one = self._schema("insert")
@@ -273,13 +283,13 @@ class _Routes:
             f"update_{self.names.operation}_row",
             f"Change one row of {self.table.name}",
             "Changes the columns in the body, if the token is new enough. The primary key cannot change.",
-            [*self.keys, *self._write("patch")],
+            [*self.keys, *self.condition, *self._write("patch")],
             self._now_or_later(
                 {
                     "200": self._row("The row after the change.", self.single),
                     "204": {"description": "Done, with `Prefer: return=minimal`."} | self.single,
                 },
-                [*_WRITE, "NoRow", "Refused"],
+                [*_WRITE, "NoRow", "Refused", *self.changed],
             ),
             body={"schema": self._schema("update"), "example": example_changes(self.table)},
         )
@@ -289,14 +299,14 @@ class _Routes:
             f"put_{self.names.operation}_row",
             f"Create or replace one row of {self.table.name}",
             "Columns that the body leaves out get their defaults. A key in the body must be the path's.",
-            [*self.keys, *self._write("put")],
+            [*self.keys, *self.condition, *self._write("put")],
             self._now_or_later(
                 {
                     "200": self._row("Replaced: the row.", self.single),
                     "201": self._row("Created: the row.", self.single),
                     "204": {"description": "Replaced, with `Prefer: return=minimal`."} | self.single,
                 },
-                [*_WRITE, "NoTable", "Refused"],
+                [*_WRITE, "NoTable", "Refused", *self.changed],
             ),
             body={
                 "schema": self._schema("replace"),
@@ -311,13 +321,13 @@ class _Routes:
             f"delete_{self.names.operation}_row",
             f"Delete one row of {self.table.name}",
             "The row goes, its mark stays: a paused holder cannot create it again.",
-            [*self.keys, *self._write("delete")],
+            [*self.keys, *self.condition, *self._write("delete")],
             self._now_or_later(
                 {
                     "200": self._row("`Prefer: return=representation`: the row that was deleted.", self.single),
                     "204": {"description": "Deleted."} | self.single,
                 },
-                [*_DELETE, "NoRow", "Refused"],
+                [*_DELETE, "NoRow", "Refused", *self.changed],
             ),
         )
 

@@ -25,6 +25,7 @@ from fencepost.server.fence.problem_types import (
     QUEUED_AS_ROLE,
     RATE_LIMITED,
     ROLE_NOT_ALLOWED,
+    ROW_CHANGED,
     ROW_NOT_FOUND,
     SEAL_REFUSED,
     SOURCE_QUARANTINED,
@@ -226,6 +227,13 @@ ERRORS: Final[dict[str, tuple[int, Part]]] = {
             _examples(_MANY_STALE, *map(example_problem, (UNISSUED_TOKEN, KEY_IN_FLIGHT)), CONSTRAINT),
         ),
     ),
+    "RowChanged": (
+        412,
+        _problem_answer(
+            "The row's mark is none of those that If-Match names, or there is no row. Nothing was changed.",
+            _examples(example_problem(ROW_CHANGED)),
+        ),
+    ),
     "TooLarge": (413, _problem_answer("Too many bytes or rows.", _examples(example_problem(BODY_TOO_LARGE)))),
     "NotJson": (
         415,
@@ -313,6 +321,11 @@ HEADERS: Final[dict[str, Part]] = {
         "was asked for.",
         "schema": {"type": "string", "pattern": r"^(\*|\d+-\d+)/(\*|\d+)$"},
         "example": "0-19/*",
+    },
+    "ETag": {
+        "description": "The row's mark in quotes: the version of the row, for If-Match and If-None-Match.",
+        "schema": {"type": "string", "pattern": '^"(0|[1-9][0-9]{0,18})"$'},
+        "example": '"34"',
     },
     "Location": {
         "description": "Where the row is, when there is one whose key can stand in a path.",

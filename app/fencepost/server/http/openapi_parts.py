@@ -310,6 +310,7 @@ IDEMPOTENCY_KEY: Final = (
     "it when its answer was lost: it is done once, and answered as it was then."
 )
 IDEMPOTENCY_KEY_PATTERN: Final = r'^([!#-~]{1,255}|"([ !#-\[\]-~]|\\["\\]){1,255}")$'
+IF_MATCH_PATTERN: Final = r'^(\*|"(0|[1-9][0-9]{0,17})"( *, *"(0|[1-9][0-9]{0,17})")*)$'
 
 PARAMETERS: Final[dict[str, Part]] = {
     "FenceToken": {
@@ -328,6 +329,19 @@ PARAMETERS: Final[dict[str, Part]] = {
         "description": IDEMPOTENCY_KEY,
         # No example: "Try it out" would send it with every write, and be answered from the first.
         "schema": {"type": "string", "pattern": IDEMPOTENCY_KEY_PATTERN},
+    },
+    "IfMatch": {
+        "name": "If-Match",
+        "in": "header",
+        "description": "The row's `ETag`, as a GET gave it, or several: the write is done only if the row has the mark "
+        "that one of them names. `*`: only if the row is there. Else the answer is 412.",
+        "schema": {"type": "string", "pattern": IF_MATCH_PATTERN},
+    },
+    "IfNoneMatch": {
+        "name": "If-None-Match",
+        "in": "header",
+        "description": "The `ETag` of the row that the client has: 304 without a body, if it is that still.",
+        "schema": {"type": "string", "pattern": "^[ -~]*$"},
     },
     "RequestId": {
         "name": "X-Request-Id",

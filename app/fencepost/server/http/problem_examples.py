@@ -36,6 +36,7 @@ from fencepost.server.fence.problem_types import (
     REQUEST_TOO_SLOW,
     RESOURCE_STOPPED,
     ROLE_NOT_ALLOWED,
+    ROW_CHANGED,
     ROW_NOT_FOUND,
     SEAL_REFUSED,
     SOURCE_FAILED,
@@ -83,6 +84,14 @@ _EXAMPLES: Final[tuple[Problem, ...]] = (
     ),
     Problem(UNPROTECTED_TABLE, "audit_log is not protected.", hint="fencepost protect audit_log"),
     Problem(ROW_NOT_FOUND, "There is no row orders/order-9.", resource="orders/order-9"),
+    Problem(
+        ROW_CHANGED,
+        f"If-Match: the write is for {_RESOURCE} with the mark 34, and its mark is 35.",
+        hint="Read the row, decide anew, and send its ETag.",
+        resource=_RESOURCE,
+        presented_token=Token(36),
+        current_token=35,
+    ),
     Problem(UNKNOWN_TABLE, "There is no table order."),
     Problem(
         OUTCOME_UNKNOWN,

@@ -23,6 +23,8 @@ from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.marks import mark_of
 from fencepost.server.postgres.row_sql import (
     BODY,
+    MARK,
+    MARKS,
     NUMBER,
     OF_WRITES,
     ORDINAL,
@@ -156,6 +158,8 @@ class Change:
     named: bool = False
     """Whether the answer shall carry the resource's name."""
     deletes: bool = False
+    conditional: bool = False
+    """Whether the row's mark must be one of those that the request names (If-Match)."""
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -202,7 +206,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     sets = [f"{quote(column)} = {value}" for column, value in given.values.items()]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
-    passes = f"{key_match(table)} AND {mark.passes}"
+    passes = f"{key_match(table)} AND {mark.passes}{_is_named(change)}"
     lock = lock_clause(table, "update", change.sets)
     answer = _answer(table, change.target, mark.shown, wait, named=change.named)
     if not sets:  # in a scope: the row as it is
@@ -215,10 +219,11 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
 
 def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     """Write the DELETE of a row. In a table whose rows have marks it is a call: its trigger needs the token, which the
-    function binds to this table, and the token is left as the key's mark (R6).
+    function binds to this table, and the token is left as the key's mark (R6). The function knows no condition: for
+    that the row is locked first, and looked at.
     """
     mark, target = mark_of(table, deletes=True), change.target
-    passes = f"{key_match(table)} AND {mark.passes}"
+    passes = f"{key_match(table)} AND {mark.passes}{_is_named(change)}"
     lock = lock_clause(table, "delete", ())
     if table.fence.scope is not None:
         answer = _answer(table, target, mark.shown, wait)
@@ -226,7 +231,8 @@ def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
         return _reached(table, write, passes, lock, f" RETURNING {answer}", wait)
     key = ", ".join(key_parameter(table, n) for n, _ in enumerate(table.key))
     call = f"{table.fence.delete_function}({key}, {TOKEN}, {_shown(table, target)}) AS r"
-    held = _lock_row(table, passes, lock) if wait == "skip" else mark.same_table
+    looked_at = wait == "skip" or change.conditional
+    held = _lock_row(table, passes, lock, wait) if looked_at else mark.same_table
     return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call} WHERE {held}", wait)
 
 
@@ -313,7 +319,7 @@ def _reached(
     raises FP403 when the row passed and yet was not written.
     """
     if wait == "skip":
-        return _compiled(f"{write} WHERE {passes} AND {_lock_row(table, passes, lock)}{returning}", wait)
+        return _compiled(f"{write} WHERE {passes} AND {_lock_row(table, passes, lock, wait)}{returning}", wait)
     if not careful and table.fence.scope is None:
         return _compiled(f"{write} WHERE {passes}{returning}", wait)
     kept_back = "EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)"
@@ -325,9 +331,19 @@ def _reached(
     )
 
 
-def _lock_row(table: Table, passes: str, lock: str) -> str:
-    """Lock the row, unless another transaction has. It depends on parameters only: it is evaluated once, and first."""
-    return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock} SKIP LOCKED)"
+def _lock_row(table: Table, passes: str, lock: str, wait: Wait) -> str:
+    """Lock the row, unless another transaction has (skip). It depends on parameters only: it is evaluated once, and
+    first.
+    """
+    return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock}{' SKIP LOCKED' if wait == 'skip' else ''})"
+
+
+def _is_named(change: Change) -> str:
+    """Compare the row's mark with those that the request names, if it does (If-Match)."""
+    if not change.conditional:
+        return ""
+    any_mark = f"pg_catalog.cardinality({MARKS}) OPERATOR(pg_catalog.=) 0"
+    return f" AND (r.{MARK} OPERATOR(pg_catalog.=) ANY ({MARKS}) OR {any_mark})"
 
 
 def _answer(table: ProtectedTable, target: Shown, mark: str, wait: Wait, *, named: bool = False) -> str:

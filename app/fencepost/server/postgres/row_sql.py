@@ -107,6 +107,8 @@ class RowWrite:
     """The scopes that were entered for it, where it may write to rows of several."""
     number: int = 0
     """Its place in the batch that carries it."""
+    marks: tuple[int, ...] = ()
+    """If-Match: the marks of which the row must have one; none of them: it may have any (`Change.conditional`)."""
 
     @property
     def body(self) -> str:
@@ -130,7 +132,9 @@ OF_KEY: Final[tuple[Parameter[Key], ...]] = tuple(
 """The same parameters for a statement that is run for a key only."""
 NUMBER: Final[Parameter[RowWrite]] = Parameter("number", "int", attrgetter("number"))
 
-OF_WRITES: Final = (*(key_part(n) for n in range(MOST_KEY_COLUMNS)), TOKEN, SCOPE, SCOPES, BODY, NUMBER)
+MARKS: Final[Parameter[RowWrite]] = Parameter("marks", "bigint[]", attrgetter("marks"))
+
+OF_WRITES: Final = (*(key_part(n) for n in range(MOST_KEY_COLUMNS)), TOKEN, SCOPE, SCOPES, BODY, NUMBER, MARKS)
 """All that a write's statement may contain, beside the values of its filters."""
 
 

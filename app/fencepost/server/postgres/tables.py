@@ -139,6 +139,13 @@ class Fence:
         return self.name if self.scope is None else self.scope.prefix
 
     @property
+    def has_versions(self) -> bool:
+        """Whether each write gives its row another mark, so that the mark tells one version of the row from another:
+        not under epoch, where a token writes a row several times, and not where the mark is a scope's.
+        """
+        return self.rule == "strict" and self.scope is None and self.intact
+
+    @property
     def queue(self) -> str | None:
         """The queue that takes all the table's writes; None: there is none, and its tokens are those of a lock."""
         return self.source if ":" in self.source else None
