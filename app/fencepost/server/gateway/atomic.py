@@ -9,28 +9,25 @@ longer. COMMIT is not interrupted.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from fencepost.server.fence.problem_types import OUTCOME_UNKNOWN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.outcomes import NOTHING, Together
-from fencepost.server.gateway.refusals import RETRY_AFTER, acting, as_for, problem_of_refused, unavailable
-from fencepost.server.gateway.use_cases import MOST_DOUBTS
+from fencepost.server.gateway.outcomes import NOTHING, Doubt, Together
+from fencepost.server.gateway.refusals import acting, as_for
+from fencepost.server.gateway.use_cases import problem_of, until_certain
 from fencepost.server.observe.events import Accepted, Event, Refused
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import in_transaction
 from fencepost.server.postgres.errors import (
-    OutcomeUnknownError,
-    RefusedError,
+    StorageError,
     UnavailableError,
     UncommittedError,
     cancelled,
 )
-from fencepost.server.postgres.tables import Table
 
 T = TypeVar("T")
 
@@ -48,7 +45,7 @@ class _Run:
     """What one run of it has left."""
 
     events: list[Event] = field(default_factory=list)
-    doubted: list[tuple[str, Table | None]] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
     until: float | None = None
     """When its time is over (the event loop's clock); None: it has no connection yet."""
 
@@ -58,16 +55,18 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
     several times, each time from the start. A Problem: PostgreSQL could not do it, or refused the COMMIT.
     """
     run = _Run()
-    try:
-        answer = await _decided(gateway, use, run)
-    except RefusedError as error:
-        answer = as_for(gateway.caller, problem_of_refused(error))
-    except OutcomeUnknownError as error:
-        detail = f"It is not known whether the batch landed: {error}"
-        answer = Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER)
-    except UnavailableError as error:
-        answer = unavailable(error)
+
+    async def attempt() -> tuple[T | Problem, Sequence[Doubt]]:
+        try:
+            once = gateway.run_write(partial(_once, gateway, use, run), runs_code=False)
+            return await acting(gateway, once), run.doubts
+        except StorageError as error:
+            problem, why = problem_of(error, None, "batch")
+            return problem, () if why is None else (Doubt("", None, why),)
+
+    answer = await until_certain(gateway, *await attempt(), attempt)
     if isinstance(answer, Problem):
+        answer = as_for(gateway.caller, answer)
         gateway.report_if_forbidden(answer)
         run.events = [Refused("", "batch", answer.name, answer.detail, None, None, None)]
     for event in run.events:
@@ -75,23 +74,10 @@ async def atomically(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]]) -
     return answer
 
 
-async def _decided(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run) -> T | Problem:
-    for last in [False] * MOST_DOUBTS + [True]:
-        try:
-            answer = await acting(gateway, gateway.run_write(partial(_once, gateway, use, run), runs_code=False))
-        except RefusedError as error:  # sessions with old query plans: all are new by now
-            if last or not error.of_an_old_query_plan:
-                raise
-            continue
-        if last or not await _is_outdated(gateway, run):
-            break
-    return answer
-
-
 async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _Run, connection: Session) -> T:
     run.events.clear()
-    run.doubted.clear()
-    whole = Together(connection, doubted=run.doubted)
+    run.doubts.clear()
+    whole = Together(connection, doubts=run.doubts)
     part = replace(gateway, together=whole, emit=run.events.append)
     seconds = gateway.database.statement_timeout
     run.until = run.until or asyncio.get_running_loop().time() + seconds
@@ -115,13 +101,3 @@ async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _
         return refused
     except UncommittedError as error:
         raise UnavailableError(NOTHING.format(error)) from error
-
-
-async def _is_outdated(gateway: Gateway, run: _Run) -> bool:
-    """Look whether a table has changed for which a part may have been refused; then all are looked at anew."""
-    failed = asyncio.get_running_loop().time()
-    for name, table in run.doubted:
-        if await gateway.catalog.has_changed(name, table, gateway.own_connection()):
-            await gateway.catalog.loaded_after(failed)
-            return True
-    return False

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_BUSY
@@ -119,6 +119,19 @@ class _Bucket:
 NOTHING: Final = "nothing was written: {}"
 
 
+Why = Literal["catalog", "answer", "session"]
+
+
+class Doubt(NamedTuple):
+    """Why a request may have failed for nothing: the picture of a table, or a session's query plans, are outdated."""
+
+    name: str
+    """What the request calls the table; empty: it is no table's."""
+    table: Table | None
+    why: Why
+    """answer: the picture may be outdated, and where PostgreSQL cannot be asked the answer stands all the same."""
+
+
 @dataclass(slots=True)
 class Together:
     """The transaction."""
@@ -126,8 +139,8 @@ class Together:
     connection: Session
     failed: RefusedError | None = None
     """A deadlock, a serialization failure or an old query plan: for this all of it starts over."""
-    doubted: "list[tuple[str, Table | None]]" = field(default_factory=list)
-    """Tables, by their names, whose picture may be outdated: a part of it was refused, maybe for that."""
+    doubts: "list[Doubt]" = field(default_factory=list)
+    """What may be outdated: a part of it was refused, maybe for that."""
 
     @asynccontextmanager
     async def part(self, caller: Caller, *, runs_code: bool) -> AsyncIterator[Session]:

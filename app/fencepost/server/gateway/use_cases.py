@@ -3,9 +3,9 @@ picture of the tables, or a session's old query plans, may have caused runs once
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, TypeVar
 
 from fencepost.server.fence.problem_types import (
     BAD_REQUEST,
@@ -27,7 +27,7 @@ from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.group_commit import Alone, Broken
 from fencepost.server.gateway.idempotency import IdempotentRequest, Render, once_of
 from fencepost.server.gateway.operations import operation_of
-from fencepost.server.gateway.outcomes import Outcome
+from fencepost.server.gateway.outcomes import Doubt, Outcome, Why
 from fencepost.server.gateway.plan import Plan, plan_of, require_reach, require_token
 from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.refusals import (
@@ -69,10 +69,9 @@ from fencepost.server.quota import PEER, UNKNOWN
 
 MOST_DOUBTS: Final = 3
 """How often a request that met DDL is run again. Each time it may wait for the table, while others change it again."""
+T = TypeVar("T")
 
-Doubt = Literal["catalog", "answer", "session"] | None
-"""Why a request may have failed for nothing: the picture of the database is outdated, or a session's query plans are.
-answer: the picture may be, and where PostgreSQL cannot be asked the answer stands all the same."""
+Doubts = Sequence[Doubt]
 
 
 async def write(
@@ -183,16 +182,17 @@ async def on_table(
     Errors of storage become problems here, and nowhere else; and here a refusal learns who is behind it (R18).
     """
     table = find(gateway.catalog.current, name)
-    outcome, doubt = await _attempt(gateway, table, name, use)
+    outcome, doubts = await _attempt(gateway, table, name, use)
     if isinstance(outcome, Problem):
-        try:
-            outcome, table = await _without_doubt(gateway, name, use, find, table, outcome, doubt)
-        except UnavailableError as error:
-            outcome = unavailable(error)
-        except RefusedError as error:
-            outcome = problem_of_refused(error)
-        except SourceError as error:
-            outcome = source_problem(error, table.fence.source if table is not None and table.fence is not None else "")
+
+        async def once_more() -> tuple[Outcome, Doubts]:
+            nonlocal table
+            table = find(gateway.catalog.current, name)
+            return await _attempt(gateway, table, name, use)
+
+        outcome = await until_certain(gateway, outcome, doubts, once_more)
+    if isinstance(outcome, Problem) and outcome.type is UNISSUED_TOKEN and table is not None:
+        outcome = await _as_its_source_says(gateway, table, use, outcome)
     if isinstance(outcome, Problem):
         outcome = as_for(gateway.caller, await with_holders(gateway, table, outcome))
         outcome = await with_blocker(gateway, table, outcome)
@@ -200,88 +200,97 @@ async def on_table(
     return outcome
 
 
-async def _without_doubt(
-    gateway: Gateway,
-    name: str,
-    use: Callable[[Table], Coroutine[Any, Any, Outcome]],
-    find: Callable[[Catalog, str], Table | None],
-    table: Table | None,
-    outcome: Outcome,
-    doubt: Doubt,
-) -> tuple[Outcome, Table | None]:
-    """Run `use` again for as long as what refused it may be outdated; with the table that it ran on last."""
+async def until_certain(
+    gateway: Gateway, outcome: T, doubts: Doubts, once_more: Callable[[], Awaitable[tuple[T, Doubts]]]
+) -> T | Problem:
+    """Have what was refused run once more, for as long as what refused it may be outdated."""
     for _ in range(MOST_DOUBTS):
-        if doubt is None:
+        if not doubts:
             break
         # The picture must be from after the attempt: that waited for a lock, maybe, while the table changed.
         failed = asyncio.get_running_loop().time()
-        if await _has_changed(gateway, table, name, doubt):
-            table = find(await gateway.catalog.loaded_after(failed), name)
-        elif doubt != "session":
-            break
-        # Where a session was in doubt, all are new by now.
-        outcome, doubt = await _attempt(gateway, table, name, use)
-    if isinstance(outcome, Problem) and await _source_has_issued(gateway, table, outcome):
-        outcome, _ = await _attempt(gateway, table, name, use)
-    return outcome, table
+        try:
+            if await _has_changed(gateway, doubts):
+                await gateway.catalog.loaded_after(failed)
+            elif not any(doubt.why == "session" for doubt in doubts):  # all sessions are new by now
+                break
+        except (UnavailableError, RefusedError) as error:
+            return problem_of(error, None)[0]
+        outcome, doubts = await once_more()
+    return outcome
 
 
-async def _has_changed(gateway: Gateway, table: Table | None, name: str, doubt: Doubt) -> bool:
+async def _has_changed(gateway: Gateway, doubts: Doubts) -> bool:
     """Look whether the picture of a table is outdated. UnavailableError where that cannot be asked, and matters."""
+    for name, table, why in doubts:
+        try:
+            async with gateway.look():
+                if name and await gateway.catalog.has_changed(name, table, gateway.own_connection()):
+                    return True
+        except UnavailableError:
+            if why != "answer":
+                raise
+    return False
+
+
+async def _as_its_source_says(
+    gateway: Gateway, table: Table, use: Callable[[Table], Coroutine[Any, Any, Outcome]], refused: Problem
+) -> Outcome:
+    """Ask the table's source whether it has issued a token that was refused as never issued (`protect --verify`). If it
+    has, run once more.
+    """
+    fence, token = table.fence, refused.presented_token
+    if fence is None or not fence.verify or token is None or (source := gateway.sources.get(fence.source)) is None:
+        return refused
     try:
-        async with gateway.look():
-            return await gateway.catalog.has_changed(name, table, gateway.own_connection())
-    except UnavailableError:
-        if doubt == "answer":
-            return False
-        raise
-
-
-async def _source_has_issued(gateway: Gateway, table: Table | None, refused: Problem) -> bool:
-    """Ask the table's source whether it has issued a token that was refused as never issued (`protect --verify`)."""
-    fence = table.fence if table is not None else None
-    if refused.type is not UNISSUED_TOKEN or fence is None or not fence.verify or refused.presented_token is None:
-        return False
-    locks = gateway.sources.get(fence.source)
-    return locks is not None and await locks.verify(refused.presented_token)
+        if not await source.verify(token):
+            return refused
+    except (UnavailableError, RefusedError) as error:
+        return problem_of(error, None)[0]
+    except SourceError as error:
+        return source_problem(error, fence.source)
+    return (await _attempt(gateway, table, table.name, use))[0]
 
 
 async def _attempt(
     gateway: Gateway, table: Table | None, name: str, use: Callable[[Table], Coroutine[Any, Any, Outcome]]
-) -> tuple[Outcome, Doubt]:
+) -> tuple[Outcome, Doubts]:
     """Run once, and return what may be why it failed. A part of a transaction leaves its doubts to that."""
+    outcome: Outcome
+    why: Why | None
     if table is None:
-        outcome, doubt = _unknown_table(name)
+        outcome, why = Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
     else:
         try:
             outcome = await (use(table) if gateway.caller.role is None else acting(gateway, use(table)))
         except (QueryError, StorageError) as error:
-            outcome, doubt = _problem_of(error, table)
+            outcome, why = problem_of(error, table)
         else:
             if not isinstance(outcome, Problem):
-                return outcome, None
-            doubt = _doubt_of_answer(outcome, table)
-    if doubt is not None and gateway.together is not None:
-        gateway.together.doubted.append((name, table))
-        doubt = None
-    return outcome, doubt
+                return outcome, ()
+            why = _doubt_of_answer(outcome, table)
+    if why is None:
+        return outcome, ()
+    doubt = Doubt(name, table, why)
+    if gateway.together is None:
+        return outcome, (doubt,)
+    gateway.together.doubts.append(doubt)
+    return outcome, ()
 
 
-def _unknown_table(name: str) -> tuple[Outcome, Doubt]:
-    return Problem(UNKNOWN_TABLE, f"There is no table {name}."), "catalog"
-
-
-def _problem_of(error: QueryError | StorageError, table: Table) -> tuple[Outcome, Doubt]:
+def problem_of(
+    error: QueryError | StorageError, table: Table | None, what: str = "write"
+) -> tuple[Problem, Why | None]:
     """Give an error as a problem, and what may be behind it. Raises what is neither: RoleError."""
     match error:
         case QueryError():
             return bad_request(f"{error}"), _doubt_of_query(error)
         case RefusedError():
-            if error.sqlstate == SUPPRESSED and table.row_security:
+            if error.sqlstate == SUPPRESSED and table is not None and table.row_security:
                 return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
             return problem_of_refused(error, table), _doubt_of(error)
         case OutcomeUnknownError():
-            detail = f"It is not known whether the write landed: {error}"
+            detail = f"It is not known whether the {what} landed: {error}"
             return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
         case UnavailableError():
             # A session that has lost what it had: its connection is closed, and another one has that.
@@ -290,7 +299,7 @@ def _problem_of(error: QueryError | StorageError, table: Table) -> tuple[Outcome
             raise error
 
 
-def _doubt_of_answer(outcome: Problem, table: Table) -> Doubt:
+def _doubt_of_answer(outcome: Problem, table: Table) -> Why | None:
     """A table that has just got a queue takes writes without a token; one that has just lost it takes others again. And
     where no partition can have a row, PostgreSQL has not compared the key: the row may be there by another one.
     """
@@ -302,13 +311,13 @@ def _doubt_of_answer(outcome: Problem, table: Table) -> Doubt:
     return "answer" if in_doubt else None
 
 
-def _doubt_of_query(error: QueryError) -> Doubt:
+def _doubt_of_query(error: QueryError) -> Why | None:
     if isinstance(error, OtherKeyError):
         return "answer"
     return "catalog" if isinstance(error, UnknownColumnError) else None
 
 
-def _doubt_of(error: RefusedError) -> Doubt:
+def _doubt_of(error: RefusedError) -> Why | None:
     if error.of_an_old_query_plan:
         return "session"
     return "catalog" if error.may_be_outdated else None
