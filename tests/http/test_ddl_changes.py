@@ -141,6 +141,18 @@ async def test_a_table_dropped_and_made_anew_is_not_protected(scene: Scene) -> N
     assert await scene.owner.fetchval("SELECT count(*) FROM t") == 1
 
 
+async def test_a_batch_that_lands_as_a_whole_meets_a_table_that_has_changed(scene: Scene) -> None:
+    for token, ddl, body in (
+        (50, "SELECT", '{"v": "x"}'), (51, "ALTER TABLE t ALTER v TYPE varchar(9)", '{"v": "y"}'),
+        (52, "ALTER TABLE t ADD COLUMN late int", '{"late": 7}'),
+    ):  # fmt: skip
+        await scene.owner.execute(ddl)
+        line = f'{{"method": "PATCH", "path": "t/1", "token": {token}, "body": {body}}}'
+        sent = {"Content-Type": "application/x-ndjson"}
+        answer = await scene.api.http.post("/v1/batch?atomic=true", content=line, headers=sent)
+        assert (answer.status_code, answer.json()["status"]) == (200, 200), (ddl, answer.text)
+
+
 async def test_a_table_protected_by_another_process(scene: Scene) -> None:
     assert await scene.write("PATCH", "data/plain/1", {"v": "y"}) == (403, "FP005")
     await protect(scene.owner, "plain")
