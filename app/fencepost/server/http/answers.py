@@ -28,7 +28,7 @@ from fencepost.server.gateway.results import (
 )
 from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
-from fencepost.server.http.headers import SINGULAR, etag_of, is_known
+from fencepost.server.http.headers import SINGULAR, is_known
 from fencepost.server.http.problems import problem_response
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.queues.message import WriteId
@@ -215,8 +215,9 @@ def read_answer(outcome: Outcome, preferences: Preferences, none_match: bytes | 
         return problem_response(outcome)
     headers = _headers(outcome, preferences)
     if outcome.version is not None:
-        headers.append((b"etag", etag_of(outcome.version)))
-        if none_match is not None and is_known(none_match, outcome.version):
+        etag = b'"%d"' % outcome.version
+        headers.append((b"etag", etag))
+        if none_match is not None and is_known(none_match, etag):
             return RawResponse(_NOT_MODIFIED, headers)
     headers.append(JSON)
     return RawResponse(_OK, headers, outcome.rows[0].encode())

@@ -317,11 +317,6 @@ def by_name(raw_headers: RawHeaders) -> Headers:
 # The ETag of a row is its mark: under the rule strict each write gives the row another one (RFC 9110 §8.8.3, §13.1).
 
 
-def etag_of(mark: int) -> bytes:
-    """Spell a mark as an ETag."""
-    return b'"%d"' % mark
-
-
 _MARK_TAG: Final = re.compile(rb'"(0|[1-9][0-9]{0,18})"')
 
 
@@ -344,10 +339,10 @@ def read_if_match(value: bytes) -> tuple[int, ...]:
     return tuple(marks)
 
 
-def is_known(none_match: bytes, mark: int) -> bool:
-    """Whether If-None-Match says that the client has the row with this mark."""
+def is_known(none_match: bytes, etag: bytes) -> bool:
+    """Whether If-None-Match says that the client has the row with this ETag."""
     tags = [each.strip().removeprefix(b"W/") for each in none_match.split(b",")]
-    return etag_of(mark) in tags or tags == [b"*"]
+    return etag in tags or tags == [b"*"]
 
 
 def wants_one(headers: Headers) -> bool:

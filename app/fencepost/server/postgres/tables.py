@@ -123,6 +123,12 @@ class Fence:
 
     key: str = ""
     """What the names of resources are rendered from, as fencepost.key_of has it."""
+    has_versions: bool = field(init=False)
+    """Whether each write gives its row another mark, so that the mark tells one version of the row from another: not
+    under epoch, where a token writes a row several times, and not where the mark is a scope's."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_versions", self.rule == "strict" and self.scope is None and self.intact)
 
     @property
     def intact(self) -> bool:
@@ -137,13 +143,6 @@ class Fence:
     def prefix(self) -> str:
         """What stands before the slash in the names of what its marks judge: its rows, or their scopes."""
         return self.name if self.scope is None else self.scope.prefix
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether each write gives its row another mark, so that the mark tells one version of the row from another:
-        not under epoch, where a token writes a row several times, and not where the mark is a scope's.
-        """
-        return self.rule == "strict" and self.scope is None and self.intact
 
     @property
     def queue(self) -> str | None:
