@@ -100,8 +100,9 @@ def _shown(table: Table, request: ReadOne, row: FencedRow | None) -> Outcome:
     if row is None:
         return Problem(ROW_NOT_FOUND, f"There is no row {table.name}/{','.join(request.key)}.")
     fence = table.fence
-    mark = shown_mark(fence.rule, row.mark) if fence is not None else None
-    return Done([row.json], mark, version=mark if fence is not None and fence.has_versions else None)
+    if fence is not None and fence.has_versions:
+        return Done([row.json], row.mark, version=row.mark)
+    return Done([row.json], shown_mark(fence.rule, row.mark) if fence is not None else None)
 
 
 # Reads of one row by its key that come at the same time share a statement, as writes do (gateway/group_commit.py).
