@@ -77,8 +77,12 @@ async def protected_tables(connection: Connection) -> list[Protected]:
     rows = await connection.fetch(
         """SELECT p.name, p.rule, p.source, p.key_columns, p.scope, p.max_token::text, p.max_jump::text, p.sealed,
                   to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since,
+                  -- The tree of a table that has no partitions, and is none, is empty.
                   (SELECT CASE WHEN bool_or(c.reltuples < 0) THEN NULL ELSE coalesce(sum(c.reltuples), 0)::int8 END
-                     FROM pg_partition_tree(p.relation) t JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf) AS rows,
+                     FROM pg_class c
+                    WHERE c.relkind <> 'p'
+                      AND (c.oid = p.relation OR c.oid IN (SELECT t.relid FROM pg_partition_tree(p.relation) t))
+                  ) AS rows,
                   (SELECT count(*) FROM fencepost.marks m
                     WHERE starts_with(m.resource, fencepost.enc(
                             coalesce(left(p.scope, strpos(p.scope, '/{') - 1), p.name)) || '/')
