@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from benchmarks import load, pgbench
 from benchmarks.cells import Cell
+from benchmarks.compiled import compiled
 from benchmarks.cpu import Cpu
 from benchmarks.database import BenchmarkDatabase
 from benchmarks.load import HOST, Plan, Result
@@ -49,7 +50,7 @@ class Measurement:
     busy_before: float
     faults: list[str] = field(default_factory=list)
     cpu: dict[str, float] = field(default_factory=dict)
-    """What a server that was started for the cell and those behind it took, in µs an accepted write (cpu.py)."""
+    """What server, PostgreSQL and load generator took, in µs a row, or a request where that has no rows (cpu.py)."""
 
 
 def measure(bench: Bench, cell: Cell, number: int) -> Measurement:
@@ -60,16 +61,17 @@ def measure(bench: Bench, cell: Cell, number: int) -> Measurement:
         return _measure_store(bench, cell, first_token)
     walk = _walk(bench, cell)
     before = asyncio.run(bench.database.settle(cell.table, walk))
-    busy_before, spent = busy(), dict[str, float]()
-    if cell.driver == "pgbench":
-        result = pgbench.measure(
-            bench.bin_dir, bench.directory, bench.database.url, cell, walk, first_token, bench.seconds
+    busy_before, by_pgbench = busy(), cell.driver == "pgbench"
+    if not by_pgbench:
+        compiled(load.SOURCE)  # before the server starts: what a compiler takes is no load
+    with nullcontext(0) if by_pgbench else _server(bench, cell) as port:
+        cpu = Cpu()
+        result = (
+            pgbench.measure(bench.bin_dir, bench.directory, bench.database.url, cell, walk, first_token, bench.seconds)
+            if by_pgbench
+            else _load(bench, cell, walk, port, first_token)
         )
-    else:
-        with _server(bench, cell) as port:
-            cpu = Cpu()
-            result = _load(bench, cell, walk, port, first_token)
-            spent = cpu.per_write(result["accepted"]) if result["accepted"] else spent
+        spent = cpu.per(max(1, sum(result["statuses"].values())) * cell.rows_per_request)
     faults = asyncio.run(_faults(bench.database, cell, number, before, result))
     return Measurement(_in_rows(cell, result), busy_before, faults, spent)
 

@@ -13,7 +13,7 @@ from benchmarks.walk import OVER_ROWS, Walk
 HOST: Final = "127.0.0.1"
 DRAINED_WITHIN: Final = 10.0
 """Seconds that outstanding answers are waited for once the time is up."""
-_SOURCE: Final = Path(__file__).with_suffix(".c")
+SOURCE: Final = Path(__file__).with_suffix(".c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def generate(plan: Plan) -> Result:
     request = fields.pop("request")
     given = "".join(f"{name} {value}\n" for name, value in fields.items()) + "\n" + request
     within = plan.warmup + plan.seconds + DRAINED_WITHIN + 20
-    result: Result = json.loads(run([compiled(_SOURCE)], within=within, given=given))
+    result: Result = json.loads(run([compiled(SOURCE)], within=within, given=given))
     return result
 
 

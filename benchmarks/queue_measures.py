@@ -75,7 +75,7 @@ async def _watched(connection: "asyncpg.Connection[asyncpg.Record]", queue: str,
         if begun is None and decided >= count * _FROM:
             begun = decided, Cpu()
         elif begun is not None and not spent and decided >= count * _TO:
-            spent = begun[1].per_write(decided - begun[0])
+            spent = begun[1].per(decided - begun[0])
         if decided >= count:
             break
         if time.monotonic() > deadline:

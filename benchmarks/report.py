@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.cells import Cell
+from benchmarks.cpu import DATABASE, LOAD, PYTHON
 from benchmarks.drivers import Measurement
 from benchmarks.ratios import NOT_HERE, OTHERS, WANTED, Ratio, compare
 
@@ -20,6 +21,9 @@ KEPT: Final = RESULTS / "2-cores.json"
 
 _QUIET: Final = 0.1
 """Share of the cores that others may use without spoiling a run."""
+
+_PARTS: Final = {PYTHON: "server µs", DATABASE: "database µs", LOAD: "load µs"}
+"""Whose CPU time is shown, by row or request. That of a peer that keeps its own data is not measured."""
 
 Rounds = Sequence[Measurement]
 Report = dict[str, Any]
@@ -63,7 +67,12 @@ def _cell(cell: Cell, rounds: Rounds) -> dict[str, Any]:
         "rate": summary([result["rate"] for result in results], 0),
         "p50_ms": summary([result["p50_ms"] for result in results], 3),
         "p99_ms": summary([result["p99_ms"] for result in results], 3),
-        "rounds": [{**one.result, "busy_before": round(one.busy_before, 2)} for one in rounds],
+        **{
+            f"{part}_us": summary([one.cpu[f"{part}_us"] for one in rounds], 1)
+            for part in _PARTS
+            if any(one.cpu.get(f"{part}_us") for one in rounds)
+        },
+        "rounds": [{**one.result, **one.cpu, "busy_before": round(one.busy_before, 2)} for one in rounds],
     }
 
 
@@ -97,13 +106,15 @@ def _heading(made: Report) -> Iterator[str]:
 
 def _rates(made: Report) -> Iterator[str]:
     heading = f"median of {made['rounds']} round(s) of {made['seconds']} s"
-    yield f"{heading:42}{'per second':>10} {'(lowest to highest)':>20} {'p50 ms':>8} {'p99 ms':>8}"
+    cpu = " ".join(f"{name:>11}" for name in _PARTS.values())
+    yield f"{heading:42}{'per second':>10} {'(lowest to highest)':>20} {'p50 ms':>8} {'p99 ms':>8} {cpu}"
     for cell in made["cells"]:
         rate = cell["rate"]
         spread = f"({rate['lowest']:,.0f} to {rate['highest']:,.0f})"
         latency = f"{cell['p50_ms']['median']:8.2f} {cell['p99_ms']['median']:8.2f}"
         rows = "  rows; latency of requests" if cell["rows_per_request"] > 1 else ""
-        yield f"{cell['name']:42}{rate['median']:10,.0f} {spread:>20} {latency}{rows}"
+        cpu = " ".join(f"{cell[f'{part}_us']['median'] if f'{part}_us' in cell else '-':>11}" for part in _PARTS)
+        yield f"{cell['name']:42}{rate['median']:10,.0f} {spread:>20} {latency} {cpu}{rows}"
 
 
 def _ratios(made: Report) -> Iterator[str]:

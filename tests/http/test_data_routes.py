@@ -385,6 +385,10 @@ async def test_a_malformed_token_is_400_on_every_write(api: Api, shop: Shop) -> 
             assert (answer.status, answer.json()["code"]) == (400, "FP004"), (method, answer.body)
             assert answer.json()["type"] == "/problems/malformed-token", method
         assert await shop.mark(key.decode()) == 1, token
+    metrics = (await api.http.get("/metrics")).text
+    for table, verb in (*(("orders", verb) for verb in ("patch", "put", "delete", "post")), ("", "claim")):
+        counted = f'fencepost_operations_total{{table="{table}",verb="{verb}",verdict="FP004"}} '
+        assert counted in metrics, "and logged, as each refusal is"
 
 
 async def test_a_uuid_is_no_token_and_the_hint_says_where_numbers_come_from(api: Api) -> None:

@@ -67,11 +67,11 @@ async def owner(connect: Connect) -> Connection:
     return connection
 
 
-@pytest.mark.usefixtures("owner")
-async def test_protect_status_unprotect(run: Run) -> None:
+async def test_protect_status_unprotect(run: Run, owner: Connection) -> None:
     status = await run("status")
     assert status.exit_code == 0
     assert status.output.startswith("no table is protected: fencepost protect TABLE\nnot protected: t, u\nmarks: 0, ")
+    await owner.execute("INSERT INTO t VALUES (1), (2), (3)")
     made = await run("protect", "t", "--rule", "epoch")
     first, *more = made.output.splitlines()
     assert (made.exit_code, first) == (0, "t is protected: writes need a token")
@@ -83,7 +83,9 @@ async def test_protect_status_unprotect(run: Run) -> None:
     status = await run("status")
     header, line, rest, *_sizes = status.output.splitlines()
     assert header.split() == ["TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE"]
-    assert line.split()[:6] == ["t", "epoch", "external", "id", "0", "0"]
+    assert line.split()[:6] == ["t", "epoch", "external", "id", "?", "0"], "it was never analyzed"
+    await owner.execute("ANALYZE t")
+    assert (await run("status")).output.splitlines()[1].split()[:6] == ["t", "epoch", "external", "id", "3", "0"]
     assert rest == "not protected: u"
     changed = await run("protect", "t", "--max-jump", "1000", "--sealed")
     assert "  changed   max jump from none to 1000, sealed from off to on\n  stays     rule epoch" in changed.output

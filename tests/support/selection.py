@@ -120,7 +120,9 @@ def runs_on(item: pytest.Item, servers: Sequence[str], *, by_name: bool, spread:
         return bool(server == servers[0])
     if by_name or item.get_closest_marker("versions"):
         return True
-    return bool(server == servers[zlib.crc32(item.path.name.encode()) % len(servers) if spread else 0])
+    # A number that the file's name always gives: `hash` gives each process, and so each worker of xdist, another one.
+    number = zlib.crc32(item.path.name.encode())
+    return bool(server == servers[number % len(servers) if spread else 0])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

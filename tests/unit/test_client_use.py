@@ -868,6 +868,8 @@ def test_a_call_says_takes_and_passes_on_the_same(of: type, by: type) -> None:
         found = inspect.signature(passing).parameters
         assert {key: (p.kind, p.default) for key, p in found.items()} == parameters, name
         assert of_threads(inspect.getdoc(function)) == (inspect.getdoc(passing) or ""), name
+        owner = next(each for each in by.__mro__ if name in vars(each))
+        assert (passing.__module__, passing.__qualname__) == (owner.__module__, f"{owner.__qualname__}.{name}")
         wrapped = getattr(passing, "__wrapped__", None)
         if wrapped is not None:  # by `passed`
             assert wrapped is function, name

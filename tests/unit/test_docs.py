@@ -164,6 +164,11 @@ def test_objects_of_the_schema_that_documents_name_exist() -> None:
     assert missing == set()
 
 
+def test_the_architecture_is_one_page() -> None:
+    """That its walk is the one that is walked: tests/integration/test_group_commit.py."""
+    assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").split()) <= 900, "docs/ways.md has room"
+
+
 # docs/rules.md has every rule that the project names; the code and the tests that it names exist.
 
 

@@ -14,6 +14,7 @@ from fencepost.cli.shared import BadSettingError, flag, read_settings, to_enviro
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.locks import etcd, kubernetes_api
 from fencepost.server.locks import zookeeper_session as zookeeper
+from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.locks.source import (
     KINDS,
     MOST_NATIVE,
@@ -433,3 +434,9 @@ def test_a_database_url_is_one_url_and_its_fault_is_said_without_it() -> None:
                 Settings(database_url=SecretStr(bad))
             assert fault in str(raised.value), bad
             assert "s3" not in str(raised.value), bad
+
+
+def test_leases_have_the_limits_that_settings_have_by_default() -> None:
+    here, limits = Settings(), LeaseLimits()
+    assert (limits.ttl_ms, limits.wait_ms) == (here.max_ttl * 1000, here.max_wait * 1000)
+    assert limits.tokens == here.max_tokens

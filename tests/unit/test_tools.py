@@ -309,9 +309,10 @@ def test_what_a_process_of_ours_has_of_a_core_is_counted() -> None:
         cpu = Cpu()
         child.stdin.write("\n")
         child.stdout.readline()
-        spent = cpu.per_write(1000)
+        spent = cpu.per(1000)
         child.stdin.close()
     assert spent["fencepost_us"] > 150  # 0.2 s by a thousand, less two of the kernel's ticks
+    assert cpu.per(1000)["load_us"] > 150  # once it has ended
 
 
 def test_every_registered_source_is_measured() -> None:
@@ -352,7 +353,7 @@ ASKED_FOR = re.compile(r"apt-get install ([a-z0-9 .+-]+)")
 OF_A_PROGRAM = re.compile(r'program_of\("[a-z-]+", "([a-z0-9.+-]+)"\)')
 IN_A_TABLE = re.compile(r'"[a-z-]+"[:,] "([a-z0-9.+-]+)"')
 ALWAYS_THERE = {"util-linux", "default-jre-headless"}
-"""The latter by default-jdk-headless."""
+"""The latter comes with default-jdk-headless, which .ci/test-servers installs."""
 
 
 def asked_for() -> set[str]:

@@ -14,7 +14,6 @@ from fencepost.server.postgres.database_identity import Origin
 from fencepost.server.postgres.leases import Forced, force_release
 from fencepost.server.postgres.queues import is_queue
 from fencepost.server.postgres.upkeep import LOCK_TIMEOUT, Generation, Reset, ResetError
-from fencepost.server.postgres.upkeep import reset as lower
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError
 
@@ -52,7 +51,7 @@ def reset(settings: Settings, resource: str, to: int | None, reason: str) -> Non
 
     async def act(connection: asyncpg.Connection) -> Reset:
         try:
-            return await lower(connection, resource, to, reason)
+            return await upkeep.reset(connection, resource, to, reason)
         except ResetError as error:
             raise click.ClickException(f"{error}") from error
         except asyncpg.PostgresError as error:

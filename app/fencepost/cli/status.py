@@ -207,10 +207,11 @@ async def _look(connection: asyncpg.Connection) -> _Snapshot:
 def status(settings: Settings, as_json: bool) -> None:
     """Show what is protected, and how; who holds locks, for how long still, and who waits.
 
-    ROWS is the planner's estimate; MARKS counts keys that have a mark and no row (deleted, or claimed before they
-    existed), or the marks of its scopes. The marks below the table are all that are kept, of live rows too. TOKEN is
-    the newest of the lease; WAITING names who waits, first come first. The logs of queues in FENCEPOST_QUEUES are
-    asked, too. The last uses of break-glass are shown if there were any.
+    ROWS is the planner's estimate: ? until autovacuum, or ANALYZE, has looked at the table. MARKS counts keys that
+    have a mark and no row (deleted, or claimed before they existed), or the marks of its scopes. The marks below the
+    table are all that are kept, of live rows too. TOKEN is the newest of the lease; WAITING names who waits, first come
+    first. The logs of queues in FENCEPOST_QUEUES are asked, too. The last uses of break-glass are shown if there were
+    any.
     """
     seen = on_database(settings, _look)
     queues, trouble = _look_at_queues(settings, seen)
@@ -258,10 +259,7 @@ def _look_at_queues(settings: Settings, seen: _Snapshot) -> tuple[list["QueueSta
 
 def _print_tables(seen: _Snapshot) -> None:
     if seen.protected:
-        print_table(
-            _TABLES,
-            [(p.name, p.rule, _source(p), ",".join(p.key), str(p.rows), str(p.marks), p.since) for p in seen.protected],
-        )
+        print_table(_TABLES, [_described(each) for each in seen.protected])
     else:
         click.echo("no table is protected: fencepost protect TABLE")
     if seen.unprotected:
@@ -271,6 +269,11 @@ def _print_tables(seen: _Snapshot) -> None:
     if seen.floors:
         floors = ", ".join(f"{name} {floor}" for name, floor in seen.floors)
         click.echo(f"floors, up to which marks were pruned: {floors}")
+
+
+def _described(table: Protected) -> tuple[str, ...]:
+    rows = "?" if table.rows is None else str(table.rows)
+    return table.name, table.rule, _source(table), ",".join(table.key), rows, str(table.marks), table.since
 
 
 def _source(table: Protected) -> str:

@@ -103,6 +103,13 @@ class Passing(Generic[A]):
         self.asynchronous = asynchronous
         self._loop = loop
 
+    def __init_subclass__(cls) -> None:
+        """Name each call that `passed` has made after this class and its attribute: `help()` shows it."""
+        super().__init_subclass__()
+        for name, call in vars(cls).items():
+            if "__signature__" in getattr(call, "__dict__", ()):
+                call.__qualname__, call.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
+
 
 def passed(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
     """Make the call that passes its arguments on to the method, and waits for the answer."""

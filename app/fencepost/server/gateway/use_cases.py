@@ -196,7 +196,7 @@ async def on_table(
     if isinstance(outcome, Problem):
         outcome = as_for(gateway.caller, await with_holders(gateway, table, outcome))
         outcome = await with_blocker(gateway, table, outcome)
-    _report(gateway, table, verb, outcome)
+    report(gateway, table, verb, outcome)
     return outcome
 
 
@@ -323,7 +323,8 @@ def _doubt_of(error: RefusedError) -> Why | None:
     return "catalog" if error.may_be_outdated else None
 
 
-def _report(gateway: Gateway, found: Table | None, verb: Verb, outcome: Outcome) -> None:
+def report(gateway: Gateway, found: Table | None, verb: Verb, outcome: Outcome) -> None:
+    """Have an outcome counted and logged."""
     # Names that no table has would make as many series of metrics as callers can invent.
     table = found.name if found is not None else ""
     if isinstance(outcome, Problem):

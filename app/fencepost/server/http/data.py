@@ -31,7 +31,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadMany, ReadOne
-from fencepost.server.gateway.use_cases import claim, read_many, read_one
+from fencepost.server.gateway.use_cases import claim, read_many, read_one, report
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import (
     NO_BODY,
@@ -163,6 +163,9 @@ class DataRoutes:
             async with self._bodies.counting(ASKING.get(), headers, receive) as asked.receive:
                 return await write_answer(gateway, asked, await read_write(asked, name, key, self._max_body_bytes))
         except RequestError as error:
+            if error.problem.type is MALFORMED_TOKEN:  # other refusals of tokens are found, and reported, by a use case
+                verb = (_OF_COLLECTION if key is None else _OF_ROW)[method][0]
+                report(gateway, gateway.catalog.current.find(name), verb, error.problem)
             return problem_response(error.problem)
         except QueryError as error:
             return problem_response(bad_request(str(error)))

@@ -21,7 +21,7 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.read import Explained
-from fencepost.server.gateway.use_cases import explain
+from fencepost.server.gateway.use_cases import explain, report
 from fencepost.server.http.answers import json_response
 from fencepost.server.http.bodies import read_json
 from fencepost.server.http.data import claim_answer, read_resource, read_token
@@ -135,7 +135,11 @@ def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> AP
 
 async def _claim(gateway: Callable[[Scope], Gateway], limit: int, request: Request) -> Response:
     headers = read_headers(request, "claim", resources=True)
-    token = read_token(headers, request.scope["headers"])
+    try:
+        token = read_token(headers, request.scope["headers"])
+    except RequestError as error:  # the body, which names the table, is not read yet
+        report(gateway(request.scope), None, "claim", error.problem)
+        raise
     _, body = await read_json(headers, request.receive, limit)
     if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
         raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))

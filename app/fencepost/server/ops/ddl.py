@@ -2,7 +2,6 @@
 those that go from one to the other or have lost their marks.
 """
 
-import re
 import shlex
 from collections.abc import Sequence
 from typing import Final
@@ -20,8 +19,6 @@ from fencepost.server.ops.functions import (
     remember,
     take_name,
 )
-from fencepost.server.postgres import sources
-from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.queues import is_queue
 from fencepost.server.postgres.row_sql import dollar, encode_name, literal, resource_sql
 from fencepost.server.postgres.tables import MARK_CHECK, MARK_COLUMN, quote
@@ -363,81 +360,6 @@ def unprotect_sql(
         f"DELETE FROM fencepost.protected WHERE name = {literal(name)}",
         "NOTIFY fencepost, 'reload'",
     ]
-
-
-_QUEUE: Final = re.compile(r"postgres:default|(?:kafka|redis):[A-Za-z0-9._-]{1,48}")
-
-
-def choose_source(target: Target, source: str | None, queue: str | None, scope: str | None, others: list[str]) -> str:
-    """Find the table's source (R12): what was given, what is there, or external. Raises ProtectError.
-
-    `scope`: as in plan_protect. `others`: the options that are given and that a queue's table cannot have.
-    """
-    now = target.registered
-    if source is not None and is_queue(source):
-        raise ProtectError(target.name, [f"--source {source}: a queue orders writes and is no lock: --queue {source}."])
-    if queue is None:
-        chosen = source or (now.source if now else EXTERNAL)
-        if is_queue(chosen) and scope:
-            raise ProtectError(target.name, [_NO_SCOPE])
-        return chosen
-    if source is not None:
-        others = ["--source", *others]
-    if scope:
-        others = ["--scope", *others]
-    if others:
-        raise ProtectError(
-            target.name, [f"--queue and {', '.join(others)} exclude each other: its tokens are the queue's positions."]
-        )
-    if not _QUEUE.fullmatch(queue):
-        raise ProtectError(target.name, [f"--queue {queue}: a queue is postgres:default, kafka:TOPIC or redis:STREAM."])
-    if scope is None and now is not None and now.scope is not None:
-        raise ProtectError(target.name, [_NO_SCOPE, "--no-scope gives each row a mark of its own again."])
-    return queue
-
-
-def choose_seal(target: Target, source: str, sealed: bool | None) -> bool:
-    """Find whether the table wants sealed tokens: what was given, or what is there. Raises ProtectError where the
-    tokens are a queue's positions, which no client presents.
-    """
-    now = target.registered
-    chosen = sealed if sealed is not None else now is not None and now.sealed
-    if chosen and is_queue(source):
-        raise ProtectError(
-            target.name,
-            [
-                f"--sealed and {source} exclude each other: the tokens are the queue's positions, and no client"
-                " presents any. --no-sealed takes a seal away."
-            ],
-        )
-    return chosen
-
-
-_NO_SCOPE: Final = "a queue orders the writes of one row, and not those of a scope: their positions cannot be compared."
-
-
-async def require_source(connection: Connection, target: Target, source: str, *, verify: bool) -> None:
-    """Refuse a source that is not known, and --verify where there is nothing to ask. Raises ProtectError."""
-    if is_queue(source):  # it becomes known with the table
-        if verify:
-            raise ProtectError(target.name, [f"--verify: {source} is a queue, and gives no tokens to others."])
-        return
-    services = {each.name: each for each in await sources.list_known(connection)}
-    known = [BUILTIN, EXTERNAL, *(name for name in services if not is_queue(name))]
-    if source not in known:
-        raise ProtectError(
-            target.name,
-            [
-                f"there is no source {source}; known are {', '.join(known)}.",
-                "A gateway that has it in FENCEPOST_SOURCES makes it known, or `fencepost source add NAME=URL`.",
-            ],
-        )
-    if verify and source in services and not services[source].verifies:
-        raise ProtectError(
-            target.name, [f"--verify: {services[source].kind} does not know which numbers it has issued."]
-        )
-    if verify and source in (BUILTIN, EXTERNAL):
-        raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
 
 
 def register_sql(source: str) -> list[str]:

@@ -30,7 +30,7 @@ class Protected:
     rule: str
     source: str
     key: tuple[str, ...]
-    rows: int
+    rows: int | None
     marks: int
     since: str
     max_token: str | None
@@ -70,14 +70,19 @@ def _merge(group: Sequence[Finding]) -> Finding:
 
 
 async def protected_tables(connection: Connection) -> list[Protected]:
-    """List the protected tables. `rows` is the planner's estimate, `marks` counts keys that have no row, or the marks
-    of its scopes, which it shares. `max_token` and `max_jump` are an external table's, as texts.
+    """List the protected tables. `rows` is the planner's estimate, None where it has none yet of the table or of
+    one of its partitions. `marks` counts keys that have no row, or the marks of its scopes, which it shares.
+    `max_token` and `max_jump` are an external table's, as texts.
     """
     rows = await connection.fetch(
         """SELECT p.name, p.rule, p.source, p.key_columns, p.scope, p.max_token::text, p.max_jump::text, p.sealed,
                   to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since,
-                  (SELECT greatest(sum(c.reltuples), 0)::int8 FROM pg_partition_tree(p.relation) t
-                     JOIN pg_class c ON c.oid = t.relid WHERE t.isleaf) AS rows,
+                  -- The tree of a table that has no partitions, and is none, is empty.
+                  (SELECT CASE WHEN bool_or(c.reltuples < 0) THEN NULL ELSE coalesce(sum(c.reltuples), 0)::int8 END
+                     FROM pg_class c
+                    WHERE c.relkind <> 'p'
+                      AND (c.oid = p.relation OR c.oid IN (SELECT t.relid FROM pg_partition_tree(p.relation) t))
+                  ) AS rows,
                   (SELECT count(*) FROM fencepost.marks m
                     WHERE starts_with(m.resource, fencepost.enc(
                             coalesce(left(p.scope, strpos(p.scope, '/{') - 1), p.name)) || '/')
@@ -90,7 +95,7 @@ async def protected_tables(connection: Connection) -> list[Protected]:
             r["rule"],
             r["source"],
             (r["scope"],) if r["scope"] else tuple(r["key_columns"]),
-            r["rows"] or 0,
+            r["rows"],
             r["marks"],
             r["since"],
             r["max_token"],

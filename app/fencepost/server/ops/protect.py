@@ -6,13 +6,14 @@ would make every later reader of the table wait behind it.
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Final, TypedDict, Unpack
 
 import asyncpg
 
 from fencepost.server.fence.resource import parse_scope
-from fencepost.server.fence.token import EXTERNAL, MAX_TOKEN, Ceiling, Rule
+from fencepost.server.fence.token import BUILTIN, EXTERNAL, MAX_TOKEN, Ceiling, Rule
 from fencepost.server.ops.checks import (
     ProtectError,
     Target,
@@ -28,20 +29,18 @@ from fencepost.server.ops.ddl import (
     TOO_HIGH,
     RowDdl,
     ScopeDdl,
-    choose_seal,
-    choose_source,
     leave_for,
     raise_rows_sql,
     register_sql,
     require_marks,
-    require_source,
     restore_sql,
     unprotect_scope_sql,
     unprotect_sql,
 )
-from fencepost.server.postgres import upkeep
+from fencepost.server.postgres import sources, upkeep
 from fencepost.server.postgres.catalog_cache import api_name
 from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.queues import is_queue
 
 LOCK_TIMEOUT_MS: Final = 500
 """Half of PostgreSQL's deadlock_timeout (1 s by default). A grant that has drawn a token and waits for the table, while
@@ -179,6 +178,81 @@ def _plan_rows(target: Target, how: _How, above: int | None) -> ProtectPlan:
         *ddl.protect(),
     ]
     return ProtectPlan(target.name, statements, [ddl.validate()])
+
+
+_QUEUE: Final = re.compile(r"postgres:default|(?:kafka|redis):[A-Za-z0-9._-]{1,48}")
+
+
+def choose_source(target: Target, source: str | None, queue: str | None, scope: str | None, others: list[str]) -> str:
+    """Find the table's source (R12): what was given, what is there, or external. Raises ProtectError.
+
+    `scope`: as in plan_protect. `others`: the options that are given and that a queue's table cannot have.
+    """
+    now = target.registered
+    if source is not None and is_queue(source):
+        raise ProtectError(target.name, [f"--source {source}: a queue orders writes and is no lock: --queue {source}."])
+    if queue is None:
+        chosen = source or (now.source if now else EXTERNAL)
+        if is_queue(chosen) and scope:
+            raise ProtectError(target.name, [_NO_SCOPE])
+        return chosen
+    if source is not None:
+        others = ["--source", *others]
+    if scope:
+        others = ["--scope", *others]
+    if others:
+        raise ProtectError(
+            target.name, [f"--queue and {', '.join(others)} exclude each other: its tokens are the queue's positions."]
+        )
+    if not _QUEUE.fullmatch(queue):
+        raise ProtectError(target.name, [f"--queue {queue}: a queue is postgres:default, kafka:TOPIC or redis:STREAM."])
+    if scope is None and now is not None and now.scope is not None:
+        raise ProtectError(target.name, [_NO_SCOPE, "--no-scope gives each row a mark of its own again."])
+    return queue
+
+
+def choose_seal(target: Target, source: str, sealed: bool | None) -> bool:
+    """Find whether the table wants sealed tokens: what was given, or what is there. Raises ProtectError where the
+    tokens are a queue's positions, which no client presents.
+    """
+    now = target.registered
+    chosen = sealed if sealed is not None else now is not None and now.sealed
+    if chosen and is_queue(source):
+        raise ProtectError(
+            target.name,
+            [
+                f"--sealed and {source} exclude each other: the tokens are the queue's positions, and no client"
+                " presents any. --no-sealed takes a seal away."
+            ],
+        )
+    return chosen
+
+
+_NO_SCOPE: Final = "a queue orders the writes of one row, and not those of a scope: their positions cannot be compared."
+
+
+async def require_source(connection: Connection, target: Target, source: str, *, verify: bool) -> None:
+    """Refuse a source that is not known, and --verify where there is nothing to ask. Raises ProtectError."""
+    if is_queue(source):  # it becomes known with the table
+        if verify:
+            raise ProtectError(target.name, [f"--verify: {source} is a queue, and gives no tokens to others."])
+        return
+    services = {each.name: each for each in await sources.list_known(connection)}
+    known = [BUILTIN, EXTERNAL, *(name for name in services if not is_queue(name))]
+    if source not in known:
+        raise ProtectError(
+            target.name,
+            [
+                f"there is no source {source}; known are {', '.join(known)}.",
+                "A gateway that has it in FENCEPOST_SOURCES makes it known, or `fencepost source add NAME=URL`.",
+            ],
+        )
+    if verify and source in services and not services[source].verifies:
+        raise ProtectError(
+            target.name, [f"--verify: {services[source].kind} does not know which numbers it has issued."]
+        )
+    if verify and source in (BUILTIN, EXTERNAL):
+        raise ProtectError(target.name, [f"--verify asks a lock service, and the source {source} is none."])
 
 
 def choose_ceiling(
