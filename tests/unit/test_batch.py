@@ -1,39 +1,41 @@
 """Batches without a database: how lines are read, their order, rounds, and the rate of requests."""
 
 import asyncio
-import contextlib
+import dataclasses
 import json
 import math
 import re
+import tracemalloc
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from starlette.responses import Response
 from starlette.types import Message
 from tests.unit.catalog_tables import column, table
 
 from fencepost.server.fence.caller import CALLER, Caller
 from fencepost.server.fence.problem_types import INVALID_CREDENTIAL
 from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.resource import parse_scope
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.attempt import ROUNDS, Statements, attempt_alone
 from fencepost.server.gateway.gateway import Batches
-from fencepost.server.gateway.write import ConflictKey, is_spelled_so, place_of
 from fencepost.server.http import batch as running
-from fencepost.server.http import batch_lines
-from fencepost.server.http.batch import MOST_BYTES, Batch, Behind, Order, Turn, Window, atomic_answer
-from fencepost.server.http.batch_lines import Splitter, read_line, read_quickly, taken_apart
+from fencepost.server.http.batch import MOST_BYTES, Batch, ConflictKey, Line, Order, Turn, Window, atomic_answer
+from fencepost.server.http.bodies import read_quickly, taken_apart
 from fencepost.server.http.edge import HEADERS, Admission, RateLimitError, RateLimits, Unverified, read_rate
 from fencepost.server.http.guard import Arrival
 from fencepost.server.http.problems import RequestError
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.postgres.marks import KeyState
 from fencepost.server.postgres.row_sql import RowWrite
+from fencepost.server.postgres.tables import Catalog, Column, ProtectedTable, Table
 from fencepost.server.times import TIMES
 from fencepost.testing.servers.processes import PATIENCE
 
@@ -52,7 +54,7 @@ def test_lines_are_the_same_however_the_body_is_cut(lines: list[bytes], ended: b
         body = body[:-1]
         if not lines[-1]:
             lines.pop()
-    splitter = Splitter(LONGEST)
+    splitter = running.Splitter(LONGEST)
     found = [line for at in range(0, len(body), size) for line in splitter.feed(body[at : at + size])]
     found += splitter.end()
     assert found == [line if len(line) <= LONGEST else None for line in lines]
@@ -69,10 +71,8 @@ LINE = st.dictionaries(st.sampled_from(MEMBERS), VALUES).map(lambda line: json.d
 
 @given(st.binary(max_size=60) | LINE, st.integers(0, 100), st.binary(max_size=2))
 def test_a_line_is_read_or_refused_whatever_it_is(line: bytes, at: int, put: bytes) -> None:
-    with contextlib.suppress(RequestError):
-        read_line(line[:at] + put + line[at:])
-    with contextlib.suppress(RequestError):
-        read_line(line)
+    for raw in (line, line[:at] + put + line[at:]):
+        assert isinstance(asyncio.run(running.understand(raw, PICTURE, 1000)), Line | Problem)
 
 
 @given(LINE | st.binary(max_size=60))
@@ -129,28 +129,28 @@ def begun(
     client: Client,
     caller: Caller,
     catalog: object = None,
-    *,
-    expects: bool = False,
     pace: Any = None,
     standing: Any = None,
-) -> tuple[Batches, asyncio.Task[None], Arrival]:
+    *,
+    expects: bool = False,
+) -> tuple[Batches, asyncio.Task[None], Arrival, Window]:
     batches, arrival = Batches(LINES, 1, 1.0, 1.0), Arrival(since=0.0, in_body=True)
     catalog = catalog or SimpleNamespace(current=SimpleNamespace(version=1))
     gateway: Any = SimpleNamespace(batches=batches, catalog=catalog, caller=caller, times=TIMES)
     gateway.for_batch = lambda: gateway
-    window = Window(LINES, lambda _size: True)
-    batch = Batch(gateway, 1000, client.receive, client.send, window, arrival, standing, pace)
-    return batches, asyncio.create_task(batch.run(expects=expects)), arrival
+    window = Window(LINES, lambda _size: True, arrival)
+    batch = Batch(gateway, 1 << 20, client.receive, client.send, window, arrival, standing, pace)
+    return batches, asyncio.create_task(batch.run(expects=expects)), arrival, window
 
 
 async def test_who_waits_to_be_told_to_send_has_no_more_time_than_others() -> None:
     client = Client()
     client.ended = True
     client.reads.set()
-    batches, task, arrival = begun(client, Caller(""), expects=True)
+    batches, task, arrival, _ = begun(client, Caller(""), expects=True)
     await settled()
     assert not arrival.held
-    batches.stop()
+    batches.stopping.set()
     await task
     assert json.loads(client.answer)["lines"] == 0
 
@@ -164,11 +164,11 @@ async def test_a_line_that_comes_too_fast_waits_and_the_batch_can_end() -> None:
             asked.set()
         return may.pop() if may else 3600
 
-    batches, task, _ = begun(client, Caller(""), pace=SimpleNamespace(take=take))
+    batches, task, *_ = begun(client, Caller(""), pace=SimpleNamespace(take=take))
     await asyncio.wait_for(asked.wait(), PATIENCE)
     await settled()
     assert len(client.answer.splitlines()) == 3
-    batches.stop()
+    batches.stopping.set()
     await task
     assert json.loads(client.answer.splitlines()[-1])["lines"] == 3
 
@@ -181,7 +181,7 @@ async def test_a_batch_whose_key_is_revoked_while_a_line_waits_ends() -> None:
         return good.pop() if good else False
 
     standing, pace = SimpleNamespace(is_good=is_good), SimpleNamespace(take=lambda: 3600)
-    _, task, _ = begun(client, Caller(""), pace=pace, standing=standing)
+    _, task, *_ = begun(client, Caller(""), pace=pace, standing=standing)
     await asyncio.wait_for(task, PATIENCE)
     assert json.loads(client.answer)["lines"] == 0
 
@@ -211,7 +211,7 @@ async def test_a_batch_that_is_to_land_as_a_whole_is_not_begun_for_a_token_that_
 
 async def test_no_more_is_read_than_verdicts_are_taken() -> None:
     client = Client()
-    batches, task, arrival = begun(client, Caller(""))
+    batches, task, arrival, _ = begun(client, Caller(""))
     await settled()
     assert client.received <= LINES + 1
     assert arrival.held, "it is not the client who is slow"
@@ -220,7 +220,7 @@ async def test_no_more_is_read_than_verdicts_are_taken() -> None:
     await settled()
     assert not arrival.held
     assert client.answer.count(b"\n") == client.received
-    batches.stop()
+    batches.stopping.set()
     await task
 
 
@@ -229,11 +229,11 @@ async def test_a_batch_that_is_read_no_more_says_how_far_it_came(why: str) -> No
     client = Client()
     client.reads.set()
     now = asyncio.get_running_loop().time()
-    batches, task, _ = begun(client, Caller("a", ends=now + 0.05 if why == "token" else None))
+    batches, task, *_ = begun(client, Caller("a", ends=now + 0.05 if why == "token" else None))
     await settled()
     client.ended = True
     if why == "stopping":
-        batches.stop()
+        batches.stopping.set()
     await task
     *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
     assert [verdict["number"] for verdict in verdicts] == list(range(1, len(verdicts) + 1))
@@ -241,70 +241,59 @@ async def test_a_batch_that_is_read_no_more_says_how_far_it_came(why: str) -> No
     assert ("stopping" if why == "stopping" else "token") in last["reason"]
 
 
-async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But those that wait for it: they are not done before it."""
-    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: ConflictKey("tables", "table", resource.key))
-    monkeypatch.setattr(batch_lines, "claim_answer", lambda *_: 1 / 0)
-    lines = b"".join(b'{"claim": "a/%b", "token": 1}\n' % row for row in (b"b", b"b", b"c"))
-    client = Client(lines, most=1)
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(running, "conflict_of_claim", lambda _, found: ConflictKey("tables", "table", found.key))
+    failing = Mock(side_effect=ZeroDivisionError)
+    monkeypatch.setattr(running, "claim_answer", failing)
+    return failing
+
+
+async def told(client: Client, catalog: object = None) -> tuple[list[Any], Any]:
     client.reads.set()
-    batches, task, _ = begun(client, Caller(""))
+    batches, task, *_ = begun(client, Caller(""), catalog)
     await settled()
-    batches.stop()
+    batches.stopping.set()
     await task
-    *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
-    assert last["lines"] == 3
-    assert [(verdict["status"], verdict["body"]["code"]) for verdict in verdicts] == [
-        (500, "FP023"),
-        (503, "FP047"),
-        (500, "FP023"),
-    ]
+    lines = [json.loads(line) for line in client.answer.splitlines()]
+    return lines[:-1], lines[-1]
 
 
+async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(fails: Any) -> None:
+    """But those that wait for it: they are not done before it."""
+    lines = b"".join(b'{"claim": "a/%b", "token": 1}\n' % row for row in (b"b", b"b", b"c"))
+    verdicts, last = await told(Client(lines, most=1))
+    assert (last["lines"], fails.call_count) == (3, 2)
+    codes = [(verdict["status"], verdict["body"]["code"]) for verdict in verdicts]
+    assert codes == [(500, "FP023"), (503, "FP047"), (500, "FP023")]
+
+
+@pytest.mark.usefixtures("fails")
 async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: ConflictKey("tables", "table", resource.key))
-    monkeypatch.setattr(batch_lines, "claim_answer", lambda *_: 1 / 0)
     monkeypatch.setattr(running, "MOST_AGAIN", 5)
-    client = Client(b"".join(b'{"claim": "a/%d", "token": 1}\n' % row for row in range(100)), most=1)
-    client.reads.set()
-    _, task, _ = begun(client, Caller(""))
-    await task
-    *verdicts, last = [json.loads(line) for line in client.answer.splitlines()]
+    lines = b"".join(b'{"claim": "a/%d", "token": 1}\n' % row for row in range(100))
+    verdicts, last = await told(Client(lines, most=1))
     assert len(verdicts) == last["lines"] <= 6 + LINES
     assert "sent again" in last["reason"]
 
 
-@pytest.mark.parametrize("units", [{"table", "other"}, {"other"}])
+@pytest.mark.parametrize("tables", [{"table", "other"}, {"other"}])
 async def test_a_batch_goes_on_over_a_new_picture_unless_a_table_of_lines_to_be_sent_again_is_another(
-    monkeypatch: pytest.MonkeyPatch, units: set[str]
+    monkeypatch: pytest.MonkeyPatch, fails: Any, tables: set[str]
 ) -> None:
-    monkeypatch.setattr(batch_lines, "place_of_claim", lambda _, resource: ConflictKey("tables", "table", resource.key))
-    monkeypatch.setattr(running, "units_of", lambda _: units)
-    client, catalog = (
-        Client(b'{"claim": "a/b", "token": 1}\n', most=2),
-        SimpleNamespace(current=SimpleNamespace(version=1)),
-    )
-
-    def fails(*_: object) -> None:
-        catalog.current = SimpleNamespace(version=2)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(batch_lines, "claim_answer", fails)
-    client.reads.set()
-    batches, task, _ = begun(client, Caller(""), catalog)
-    await settled()
-    batches.stop()
-    await task
-    lines = json.loads(client.answer.splitlines()[-1])["lines"]
-    assert lines == (2 if "table" in units else 1), "the table was unprotected, or has a scope now"
+    monkeypatch.setattr(running, "tables_of", lambda _: tables)
+    catalog = SimpleNamespace(current=SimpleNamespace(version=1))
+    fails.side_effect = lambda *_, **__: setattr(catalog, "current", SimpleNamespace(version=2))
+    _, last = await told(Client(b'{"claim": "a/b", "token": 1}\n', most=2), catalog)
+    assert last["lines"] == (2 if "table" in tables else 1), "the table was unprotected, or has a scope now"
 
 
 async def test_a_line_of_blanks_shows_that_the_client_is_there() -> None:
     client = Client(b" \n", most=1)
-    batches, task, arrival = begun(client, Caller(""))
+    batches, task, arrival, _ = begun(client, Caller(""))
     await settled()
     assert arrival.since, "it is not counted since 0.0 any more"
-    batches.stop()
+    batches.stopping.set()
     client.reads.set()
     await task
 
@@ -313,107 +302,144 @@ async def test_a_line_of_blanks_shows_that_the_client_is_there() -> None:
 # is room for a line's verdict.
 
 
-ORDER_1, ORDER_2, ORDERS = (ConflictKey("orders", "orders", row) for row in ("1", "2", None))
-ITEM, ITEMS = ConflictKey("orders", "items", "1"), ConflictKey("orders", "items", None)
+def named(letter: str) -> tuple[ConflictKey, str | None]:
+    """Orders a, b, * (any); items i, j, + (any), which refer to orders; rows of other tables, k and l under one key."""
+    table = "orders" if letter in "ab*" else "items" if letter in "ij+" else letter
+    key = "key" if letter in "kl" else None
+    return ConflictKey("orders" if table == "items" else table, table, None if letter in "*+" else letter), key
 
 
-async def begun_in_order(turns: dict[str, Turn]) -> str:
+async def begun_in_order(order: Order, turns: dict[str, Turn]) -> str:
     """Name the turns that have come."""
-    tasks = {name: asyncio.ensure_future(turn.come()) for name, turn in turns.items()}
-    for _ in range(10):
-        await asyncio.sleep(0)
+    tasks = {name: asyncio.ensure_future(order.come(turn)) for name, turn in turns.items()}
+    await settled()
     come = "".join(name for name, task in tasks.items() if task.done())
     for task in tasks.values():
         task.cancel()
     return come
 
 
-async def test_lines_under_one_key_wait_for_each_other_whatever_they_concern() -> None:
+THREE = "aaa 0 01,aba 01 012,a*b 0 01,*ab 0 012,*** 0 01,ab* 01 01,aij 0 012,i*j 0 01,aib 0 01,kml 01 012,*ob 01 012"
+
+
+@pytest.mark.parametrize("told", THREE.split(","))
+async def test_a_line_waits_for_those_of_its_row_and_of_the_phase_before(told: str) -> None:
+    """Three lines, which of them begin at once, and which when the first is decided."""
+    lines, at_once, then = told.split()
     order = Order()
-    lines = (
-        (ConflictKey("a", "a", "1"), "key"),
-        (ConflictKey("b", "b", "1"), "key"),
-        (ConflictKey("c", "c", "1"), "other"),
-    )
-    turns = {str(number): order.enter(number, *line) for number, line in enumerate(lines)}
-    assert await begun_in_order(turns) == "02"
-    turns["0"].decided(again=False)
-    assert await begun_in_order(turns) == "012"
+    turns = {str(number): order.enter(number, *named(line)) for number, line in enumerate(lines)}
+    assert await begun_in_order(order, turns) == at_once
+    order.leave(turns["0"], again=False)
+    assert await begun_in_order(order, turns) == then
 
 
-def test_a_table_that_is_not_known_has_one_place_whatever_it_is_called() -> None:
-    catalog: Any = SimpleNamespace(find=lambda _: None)
-    one, other = (place_of(catalog, SimpleNamespace(table=name)) for name in ("t", "public.t"))  # type: ignore[arg-type]
-    assert one == other
+async def test_of_lines_that_are_decided_nothing_is_kept() -> None:
+    order = Order()
+    for number in range(100):
+        turn = order.enter(number, ConflictKey("orders", "orders", number), f"key-{number}")
+        assert await order.come(turn) is None
+        waits = asyncio.ensure_future(order.all_decided())
+        await asyncio.sleep(0)
+        assert not waits.done(), "a new picture is not looked at before"
+        order.leave(turn, again=False)
+        await asyncio.wait_for(waits, PATIENCE)
+    assert max(len(kept) for kept in vars(order).values()) == 1, "the last phase of the tables"
 
 
-@pytest.mark.parametrize(
-    ("text", "spelled"), [("-0", False), ("0", False), ("7", True), ('"-0"', True), ("1.0", False)]
+def protected(oid: int, name: str, *columns: Column, key: str, scope: str | None = None, **changes: Any) -> Table:
+    made = table(name, *columns, key=tuple(key.split(",")))
+    fence = dataclasses.replace(made.fence, scope=None if scope is None else parse_scope(scope))  # type: ignore[type-var]
+    return ProtectedTable(**{**vars(made), "oid": oid, "fence": fence, "shares_transactions": True, **changes})
+
+
+NUMBER, ACCOUNT = column("id", "int4"), column("account", "int4")
+TABLES = (
+    protected(1, "orders", NUMBER, column("note"), key="id"),
+    protected(2, "codes", column("code", "varchar", max_length=3), key="code"),
+    protected(3, "accounts", ACCOUNT, NUMBER, key="account,id", scope="account/{account}"),
+    protected(4, "entries", NUMBER, ACCOUNT, key="id", scope="account/{account}"),
+    protected(5, "tree", NUMBER, key="id", refers=frozenset({5})),
+    protected(6, "traced", NUMBER, key="id", shares_transactions=False),
+    protected(7, "children", NUMBER, key="id", refers=frozenset({1})),
 )
-def test_whose_text_python_does_not_know_is_asked_of_postgresql(text: str, spelled: bool) -> None:
-    assert is_spelled_so(orjson.loads(text)) is spelled
+PICTURE = Catalog(1, {each.name: each for each in TABLES})
+CONCERNED = """
+1 1 7: PATCH orders/7; PATCH public.orders/7; claim orders/7; claim public.orders/7; POST orders {"id": 7}; POST orders {"id": "7"}
+1 1 *: PATCH orders/07; PATCH orders/7,8; PATCH orders?id=eq.7; POST orders {"id": 7.0}; POST orders {"note": "7"}; POST orders?columns=note {"id": 7}; POST orders [{"id": 7}, {"id": 8}]; POST orders {"id": 0}; POST orders {"id": "-0"}
+2 2 abc: PATCH codes/abc
+2 2 *: PATCH codes/abcd
+3 account 7: PATCH accounts/7,1; POST entries {"account": 7}; claim account/7; claim accounts/7,1
+3 account *: PATCH entries/1; claim entries/1; claim account/07
+5 5 *: PATCH tree/1
+6 6 *: PATCH traced/1
+1 7 1: PATCH children/1
+None None *: PATCH nowhere/1; claim public.nowhere/1
+"""  # noqa: E501
+CASES = [told.partition(": ")[::2] for told in CONCERNED.strip().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("failed", "later", "behind"),
-    [
-        (ORDER_1, ORDER_1, True),
-        (ORDER_1, ORDER_2, False),
-        (ORDER_1, ORDERS, True),
-        (ORDERS, ORDER_2, True),
-        (ORDERS, ITEM, False),
-        (ITEMS, ITEM, True),
-    ],
-)
-async def test_what_an_earlier_line_concerns_that_is_to_be_sent_again_is_not_done(
-    failed: ConflictKey, later: ConflictKey, behind: bool
-) -> None:
+@pytest.mark.parametrize(("concerned", "line"), [(told, line) for told, lines in CASES for line in lines.split("; ")])
+async def test_what_a_line_concerns_is_told_by_the_picture_of_the_tables(concerned: str, line: str) -> None:
+    method, path, *body = line.split(" ", 2)
+    written: dict[str, Any] = {"method": method, "path": path, "body": json.loads(body[0]) if body else {}}
+    raw = json.dumps({"claim": path, "token": 1} if method == "claim" else {**written, "token": 1}).encode()
+    found = await running.understand(raw, PICTURE, 1000)
+    assert isinstance(found, Line), found
+    row = "*" if found.conflict.row is None else ",".join(found.conflict.row)  # type: ignore[arg-type]
+    assert f"{found.conflict.group} {found.conflict.table} {row}" == concerned
+
+
+@pytest.mark.parametrize("told", ["aa behind", "ab", "a* behind", "*b behind", "*i", "+i behind", "kl behind", "km"])
+async def test_what_an_earlier_line_concerns_that_is_to_be_sent_again_is_not_done(told: str) -> None:
+    (failed, its_key), (later, key), behind = named(told[0]), named(told[1]), told.endswith("behind")
     order = Order()
-    first, second = order.enter(1, failed, None), order.enter(2, later, None)
-    coming = asyncio.ensure_future(second.come())
-    first.decided(again=True)
-    if behind:
-        with pytest.raises(Behind) as raised:
-            await coming
-        assert raised.value.number == 1
-    else:
-        await coming
-    second.decided(again=behind)
-    assert order.again == (2 if behind and later.row != failed.row else 1), "of each row once"
-
-
-async def test_a_key_of_a_line_that_is_to_be_sent_again_is_not_used_by_a_later_one() -> None:
-    order = Order()
-    order.enter(1, ORDER_1, "key").decided(again=True)
-    order.enter(2, ORDER_1, "key").decided(again=True)
-    with pytest.raises(Behind, match="1"):
-        await order.enter(3, ITEM, "key").come()
+    first, second = order.enter(1, failed, its_key), order.enter(2, later, key)
+    coming = asyncio.ensure_future(order.come(second))
+    order.leave(first, again=True)
+    assert await coming == (1 if behind else None)
+    order.leave(second, again=behind)
+    names = {(conflict.table, conflict.row) for conflict in (failed, later)} | {its_key, key} - {None}
+    assert len(order.again) == (len(names) if behind else 1 + (its_key is not None)), "of each row and key once"
+    assert await order.come(order.enter(3, failed, its_key)) == 1
 
 
 async def test_a_line_is_begun_when_there_is_room_for_its_verdict_or_it_is_the_first() -> None:
-    window = Window(100, lambda _size: True)
+    window = Window(100, lambda _size: True, arrival := Arrival(noted=(noted := Mock())))
     first, *others = [window.enter(10) for _ in range(4)]
-    assert await window.begin(others[0])
-    window.decide(others[0], b"x" * (MOST_BYTES - 1000), begun=True)
+    await window.begin(others[0])
+    window.decide(others[0], b"x" * (MOST_BYTES - 1000))
     waits = asyncio.ensure_future(window.begin(others[1]))
     await asyncio.sleep(0)
     assert not waits.done(), "another verdict like that would not fit"
-    assert await window.begin(first)
-    window.decide(first, b"x", begun=True)
-    assert [len(entry.verdict or b"") for entry in await window.next()] == [1], "a long one is sent by itself"
-    window.sent([first])
+    await window.begin(first)
+    window.decide(first, b"x")
+    ready = await window.next()
+    assert ready == [b"x"], "a long one is sent by itself"
+    window.sent(ready)
     await asyncio.sleep(0)
     assert not waits.done()
-    window.sent(await window.next())
-    assert await waits, "it is the first now"
+    long = await window.next()
+    await asyncio.sleep(0)
+    assert (waits.done(), arrival.kept, noted.call_count) == (False, len(long[0]), 1), "it is not sent: it is in memory"
+    window.sent(long)
+    await waits
+    window = Window(100, lambda _size: True, Arrival())
+    _, large, other, last = [window.enter(10) for _ in range(4)]
+    await window.begin(large)
+    await window.begin(other)
+    window.decide(large, b"x" * (MOST_BYTES // 5 * 2))
+    waits = asyncio.ensure_future(window.begin(last))
+    await asyncio.sleep(0)
+    assert not waits.done(), "the verdict of the line that is begun may be as large"
+    waits.cancel()
 
 
 async def test_a_batch_goes_on_with_little_where_there_is_no_room_for_more() -> None:
     room: list[int] = []
-    window = Window(100, lambda size: bool(room) and room.pop() >= size)
+    window = Window(100, lambda size: bool(room) and room.pop() >= size, Arrival())
     lines = []
     while window.lets_in():
-        lines.append(window.enter(4000))
+        lines.append(window.enter(running.OF_A_LINE))
     assert len(lines) == 9, "with what a line takes in memory beside its own"
     coming = asyncio.ensure_future(window.room())
     await asyncio.sleep(0)
@@ -424,8 +450,41 @@ async def test_a_batch_goes_on_with_little_where_there_is_no_room_for_more() -> 
     await coming
     room.append(MOST_BYTES)
     while window.lets_in():
-        lines.append(window.enter(4000))
+        lines.append(window.enter(running.OF_A_LINE))
     assert len(lines) == 101
+
+
+LINES_OF = {
+    "short": ("/7", {"note": "x"}),
+    "many members": ("/7", {f"column-{number}": number for number in range(400)}),
+    "brackets": ("/7", {"note": [[] for _ in range(150)]}),
+    "columns": ("/7?select=" + ",".join(f"a{number}:note" for number in range(100)), {}),
+    "filters": ("?" + "&".join(f"note=neq.{number}" for number in range(100)), {"note": "x"}),
+}
+
+
+@pytest.mark.parametrize("kind", LINES_OF)
+async def test_what_lines_in_hand_take_in_memory_is_what_is_counted(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Within a factor of two: for lines that wait for their turn, and for their verdicts."""
+    answers, (path, body) = asyncio.Event(), LINES_OF[kind]
+    written = {"method": "PATCH", "path": f"orders{path}", "token": 7, "body": body}
+    lines = (json.dumps(written, ensure_ascii=False).encode() + b"\n") * LINES
+
+    async def answered(*_: object) -> Response:
+        await answers.wait()
+        return Response(b"x" * 10_000)
+
+    monkeypatch.setattr(running, "write_answer", answered)
+    tracemalloc.start()
+    try:
+        _, task, _, window = begun(Client(lines, most=1), Caller(""), SimpleNamespace(current=PICTURE))
+        for _ in ("lines", "verdicts"):
+            await settled()
+            assert 0.5 < tracemalloc.get_traced_memory()[0] / window.bytes < 2
+            answers.set()
+    finally:
+        tracemalloc.stop()
+        task.cancel()
 
 
 # R5's loop, where it ends.

@@ -242,7 +242,11 @@ async def run_upkeep(dsn: str, upkeep: Upkeep) -> AsyncIterator[None]:
         with (
             _reload_on_hangup(upkeep.reload),
             _stop_at_once(
-                upkeep.stopping.ask, queue.stop, gateway.watches.stop, gateway.results.stop, gateway.batches.stop
+                upkeep.stopping.ask,
+                queue.stop,
+                gateway.watches.stop,
+                gateway.results.stop,
+                gateway.batches.stopping.set,
             ),
         ):
             yield

@@ -146,7 +146,8 @@ async def decide_alone(
         return await perform(gateway, operation)
     # The rows of POSTs have no name yet, and wait for each other only where PostgreSQL makes them.
     row = write.row.scope or ((operation.table.oid, write.row.key) if write.row.key else write)
-    async with gateway.turns.of(row) as mine:
+    turns = gateway.turns if gateway.share is None else gateway.share.turns
+    async with turns.of(row) as mine:
         if mine:
             return await perform(gateway, operation)
     # Others had all turns, for locks of theirs. This row may be free by now.

@@ -421,7 +421,7 @@ async def in_a_batch(gateway: Gateway, queues: WriteQueues | None, write: Batche
     row = write.row
     if gateway.share is None:
         return await gateway.group.write(queue, write, row.key, len(row.raw))
-    async with gateway.share.places:
+    async with gateway.batches.places:
         return await gateway.group.write(queue, write, row.key, len(row.raw), counted=False)
 
 

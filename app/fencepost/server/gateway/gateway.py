@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, TypeVar
 
 from fencepost.server.election import Watches
@@ -142,8 +142,8 @@ class Batches:
         # All but one are for the lines of one batch.
         self.connections = Limiter(self.of_lines, max(self.of_lines - 1, 1), None, "connection for a line")
         self._whole = Limiter(of_whole, most_of(of_whole), pool_timeout, "turn of a batch that lands as a whole")
-        self._stopping: asyncio.Future[None] | None = None  # made in the loop that it belongs to
-        self._stopped = False
+        self.stopping = asyncio.Event()
+        """The process is asked to stop: batches read no more."""
 
     @asynccontextmanager
     async def whole(self) -> AsyncIterator[None]:
@@ -157,40 +157,28 @@ class Batches:
         except UnavailableError as error:
             raise UnavailableError(NOTHING.format(error)) from error
         try:
-            if self._stopped:
+            if self.stopping.is_set():
                 raise UnavailableError(NOTHING.format("the gateway is stopping"))
             yield
         finally:
             self._whole.leave(caller)
 
-    @property
-    def stopping(self) -> "asyncio.Future[None]":
-        """Done once the process is asked to stop: batches read no more then. It is not to be cancelled."""
-        if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_future()
-            if self._stopped:
-                self._stopping.set_result(None)
-        return self._stopping
 
-    def stop(self) -> None:
-        self._stopped = True
-        if self._stopping is not None and not self._stopping.done():
-            self._stopping.set_result(None)
-
-
+@dataclass(eq=False)
 class Share:
     """What one batch has: connections for all lines of it but one's, and turns of its own at locked rows."""
 
-    def __init__(self, batches: Batches) -> None:
-        self.places, self.looks = batches.places, batches.looks
-        at_once = max(batches.of_lines // 2, 1)
-        self.turns = Turns(at_once=at_once, wait=batches.wait, most_waiting=sys.maxsize, of_one_caller=True)
-        self._connections = batches.connections
+    batches: Batches
+
+    @cached_property
+    def turns(self) -> Turns:
+        at_once = max(self.batches.of_lines // 2, 1)
+        return Turns(at_once=at_once, wait=self.batches.wait, most_waiting=sys.maxsize, of_one_caller=True)
 
     @asynccontextmanager
     async def connection(self, connection: AbstractAsyncContextManager[Session]) -> AsyncIterator[Session]:
         """Lend it as one of the share, which is waited for as long as it takes."""
-        async with self._connections.place(self), connection as lent:
+        async with self.batches.connections.place(self), connection as lent:
             yield lent
 
 
@@ -277,16 +265,15 @@ class Gateway:
 
     def look(self) -> AbstractAsyncContextManager[None]:
         """Let a look at whether a table has changed begin: those of a million lines are not to be at once."""
-        return nullcontext() if self.share is None else self.share.looks
+        return nullcontext() if self.share is None else self.batches.looks
 
     def place(self) -> AbstractAsyncContextManager[None]:
         """Let something begin that takes neither a connection nor a turn: of batches' lines so many at a time."""
-        return nullcontext() if self.share is None else self.share.places
+        return nullcontext() if self.share is None else self.batches.places
 
     def for_batch(self) -> "Gateway":
         """Give the same parts to the lines of a batch of this caller."""
-        share = Share(self.batches)
-        return replace(self, share=share, turns=share.turns)
+        return replace(self, share=Share(self.batches))
 
     def read_connection(self, whose: str, *, runs_code: bool) -> AbstractAsyncContextManager[Session]:
         """Lend one for a read of rows; it takes a place of `whose`. Raises UnavailableError, RoleError. `runs_code`:

@@ -1,16 +1,15 @@
 """A write as a value: what a request, a line of a batch and the message of a queue ask for alike. It says what is to be
 written to which rows, and how that is to be answered; it knows no table and no connection. Then what is found out about
-one before it runs: its key, its scope, its resource's name, and what it must wait for.
+one before it runs: its key, its scope, and its resource's name.
 """
 
-from collections.abc import AsyncIterator, Collection, Hashable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NoReturn
 
 from fencepost.server.fence.problems import Problem, problem_of
-from fencepost.server.fence.resource import Resource, Scope, parse_resource
+from fencepost.server.fence.resource import Scope, parse_resource
 from fencepost.server.fence.seal import Presented
 from fencepost.server.fence.token import Token, refusal
 from fencepost.server.gateway.gateway import Gateway
@@ -34,7 +33,7 @@ from fencepost.server.postgres.query import (
 )
 from fencepost.server.postgres.row_sql import Key, RowWrite, encode_name
 from fencepost.server.postgres.scopes import Entered
-from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table, is_canonical
+from fencepost.server.postgres.tables import ProtectedTable, Table, is_canonical
 
 Verb = Literal["patch", "put", "post", "delete"]
 
@@ -377,112 +376,3 @@ async def _name_in_body(gateway: Gateway, table: ProtectedTable, body: Body) -> 
     async with gateway.connection(table) as connection, with_column(connection, table, body), savepoint(connection):
         found = await marks.ask_elements(connection, table, body.text)
     return found[0].standing.resource if found else ""
-
-
-# Which lines of a batch must wait for which, as far as the picture of the tables tells.
-#
-# A line has a place: its row, or its scope, where that is known without a database; else it is one of all rows of its
-# table. The latter goes alone among the lines of the table. So it is with
-#
-# - filters, arrays, a POST that does not name its key, and names that only PostgreSQL can tell (`known_name`);
-# - tables with triggers or defaults of others' making, which may write to any row; and those of which a foreign key
-#   leads from rows to others of them.
-#
-# Tables that foreign keys or a scope join, over others too, are one group: of a group, lines of one table wait for
-# those of another. The tables of a scope's template count as one table.
-
-
-@dataclass(slots=True)
-class ConflictKey:
-    """Lines of one group wait for each other, unless they are of one unit and name two rows of it."""
-
-    group: Hashable
-    unit: Hashable
-    """A table, or the tables that share a scope's template."""
-    row: Hashable | None
-    """A row of the table, or a scope of the template; None: any of them."""
-
-
-_UNKNOWN: Final = ConflictKey(None, None, None)
-"""Of all tables that the picture does not have. They are refused, or there since a moment, maybe by two names."""
-
-
-def units_of(catalog: Catalog) -> AbstractSet[Hashable]:
-    """List the units of a picture: in another one, rows of the same unit are named alike."""
-    return {_unit_of(table) for table in catalog.tables.values() if table.fence}
-
-
-def place_of(catalog: Catalog, write: Write) -> ConflictKey:
-    """Find the place of a write."""
-    table = catalog.find(write.table)
-    if not isinstance(table, ProtectedTable):
-        return _UNKNOWN
-    row: Hashable | None = None
-    if isinstance(write.target, OneRow):
-        row = _row_of_key(table, write.target.key)
-    elif write.single:
-        given = {name: write.body.values.get(name) for name in write.body.columns}
-        row = _row_of_values(table, given)
-    return _place(catalog, table, row)
-
-
-def place_of_claim(catalog: Catalog, resource: Resource) -> ConflictKey:
-    """Find the place of a claim."""
-    table = catalog.find_or_scope(resource.table)
-    if not isinstance(table, ProtectedTable):
-        return _UNKNOWN
-    row = _named(table, resource.key) if resource.table == table.fence.prefix else _row_of_key(table, resource.key)
-    return _place(catalog, table, row)
-
-
-def _place(catalog: Catalog, table: ProtectedTable, row: Hashable | None) -> ConflictKey:
-    unit = _unit_of(table)
-    of_unit: tuple[Table, ...] = catalog.scopes[unit] if isinstance(unit, str) else (table,)
-    if row is not None:
-        oids = tuple(each.oid for each in of_unit)
-        row = None if any(each.kept(_goes_alone, oids) for each in of_unit) else row
-    return ConflictKey(catalog.related[table.oid], unit, row)
-
-
-def _unit_of(table: Table) -> int | str:
-    """Give the table's oid, or the prefix of its scope's template."""
-    scope = table.fence.scope if table.fence is not None else None
-    return table.oid if scope is None else scope.prefix
-
-
-def _naming(table: ProtectedTable) -> tuple[str, ...]:
-    """List the columns whose values name what the table's marks judge."""
-    return table.key if table.fence.scope is None else table.fence.scope.columns
-
-
-def _goes_alone(table: Table, of_unit: tuple[int, ...]) -> bool:
-    """Whether a line to a table has its unit to itself, the tables of these oids."""
-    within = not table.refers.isdisjoint(of_unit)
-    return within or not table.shares_transactions or (table.fence is not None and table.fence.deletes_own_rows)
-
-
-def _row_of_key(table: ProtectedTable, key: Key) -> Hashable | None:
-    columns = _naming(table)
-    if len(key) != len(table.key) or needs_fitting(table, key) or not set(columns) <= set(table.key):
-        return None
-    return _named(table, tuple(key[table.key.index(column)] for column in columns))
-
-
-def _row_of_values(table: ProtectedTable, given: Mapping[str, object]) -> Hashable | None:
-    """Find the row, or the scope, that a body names."""
-    values = [given.get(column) for column in _naming(table)]
-    if not values or not all(is_spelled_so(value) for value in values):
-        return None
-    return _named(table, tuple(str(value) for value in values))
-
-
-def _named(table: ProtectedTable, values: Key) -> Hashable | None:
-    """Find the row, or the scope, that these values name; none where they may be stored as others."""
-    columns = _naming(table)
-    if len(values) != len(columns) or not is_canonical(table, values, columns):
-        return None
-    too_long = (
-        most is not None and len(value) > most
-        for most, value in zip((table.columns[name].max_length for name in columns), values, strict=True)
-    )
-    return None if any(too_long) else values

@@ -133,9 +133,10 @@ class Application(FastAPI):
         bodies = BodiesInHand(parts.max_body_bytes)
         self.add_middleware(CountedBodies, bodies=bodies)
         self.add_middleware(edge)
-        self._batch = edge(BatchRoute(parts.running.of, parts.max_body_bytes, parts.limits, bodies))
         # What concerns users' tables goes past FastAPI's router and middleware, which cost more than the write.
-        data = edge(DataRoutes(parts.running, parts.max_body_bytes, bodies), under=PREFIX, others=self._others)
+        batch = BatchRoute(parts.running.of, parts.max_body_bytes, parts.limits, bodies)
+        others = edge(batch, under=PATH, others=super().__call__)
+        data = edge(DataRoutes(parts.running, parts.max_body_bytes, bodies), under=PREFIX, others=others)
         self.front = _with_cors(data, parts.sites)
         """What a connection asks (serving/protocol.py)."""
         if parts.admin is not None:
@@ -164,13 +165,6 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.front(scope, receive, send)
-
-    async def _others(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is not under /v1/data/."""
-        if scope["type"] == "http" and scope.get("raw_path") == PATH:
-            await self._batch(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
 
     def _catalog(self) -> Catalog:
         return self.gateway().catalog.current

@@ -283,6 +283,25 @@ async def read_write(request: DataRequest, name: str, key: Key | None, max_body_
     return Write(verb, table, target, token, body, query.select, preferences, one, idempotency_key, if_match)
 
 
+async def read_line(
+    method: str, path: bytes, headers: Headers, body: bytes, max_body_bytes: int
+) -> tuple[DataRequest, Write]:
+    """Read a write that is a line of a batch. `path`: what follows /v1/data/, with its query. Raises what read_write
+    does.
+    """
+    path, _, query = path.partition(b"?")
+    table, key, row = split_path(path)
+    allowed = _OF_COLLECTION if key is None else _OF_ROW
+    if method not in allowed:
+        detail = f"method: {method[:40]!r} is not for this path: a line writes, by {', '.join(allowed)}."
+        raise RequestError(Problem(METHOD_NOT_ALLOWED, detail))
+    require_nameable(key)
+    request = DataRequest(method, row, query, tuple(headers.items()), headers, body_of(body))
+    write = await read_write(request, table, key, max_body_bytes)
+    request.receive = body_of(b"")  # its body is in `write` now, once
+    return request, write
+
+
 def _read_idempotency_key(request: DataRequest, table: str, body: Body) -> IdempotencyKey | None:
     text = read_idempotency_key(request.headers, request.raw_headers)
     if text is None:

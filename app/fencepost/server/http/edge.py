@@ -500,7 +500,9 @@ _REQUEST_ID: Final[ContextVar[str]] = ContextVar(f"{STRUCTLOG_KEY_PREFIX}request
 
 
 class Edge:
-    """Wraps an application; with `under`, that of the paths which begin so: `others` answers the rest."""
+    """Wraps an application; with `under`, that of this path, or of those below it if it ends with a slash: `others`
+    answers the rest.
+    """
 
     def __init__(
         self,
@@ -517,13 +519,15 @@ class Edge:
         self._app, self._sites, self._admission, self._emit = app, sites, admission, emit
         self._done = done
         self._access_log = access_log
-        self._under, self._others = under, others
+        self._under, self._below, self._others = under, under.endswith(b"/"), others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; lifespan passes through."""
-        if self._others is not None and not scope.get("raw_path", b"").startswith(self._under):
-            await self._others(scope, receive, send)
-            return
+        if self._others is not None:
+            path = scope.get("raw_path", b"")
+            if path != self._under and not (self._below and path.startswith(self._under)):
+                await self._others(scope, receive, send)
+                return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -79,18 +79,6 @@ class Arrival:
     noted: Callable[[], None] = lambda: None
     """Called when these have become a large part more."""
 
-    def keep(self, more: int) -> None:
-        """Count so many more of them; fewer, where it is negative."""
-        self.kept += more
-        if more > _LITTLE:
-            self.noted()
-
-
-def arrival_of(scope: Scope) -> Arrival:
-    """Give how the body of a request arrives. One that is there already, or under another server, has no clock."""
-    find = scope.get(ARRIVAL)
-    return Arrival() if find is None else find()
-
 
 class Guarded(Protocol):
     """A connection."""

@@ -306,6 +306,25 @@ class Catalog:
             least[ends[1]] = ends[0]
         return {oid: of(oid) for oid in least}
 
+    @cached_property
+    def entangled(self) -> frozenset[int]:
+        """The tables, by their oids, a write to one row of which may concern any row of the table, or of one that
+        shares its scope: users' code runs, or foreign keys lead from rows of these tables to others of them.
+        """
+        found: set[int] = set()
+        for table in self.tables.values():
+            scope = table.fence.scope if table.fence is not None else None
+            sharing = (table,) if scope is None else self.scopes[scope.prefix]
+            oids = {each.oid for each in sharing}
+            if any(
+                not each.refers.isdisjoint(oids)
+                or not each.shares_transactions
+                or (each.fence is not None and each.fence.deletes_own_rows)
+                for each in sharing
+            ):
+                found.add(table.oid)
+        return frozenset(found)
+
     def find(self, name: str) -> Table | None:
         """Find a table by its API name; `public.orders` is `orders`."""
         table = self.tables.get(name)
