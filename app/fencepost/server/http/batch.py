@@ -64,6 +64,7 @@ from fencepost.server.http.data import (
 from fencepost.server.http.edge import ASKS, NAMED, Pace, RateLimits, caller_of, network_of
 from fencepost.server.http.guard import ARRIVAL, STANDING, Arrival
 from fencepost.server.http.headers import (
+    IF_MATCH,
     JUDGED,
     KEY_HEADER,
     TOKEN_HEADER,
@@ -527,6 +528,15 @@ def _text(members: Members, name: str) -> str:
     return value
 
 
+def _number(members: Members, name: str) -> str:
+    value, text = members[name]
+    if isinstance(value, float) and _WHOLE.fullmatch(text):
+        return text
+    if not isinstance(value, str):
+        raise bad_line(f"{name} is a whole number, or a string")
+    return _text(members, name)
+
+
 def _sendable(path: str) -> bytes:
     if (wrong := _UNSENDABLE.search(path)) is not None:
         raise bad_line(f"path: {wrong[0]!r} is percent-encoded there")
@@ -539,10 +549,10 @@ def _headers(members: Members) -> Headers:
     """Give the headers that mean the same in a request."""
     headers: dict[bytes, bytes] = {}
     if "token" in members:
-        value, text = members["token"]
-        if not (isinstance(value, str) or (isinstance(value, float) and _WHOLE.fullmatch(text))):
-            raise bad_line("token is a whole number, or a string")
-        headers[TOKEN_HEADER] = (text if isinstance(value, float) else _text(members, "token")).encode()
+        headers[TOKEN_HEADER] = _number(members, "token").encode()
+    if "if_match" in members:
+        mark = _number(members, "if_match")
+        headers[IF_MATCH] = (mark if mark == "*" else f'"{mark}"').encode()
     if "idempotency_key" in members:
         quoted = _ESCAPED.sub(r"\\\1", _text(members, "idempotency_key"))
         headers[KEY_HEADER] = f'"{quoted}"'.encode()

@@ -372,7 +372,7 @@ def _kind(value: object) -> str:
 # A line of a batch (http/batch.py), taken apart with the text of each value, which orjson does not give: the body of a
 # write goes on as it came.
 
-LINE_OF_WRITE: Final = ("method", "path", "token", "idempotency_key", "prefer", "body")
+LINE_OF_WRITE: Final = ("method", "path", "token", "idempotency_key", "prefer", "if_match", "body")
 LINE_OF_CLAIM: Final = ("claim", "token", "idempotency_key")
 _KNOWN: Final = (*LINE_OF_WRITE, "claim")
 _BLANKS: Final = re.compile(r"[ \t\r]*")

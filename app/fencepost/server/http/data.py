@@ -296,6 +296,8 @@ async def read_line(
         detail = f"method: {method[:40]!r} is not for this path: a line writes, by {', '.join(allowed)}."
         raise RequestError(Problem(METHOD_NOT_ALLOWED, detail))
     require_nameable(key)
+    if IF_MATCH in headers and key is None:
+        refuse_headers(headers, writing=True)
     request = DataRequest(method, row, query, tuple(headers.items()), headers, body_of(body))
     write = await read_write(request, table, key, max_body_bytes)
     request.receive = body_of(b"")  # its body is in `write` now, once

@@ -382,6 +382,10 @@ LINE_SCHEMAS: Final[dict[str, Part]] = {
             "token": _TOKEN,
             "idempotency_key": _KEY,
             "prefer": {"type": "string", "description": "As the header Prefer; without respond-async."},
+            "if_match": {
+                "type": ["string", "integer"],
+                "description": "The mark that the row of the path must have, as the header If-Match; or `*`.",
+            },
             "body": {"description": "As that of the request: an object, or an array of them."},
         },
     },
