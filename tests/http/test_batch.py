@@ -341,6 +341,16 @@ async def test_all_lines_land(atomic_http: httpx.AsyncClient) -> None:
     assert verdicts[-1] == {"number": 8, "status": 200, "mark": "2001", "body": {"note": "all"}}
 
 
+async def test_a_line_names_the_mark_that_its_row_must_have(atomic_http: httpx.AsyncClient) -> None:
+    for token, mark, status, more in (
+        (2001, 2001, 200, {}), (2011, "2011", 200, {}), (2021, "*", 200, {}), (2031, "2021", 412, {}),
+        (2041, 1.5, 400, {}), (2051, '"2051"', 400, {}), (2061, 2061, 400, {"path": f"orders?order_id=eq.{A}"}),
+    ):  # fmt: skip
+        second = {**patch_line(A, token + 1, note="b"), "if_match": mark, **more}
+        answer = await send(atomic_http, [patch_line(A, token, note="a"), second], "")
+        assert [json.loads(verdict)["status"] for verdict in answer.text.splitlines()] == [200, status], answer.text
+
+
 @pytest.mark.parametrize(
     ("line", "status", "code"),
     [
