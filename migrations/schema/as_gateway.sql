@@ -114,17 +114,17 @@ BEGIN
 END $$;
 
 CREATE FUNCTION fencepost.gateway_idem_record(p_caller text, p_key text, p_hash bytea, p_status integer, p_headers text[],
-                                              p_answer bytea) RETURNS void
+                                              p_answer bytea, p_owner text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM fencepost.require_gateway('fencepost.idem_record(text,text,bytea,integer,text[],bytea)');
-  PERFORM fencepost.idem_record(p_caller, p_key, p_hash, p_status, p_headers, p_answer);
+  PERFORM fencepost.require_gateway('fencepost.idem_record(text,text,bytea,integer,text[],bytea,text)');
+  PERFORM fencepost.idem_record(p_caller, p_key, p_hash, p_status, p_headers, p_answer, p_owner);
 END $$;
 
 CREATE FUNCTION fencepost.gateway_idem_record_each(p_callers text[], p_keys text[], p_hashes bytea[], p_statuses integer[],
-                                                   p_headers text[], p_answers bytea[]) RETURNS void
+                                                   p_headers text[], p_answers bytea[], p_owners text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM fencepost.require_gateway('fencepost.idem_record_each(text[],text[],bytea[],integer[],text[],bytea[])');
-  PERFORM fencepost.idem_record_each(p_callers, p_keys, p_hashes, p_statuses, p_headers, p_answers);
+  PERFORM fencepost.require_gateway('fencepost.idem_record_each(text[],text[],bytea[],integer[],text[],bytea[],text[])');
+  PERFORM fencepost.idem_record_each(p_callers, p_keys, p_hashes, p_statuses, p_headers, p_answers, p_owners);
 END $$;

@@ -15,11 +15,21 @@ CREATE TABLE fencepost.idempotency (
   status       integer NOT NULL,
   headers      text[] NOT NULL,
   answer       bytea NOT NULL,
+  state        text CHECK (state IN ('applied', 'refused', 'failed')),
+  letter       text,
+  owner        text COLLATE "C",
+  claimed      text COLLATE "C",
   created_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
-  CONSTRAINT idempotency_pkey PRIMARY KEY (caller, key)
+  CONSTRAINT idempotency_pkey PRIMARY KEY (caller, key),
+  CONSTRAINT idempotency_of_queue_check CHECK ((state IS NOT NULL) = (caller = 'queue')),
+  CONSTRAINT idempotency_owner_check CHECK (owner IS NULL OR claimed IS NULL)
 );
 
 COMMENT ON TABLE fencepost.idempotency IS 'What was answered to writes with an Idempotency-Key, in the transaction of the write (R16): a record is there if, and only if, its write landed. Refusals are not stored. caller is whose key it is: a role, under row level security a role and a caller, or queue, of messages; empty for callers without a role.';
+COMMENT ON COLUMN fencepost.idempotency.state IS 'What a queued write came to; null: the record is of a request.';
+COMMENT ON COLUMN fencepost.idempotency.letter IS 'What an operator has made of the dead letter of a write that failed: in hand (a retry has begun, and the letter is there still), dropped, or retried as and the id of the write that it was appended as; null: nothing yet.';
+COMMENT ON COLUMN fencepost.idempotency.owner IS 'Role and name of the caller whose queued write it was, proven by a signature; null: it had no role, or was not proven, or the record is of a request.';
+COMMENT ON COLUMN fencepost.idempotency.claimed IS 'Role and name of the caller that a message names, where that was not proven, or not looked at; null: it names none, or owner has it.';
 
 CREATE INDEX idempotency_created_at_idx ON fencepost.idempotency (created_at);
 
@@ -58,12 +68,13 @@ BEGIN
   state := 'replay'; status := r.status; headers := r.headers; answer := r.answer;
 END $$;
 
--- The last statement of a write with a key. A 23505 means that another write has landed under this key after all.
+-- The last statement of a write with a key. A 23505 means that another write has landed under this key after all. p_owner: of a
+-- message whose caller has a role.
 CREATE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_status integer, p_headers text[],
-                                      p_answer bytea) RETURNS void
+                                      p_answer bytea, p_owner text) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
-  VALUES (p_caller, p_key, p_hash, p_status, p_headers, p_answer) $$;
+  INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer, owner, state)
+  SELECT p_caller, p_key, p_hash, p_status, p_headers, p_answer, p_owner, CASE WHEN p_caller = 'queue' THEN 'applied' END $$;
 
 -- fencepost.idem_begin for many keys, none of them twice: its lock would let the second one pass as well. The look-up that
 -- idem_begin makes before it tries the lock is only there to spare replays the lock.
@@ -93,12 +104,13 @@ END $$;
 
 -- fencepost.idem_record for many keys; the headers of each are lines.
 CREATE FUNCTION fencepost.idem_record_each(p_callers text[], p_keys text[], p_hashes bytea[], p_statuses integer[],
-                                           p_headers text[], p_answers bytea[]) RETURNS void
+                                           p_headers text[], p_answers bytea[], p_owners text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-  INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
-  SELECT u.caller, u.key, u.hash, u.status, string_to_array(u.headers, E'\n'), u.answer
-    FROM ROWS FROM (unnest(p_callers), unnest(p_keys), unnest(p_hashes), unnest(p_statuses), unnest(p_headers), unnest(p_answers))
-      AS u(caller, key, hash, status, headers, answer) $$;
+  INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer, owner, state)
+  SELECT u.caller, u.key, u.hash, u.status, string_to_array(u.headers, E'\n'), u.answer, u.owner,
+         CASE WHEN u.caller = 'queue' THEN 'applied' END
+    FROM ROWS FROM (unnest(p_callers), unnest(p_keys), unnest(p_hashes), unnest(p_statuses), unnest(p_headers), unnest(p_answers),
+                    unnest(p_owners)) AS u(caller, key, hash, status, headers, answer, owner) $$;
 
 -- Forget records older than p_keep_s, oldest first, p_limit at most. Returns how many. That of a queue's message stays for as long as
 -- the message may come again, however old it is: it says what became of it. Where a message has a caller, it may be copied for so long
@@ -112,13 +124,13 @@ BEGIN
   WITH old AS (SELECT i.caller, i.key FROM fencepost.idempotency i
                 WHERE i.created_at < clock_timestamp() - p_keep_s * interval '1 s'
                   AND (i.caller <> 'queue' OR fencepost.queue_forgettable(i.key))
-                  AND (i.caller <> 'queue' OR NOT i.headers && ARRAY['fencepost-caller', 'fencepost-claimed']
+                  AND (coalesce(i.owner, i.claimed) IS NULL
                        OR (fencepost.queue_no_copy_waits(i.key, i.created_at + p_keep_s * interval '1 s')
-                           AND fencepost.queue_letter_waits(i.headers) IS NOT TRUE))
+                           AND NOT (i.state = 'failed' AND coalesce(i.letter, 'in hand') = 'in hand')))
                 ORDER BY i.created_at LIMIT p_limit FOR UPDATE SKIP LOCKED),
        gone AS (DELETE FROM fencepost.idempotency i USING old WHERE i.caller = old.caller AND i.key = old.key RETURNING i.*),
        newest AS (SELECT (regexp_match(g.key, '^(.+)[.][0-9]+[.][0-9]+[.][0-9a-f]{16}$'))[1] AS source, max(g.created_at) AS at
-                    FROM gone g WHERE g.caller = 'queue' AND g.headers && ARRAY['fencepost-caller', 'fencepost-claimed'] GROUP BY 1),
+                    FROM gone g WHERE coalesce(g.owner, g.claimed) IS NOT NULL GROUP BY 1),
        noted AS (UPDATE fencepost.queues q SET forgotten_to = greatest(q.forgotten_to, n.at) FROM newest n WHERE q.source = n.source)
   SELECT count(*) INTO pruned FROM gone;
   RETURN pruned;

@@ -30,7 +30,6 @@ from fencepost.server.gateway.attempt import MOST_IDEMPOTENT
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.results import state_of
 from fencepost.server.gateway.submit import find
 from fencepost.server.gateway.use_cases import write as write_row
 from fencepost.server.gateway.write import Verb
@@ -39,8 +38,8 @@ from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.postgres import keyed, queues, sources
 from fencepost.server.postgres import keyed as idempotency
 from fencepost.server.postgres.connection import Session
-from fencepost.server.postgres.keyed import OF_QUEUES, Recorded
-from fencepost.server.postgres.queues import MessageRow, append
+from fencepost.server.postgres.keyed import OF_QUEUES
+from fencepost.server.postgres.queues import MessageRow, Result, append
 from fencepost.server.queues.log import Message, Position, partition_of
 from fencepost.server.queues.message import WriteId, content_of, nonce_of
 from fencepost.server.queues.postgres import PostgresConsumer
@@ -311,8 +310,8 @@ async def consume(queue: Queue) -> None:
 async def state(queue: Queue, position: Position, message: Message) -> str:
     """Ask for a write as its page does."""
     found = await find(queue.gateway, WriteId(DEFAULT, position, nonce_of(message)))
-    assert isinstance(found, Recorded), found
-    return state_of(found)
+    assert isinstance(found, Result), found
+    return found.state
 
 
 @pytest.mark.parametrize(
@@ -446,7 +445,7 @@ async def test_a_copy_that_meets_the_first_one_before_it_is_committed_waits_for_
         await uncommitted.start()
         await first.execute("SELECT FROM public.orders WHERE order_id = 'k1' FOR UPDATE")
         await first.execute(
-            "SELECT fencepost.idem_record('queue', $1, $2, 200, ARRAY['fencepost-state', 'applied'], '{}')",
+            "SELECT fencepost.idem_record('queue', $1, $2, 200, '{}', '{}', NULL)",
             str(WriteId(DEFAULT, position, nonce_of(message))),
             content_of(message),
         )

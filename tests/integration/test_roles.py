@@ -587,8 +587,8 @@ CALLS = {
     "gateway_enter_each": "('account', '{account/42}', '{500}', NULL, NULL)",
     "gateway_idem_begin": "('', 'k', 'h')",
     "gateway_idem_begin_each": "('', '{k}', '{h}')",
-    "gateway_idem_record": "('', 'k', 'h', 200, '{}', 'a')",
-    "gateway_idem_record_each": "('{a}', '{k}', '{h}', '{200}', '{x}', '{a}')",
+    "gateway_idem_record": "('', 'k', 'h', 200, '{}', 'a', NULL)",
+    "gateway_idem_record_each": "('{a}', '{k}', '{h}', '{200}', '{x}', '{a}', '{NULL}')",
 }
 
 

@@ -136,7 +136,7 @@ async def test_keys_are_distinguished(race: Race) -> None:
     """New, in flight, reused, and a replay: something in the log, so that its commit waits for the standby."""
     record = (
         "SELECT fencepost.idem_record_each("
-        "ARRAY[''], ARRAY['done'], ARRAY['x'::bytea], ARRAY[200], ARRAY[E'a\nb'], ARRAY['y'::bytea])"
+        "ARRAY[''], ARRAY['done'], ARRAY['x'::bytea], ARRAY[200], ARRAY[E'a\nb'], ARRAY['y'::bytea], ARRAY[NULL])"
     )
     begin = "SELECT k.state, k.headers, k.answer FROM fencepost.idem_begin_each('', $1, $2) AS k ORDER BY k.number"
     await race.observer.execute(record)

@@ -22,7 +22,6 @@ from fencepost.server.fence.problems import bad_request
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, encoded
 from fencepost.server.fence.token import MAX_TOKEN, Token
-from fencepost.server.gateway.results import state_of
 from fencepost.server.health import look_at_queue
 from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.queues import KnownPartition, KnownQueue
@@ -391,9 +390,10 @@ def test_a_reason_that_is_noted_is_not_long_and_has_no_character_that_no_text_in
 
 
 def test_a_kept_problem_has_its_state_and_its_reason() -> None:
-    answer = of_problem("failed", bad_request("there is no column x")).answer
+    decided = of_problem("failed", bad_request("there is no column x"))
+    answer = decided.answer
     assert answer is not None
-    assert (answer.status, state_of(answer)) == (400, "failed")
+    assert (answer.status, decided.state) == (400, "failed")
     assert orjson.loads(answer.body)["detail"] == "there is no column x"
     assert reason_of(answer) == "FP016: there is no column x"
     assert reason_of(Recorded(500, (), b"oops")) == "status 500"

@@ -21,6 +21,7 @@
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n701\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"k0","status":"x","sku":null,"at":null}']
+--   $7 = [None]
 -- as for orders
 
 -- claim of a absent row: 200

@@ -171,6 +171,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
 --   $6 = b''
+--   $7 = None
 -- as for orders
 
 -- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
@@ -181,6 +182,7 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n701\nx-fence-scope\naccount/43\ncon ...
 --   $6 = [b'{"account_id":43,"line":"l0","n":1}']
+--   $7 = [None]
 -- as for orders
 
 -- PATCH by filter: 204 | PATCH by filter, stale: 409 | PATCH by filter of nothing: 204 | PATCH with an

@@ -143,7 +143,8 @@ SELECT fencepost.gateway_floor_of($1)
 --   $4 = 204
 --   $5 = ['cache-control', 'no-store', 'content-range', '0-5/*']
 --   $6 = b''
-SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
+--   $7 = None
+SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6, $7)
 
 -- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
 -- with an Idempotency-Key: 204 | POST with an Idempotency-Key: 201
@@ -153,7 +154,8 @@ SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 --   $4 = [200]
 --   $5 = ['cache-control\nno-store\nx-fence-mark\n701\ncontent-type\napplication/json']
 --   $6 = [b'{"order_id":"k0","status":"x","sku":null,"at":null}']
-SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
+--   $7 = [None]
+SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6, $7)
 
 -- claim of a absent row: 200
 --   $1 = 'orders/k6'

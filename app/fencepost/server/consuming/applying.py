@@ -27,7 +27,7 @@ from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed, copied
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.refusals import acting, problem_of_refused, unavailable
-from fencepost.server.gateway.results import CALLER_HEADER, STATE_HEADER, State, of_caller, whose
+from fencepost.server.gateway.results import whose
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import Write, known_name, name_of_body, name_of_key
 from fencepost.server.http.answers import answer, kept_answer, to_recorded
@@ -40,7 +40,7 @@ from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import RefusedError, UnavailableError
 from fencepost.server.postgres.keyed import OF_QUEUES, Recorded
 from fencepost.server.postgres.query import QueryError
-from fencepost.server.postgres.queues import LetterSize, PartitionProgress
+from fencepost.server.postgres.queues import PartitionProgress, Result, State
 from fencepost.server.postgres.tables import ProtectedTable, Table
 from fencepost.server.queues.log import LogState, Position, Received, partition_of
 from fencepost.server.queues.message import (
@@ -58,10 +58,13 @@ from fencepost.server.quota import ASKING, UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """It will have no other effect. `answer` None: it was kept in the transaction of its effect."""
+    """It will have no other effect. `answer` None: it was kept in the transaction of its effect. `owner`: its caller
+    (`whose`), where that is proven.
+    """
 
     state: State
     answer: Recorded | None = None
+    owner: str = ""
     misplaced: bool = False
     """Whether it stands where it does not belong. So its record is of this place alone: the same message at its own
     place is no copy of it.
@@ -75,14 +78,7 @@ APPLIED: Final = Decided("applied")
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """It was decided before: this is what was kept."""
-
-    answer: Recorded
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """It is a copy of a message at another offset, whose effect is there: this one's was undone."""
+    """It was decided before, and there is a record of it, or of the message at another offset that it is a copy of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +104,12 @@ class Later:
     too_slow: Problem | None = None
 
 
-Result = Decided | Before | Copied | MarkReached | Later
-
-
-def kept(answer: Recorded, state: State) -> Recorded:
-    """Give an answer as it is kept."""
-    return Recorded(answer.status, (*answer.headers, (STATE_HEADER, state)), answer.body)
+Verdict = Decided | Before | MarkReached | Later
 
 
 def of_problem(state: State, problem: Problem) -> Decided:
     """Decide by a problem: its answer is the one that a synchronous write would have got."""
-    return Decided(state, kept(to_recorded(problem_response(problem)), state))
+    return Decided(state, to_recorded(problem_response(problem)))
 
 
 def reason_of(answer: Recorded) -> str:
@@ -149,14 +140,6 @@ class Checked:
     partitions: int = 0
     quarantined: str | None = None
     stopped: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What was kept for a message. `id`: the id of its write, under which it was decided."""
-
-    id: str
-    answer: Recorded
 
 
 class Ledger:
@@ -212,10 +195,9 @@ class Ledger:
         state = await self._write(lambda connection: sources.state(connection, self._queue, ""))
         return state.generation
 
-    async def result(self, name: MessageName) -> Kept | None:
+    async def result(self, name: MessageName) -> Result | None:
         """Look up what was kept for a message, or for a copy of it."""
-        found = await self._write(lambda connection: queues.result_of_message(connection, name.id, name.content))
-        return None if found is None else Kept(found.id, found.answer)
+        return await self._write(lambda connection: queues.result_of_message(connection, name.id, name.content))
 
     async def committed(self, position: Position, generation: int) -> bool:
         """Whether the log was said to give this message no more, in this generation: it is decided, and what was kept
@@ -227,20 +209,22 @@ class Ledger:
             )
         )
 
-    async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
-        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays.
-        `letter_bytes`: what the dead letter has that it becomes; None: it becomes none.
+    async def keep(
+        self, name: MessageName, decided: Decided, answer: Recorded, claimed: str, letter_bytes: int | None = None
+    ) -> Result | None:
+        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays. `claimed`:
+        whose write it says it is, where that is not proven. `letter_bytes`: what the dead letter has that it becomes;
+        None: it becomes none.
         """
-        owner = dict(answer.headers).get(CALLER_HEADER, "")
-        letter = None if letter_bytes is None else LetterSize(self._queue, owner, letter_bytes)
 
-        async def keep(connection: Connection) -> Kept | None:
-            if await queues.record(connection, name.id, name.content, answer, letter):
+        async def keep(connection: Connection) -> Result | None:
+            owner, letter = (decided.owner, claimed), (self._queue, letter_bytes)
+            if await queues.record(connection, name.id, name.content, decided.state, answer, owner, letter):
                 return None
             found = await queues.result_of_message(connection, name.id, name.content)
             if found is None:  # it stood where it does not belong, and was retried: its record says less than it did
                 found = (await queues.results(connection, [name.id])).get(name.id)
-            return None if found is None else Kept(found.id, found.answer)
+            return found
 
         return await self._write(keep)
 
@@ -320,7 +304,7 @@ class Applier:
         self._kept_for = kept_for
         self._ledger = Ledger(gateway.database, queue)
 
-    async def apply(self, received: Received, standing: QueueNow, name: MessageName) -> Result:
+    async def apply(self, received: Received, standing: QueueNow, name: MessageName) -> Verdict:
         """Apply a message, once, as the caller whose write it is."""
         try:
             message = read_message(received.message)
@@ -336,9 +320,7 @@ class Applier:
         table = self._gateway.catalog.current.find(named.table)
         try:
             result = _of_caller(await self._attempt(taken, table), caller)
-            if isinstance(result, Before | Copied | Later) or (
-                isinstance(result, Decided) and result.state == "applied"
-            ):
+            if isinstance(result, Before | Later) or (isinstance(result, Decided) and result.state == "applied"):
                 return result
             return await self._unless_outdated(named.table, table, result)
         except UnavailableError as error:
@@ -346,7 +328,7 @@ class Applier:
         except RefusedError as error:
             return _by_problem(problem_of_refused(error))
 
-    async def prove(self, received: Received, decided: Decided) -> Result:
+    async def prove(self, received: Received, decided: Decided) -> Verdict:
         """Decide a message without applying it, as that of its caller where one is proven."""
         try:
             caller = await self._caller_of(received, read_message(received.message))
@@ -374,7 +356,7 @@ class Applier:
             signed.require_remembered(await self._ledger.forgotten_to())
         return signed.caller
 
-    async def _attempt(self, taken: _Taken, table: Table | None) -> Result:
+    async def _attempt(self, taken: _Taken, table: Table | None) -> Verdict:
         try:
             return await self._write(taken, table)
         except MalformedMessageError as error:
@@ -384,9 +366,9 @@ class Applier:
         except QueryError as error:
             return of_problem("failed", bad_request(str(error)))
         except RefusedError as error:
-            return Copied() if copied(error) else _by_problem(problem_of_refused(error, table))
+            return Before() if copied(error) else _by_problem(problem_of_refused(error, table))
 
-    async def _write(self, taken: _Taken, table: Table | None) -> Result:
+    async def _write(self, taken: _Taken, table: Table | None) -> Verdict:
         message, name = taken.message, taken.name
         read = await self._read(message, taken.named)
         takes_position = self._takes_position(table, message)
@@ -399,10 +381,8 @@ class Applier:
         def render(done: Done) -> Recorded:
             return kept_answer(taken.gateway, write, done)
 
-        def keep(done: Done) -> Recorded:
-            return of_caller(kept(render(done), "applied"), taken.gateway.caller, proven=True)
-
-        own = IdempotentRequest(name.id, name.content, keep, OF_QUEUES, looked_up=False)
+        owner = whose(taken.gateway.caller) or None
+        own = IdempotentRequest(name.id, name.content, render, OF_QUEUES, looked_up=False, owner=owner)
         outcome = await decide(taken.gateway, write, render, own)
         return _result_of(write, outcome, positioned=takes_position)
 
@@ -430,7 +410,7 @@ class Applier:
             )
         return True
 
-    async def _unless_outdated(self, name: str, table: Table | None, result: Result) -> Result:
+    async def _unless_outdated(self, name: str, table: Table | None, result: Verdict) -> Verdict:
         """Take no refusal that an outdated picture of the table may be the reason of: which source its tokens come
         from, for example. A change of the table decides what the same message comes to.
         """
@@ -458,11 +438,11 @@ async def _require_name(taken: _Taken, table: ProtectedTable, write: Write) -> N
             raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
 
 
-def _of_caller(result: Result, caller: Caller) -> Result:
+def _of_caller(result: Verdict, caller: Caller) -> Verdict:
     """Note with what is kept whose write it was: by now that is proven."""
     if not isinstance(result, Decided) or result.answer is None:
         return result
-    return replace(result, answer=of_caller(result.answer, caller, proven=True))
+    return replace(result, owner=whose(caller))
 
 
 def _malformed(error: MalformedMessageError) -> Decided:
@@ -510,18 +490,18 @@ def _headers_of(
     return headers, dict(headers)
 
 
-def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Result:
+def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Verdict:
     if isinstance(outcome, Problem):
         return _by_problem(outcome, positioned=positioned)
     if not isinstance(outcome, Replayed) or outcome.answer is None:
         return APPLIED
     if write.idempotency_key is None or outcome.of_message:
-        return Before(outcome.answer)
+        return Before()
     # Another message landed under the client's key before: this one gets a record of its own.
-    return Decided("applied", kept(to_recorded(answer(write, outcome)), "applied"))
+    return Decided("applied", to_recorded(answer(write, outcome)))
 
 
-def _by_problem(problem: Problem, *, positioned: bool = False) -> Result:
+def _by_problem(problem: Problem, *, positioned: bool = False) -> Verdict:
     kind = problem.type
     if kind.retryable:
         # A quarantined source of locks concerns its tables only. A code beside it is an SQLSTATE of this statement.

@@ -51,12 +51,14 @@ class IdempotentRequest:
     """Whose key it is: keys of two callers are two keys."""
     looked_up: bool = True
     """Whether the key is looked up before the write, also in a batch; else only alone."""
+    owner: str | None = None
+    """The caller with a role whose queued write it is."""
     message: "IdempotentRequest | None" = None
     """The message of a queue that carries the request, whose record is made with this one's."""
 
     def records(self, done: Done) -> list[Record]:
         """Give what is recorded when the write has landed, in the write's transaction."""
-        own = (self.caller, self.key, self.payload_hash, self.render(done))
+        own = (self.caller, self.key, self.payload_hash, self.render(done), self.owner)
         return [own] if self.message is None else [own, *self.message.records(done)]
 
 
@@ -127,7 +129,7 @@ async def _look_up(session: Session, once: IdempotentRequest) -> "Replayed | Pro
 async def record(session: Session, once: IdempotentRequest, done: Done) -> None:
     """Record what a write has come to under its keys, last in its transaction."""
     for each in once.records(done):
-        await keyed.record(session, *each)
+        await keyed.record(session, each)
 
 
 def answer_of(found: Recorded | State) -> Replayed | Problem | None:

@@ -16,21 +16,12 @@ from fencepost.server.fence.resource import parse_resource
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.results import (
-    CALLER_HEADER,
-    CLAIMED_HEADER,
-    DROPPED,
-    LETTER_HEADER,
-    RETRIED_AS,
-    STATE_HEADER,
-    letter_of,
-    state_of,
-)
 from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
 from fencepost.server.http.headers import SINGULAR
 from fencepost.server.http.problems import problem_response
 from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import DROPPED, RETRIED_AS, Result
 from fencepost.server.queues.message import WriteId
 
 # An answer whose headers are bytes already: what Starlette's own does to them costs more than the rest of it.
@@ -61,8 +52,6 @@ def json_response(body: object, headers: Sequence[Header] = ()) -> Response:
 
 PREFIX: Final = "/v1/writes/"
 _ACCEPTED: Final = 202
-_OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER, CLAIMED_HEADER)
-"""Headers of a kept answer that are none of the answer."""
 
 
 def path_of(write_id: WriteId) -> str:
@@ -95,16 +84,16 @@ def queued_answer(write_id: WriteId) -> wire.WriteAnswer:
     }
 
 
-def decided_answer(write_id: WriteId, answer: Recorded) -> wire.WriteAnswer:
+def decided_answer(write_id: WriteId, result: Result) -> wire.WriteAnswer:
     """Show a write that is decided, with the answer that it would have had at once."""
-    state, letter = state_of(answer), letter_of(answer) or ""
+    state, letter, answer = result.state, result.letter or "", result.answer
     dropped, retried = letter == DROPPED, letter.startswith(RETRIED_AS)
     return {
         **queued_answer(write_id),
         "state": state,
         "answer": {
             "status": answer.status,
-            "headers": {name: value for name, value in answer.headers if name not in _OURS},
+            "headers": dict(answer.headers),
             "body": orjson.Fragment(answer.body) if answer.body else None,
         },
         "reason": None if state == "applied" else _reason(answer),

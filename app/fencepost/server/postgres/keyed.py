@@ -62,10 +62,11 @@ class Recorded:
     body: bytes
 
 
-Record = tuple[str, str, bytes, Recorded]
-"""Whose key, the key, the hash of its payload, and what was answered."""
+Record = tuple[str, str, bytes, Recorded, str | None]
+"""Whose key, the key, the hash of its payload, what was answered, and whose queued write it was, if a caller's with a
+role."""
 
-_RECORD: Final = "SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)"
+_RECORD: Final = "SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6, $7)"
 
 State = Literal["new", "in flight", "reused"]
 
@@ -93,32 +94,26 @@ def read_state(row: asyncpg.Record) -> Recorded | State:
     return Recorded(row["status"], tuple(zip(headers[::2], headers[1::2], strict=True)), row["answer"])
 
 
-async def record(connection: Connection, caller: str, key: str, payload_hash: bytes, answer: Recorded) -> None:
+async def record(connection: Connection, made: Record) -> None:
     """Record the answer, last in the write's transaction."""
+    caller, key, payload_hash, answer, owner = made
     headers = [part for pair in answer.headers for part in pair]
-    await connection.execute(
-        _RECORD,
-        caller,
-        key,
-        payload_hash,
-        answer.status,
-        headers,
-        answer.body,
-    )
+    await connection.execute(_RECORD, caller, key, payload_hash, answer.status, headers, answer.body, owner)
 
 
 async def record_many(connection: Connection, records: Sequence[Record]) -> None:
     """Record several answers, last in their transaction."""
-    answers = [answer for _, _, _, answer in records]
+    callers, keys, hashes, answers, owners = map(list, zip(*records, strict=True))
     await connection.execute(
-        "SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)",
-        [caller for caller, _, _, _ in records],
-        [key for _, key, _, _ in records],
-        [payload_hash for _, _, payload_hash, _ in records],
+        "SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6, $7)",
+        callers,
+        keys,
+        hashes,
         [answer.status for answer in answers],
         # No header has a line break in it.
         ["\n".join([part for pair in answer.headers for part in pair]) for answer in answers],
         [answer.body for answer in answers],
+        owners,
     )
 
 
