@@ -28,9 +28,8 @@ from fencepost.server.consuming.deciding import Settled
 from fencepost.server.fence.problem_types import STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE
-from fencepost.server.http.answers import to_recorded
+from fencepost.server.gateway.idempotency import recorded_problem
 from fencepost.server.http.guard import WATCH
-from fencepost.server.http.problems import problem_response
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres import sources
@@ -168,8 +167,8 @@ async def test_writes_are_queued_while_the_database_is_down(
 # The page of a queued write: what became of it, asked for, waited for, streamed. The tests record the results.
 
 
-PAID = b'{"order_id":"a","status":"paid"}'
-APPLIED = Recorded(200, (("content-type", "application/json"), ("x-fence-mark", "7")), PAID)
+PAID = '{"order_id":"a","status":"paid"}'
+APPLIED = Recorded('{"verb":"patch","mark":7}', PAID)
 
 
 @pytest.fixture
@@ -210,7 +209,7 @@ async def test_a_write_is_queued_until_it_is_decided(queued_shop: Queued, shop: 
     await decide(shop, write_id, APPLIED)
     answer = await queued_shop.api.ask("GET", f"writes/{write_id}")
     assert "retry-after" not in answer.headers
-    headers = {"content-type": "application/json", "x-fence-mark": "7"}
+    headers = {"cache-control": "no-store", "content-type": "application/json", "x-fence-mark": "7"}
     shown = {"status": 200, "headers": headers, "body": json.loads(PAID)}
     assert answer.json() == {**before, "state": "applied", "answer": shown}
 
@@ -222,7 +221,7 @@ async def test_what_was_not_applied_says_why(queued_shop: Queued, shop: Shop) ->
     )
     for state, problem, dead in cases:
         write_id = await submitted(queued_shop)
-        await decide(shop, write_id, to_recorded(problem_response(problem)), state)
+        await decide(shop, write_id, recorded_problem(problem), state)
         write = (await queued_shop.api.ask("GET", f"writes/{write_id}")).json()
         assert (write["state"], write["reason"], write["dead_letter"]) == (state, problem.detail, dead)
         assert (write["answer"]["status"], write["answer"]["body"]["code"]) == (problem.http_status, problem.name)

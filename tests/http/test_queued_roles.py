@@ -315,7 +315,7 @@ async def test_who_waits_for_anothers_write_sees_what_one_sees_who_waits_for_non
         write_id = WriteId(DEFAULT, position, new_nonce())
         ann, bob = (queued.gateway.of(caller(WEB, name)) for name in ("ann", "bob"))
         waits = [asyncio.create_task(wait(each, write_id, PATIENCE, "")) for each in (bob, ann)]
-        answer, owner = Recorded(204, (), b""), whose(ann.caller)
+        answer, owner = Recorded('{"verb":"delete"}'), whose(ann.caller)
         async with queued.gateway.database.for_writing() as connection:
             # Who reads the log and appends to it knows the nonce, and whom to name.
             forged = id_at(DEFAULT, replace(position, offset=position.offset + 1), write_id.nonce)
@@ -324,7 +324,7 @@ async def test_who_waits_for_anothers_write_sees_what_one_sees_who_waits_for_non
             await queues.record(connection, str(write_id), b"genuine", "applied", answer, (owner, ""))
         genuine = await waits[1]
         assert isinstance(genuine, Result)
-        assert (genuine.id, genuine.answer) == (str(write_id), answer)
+        assert (genuine.id, genuine.came_to) == (str(write_id), answer)
         await asyncio.sleep(0)
         assert not waits[0].done()
         waits[0].cancel()

@@ -271,8 +271,8 @@ async def test_a_loss_that_was_found_before_the_raise_quarantines_no_more(connec
 DAY = 86_400.0
 COMMITTED = "SELECT count(*) FROM fencepost.queue_partitions WHERE committed IS NOT NULL"
 RECORD = """
-INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer, state, owner, created_at)
-VALUES ('queue', $1, convert_to($1::text, 'UTF8'), 200, '{}', '', 'applied', NULL, now() - interval '2 days')"""
+INSERT INTO fencepost.idempotency (caller, key, payload_hash, outcome, state, owner, created_at)
+VALUES ('queue', $1, convert_to($1::text, 'UTF8'), '{}', 'applied', NULL, now() - interval '2 days')"""
 IDS = ["kafka:a.b.0.4.0123456789abcdef", "kafka:a.b.0.5.0123456789abcdef", "kafka:a.b.1.9.0123456789abcdef"]
 LEFT = "SELECT array_agg(key ORDER BY key) FROM fencepost.idempotency"
 

@@ -421,7 +421,7 @@ async def _settled(log: Log, database: Database, queue: str, letter: DeadLetter,
     """Say what the write that retries a letter came to, and drop the letter unless the fence refused the write. Whether
     it was applied.
     """
-    state, reason = result.state, reason_of(result.answer)
+    state, reason = result.state, reason_of(result.came_to)
     if state == "refused":
         click.echo(f"{_name(letter)}: refused, and the letter stays: {reason}", err=True)
         return False

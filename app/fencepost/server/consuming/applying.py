@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Final, TypeVar
 
-import orjson
-
 from fencepost.server.fence.caller import EVERYBODY, Caller
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
@@ -24,16 +22,22 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import GENERATION_BITS, Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed, copied
-from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.idempotency import (
+    IdempotentRequest,
+    Replayed,
+    copied,
+    read_record,
+    recorded,
+    recorded_problem,
+)
+from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.refusals import acting, problem_of_refused, unavailable
 from fencepost.server.gateway.results import whose
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import Write, known_name, name_of_body, name_of_key
-from fencepost.server.http.answers import answer, kept_answer, to_recorded
 from fencepost.server.http.data import DataRequest, body_of, read_write
 from fencepost.server.http.headers import Headers, RawHeaders
-from fencepost.server.http.problems import RequestError, problem_response
+from fencepost.server.http.problems import RequestError
 from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write
@@ -53,17 +57,17 @@ from fencepost.server.queues.message import (
 )
 from fencepost.server.quota import ASKING, UNKNOWN
 
-# What becomes of a message, and the answer that is kept for it: the page /v1/writes/{id} shows that.
+# What becomes of a message, and what is recorded of it: the page /v1/writes/{id} shows that.
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """It will have no other effect. `answer` None: it was kept in the transaction of its effect. `owner`: its caller
-    (`whose`), where that is proven.
+    """It will have no other effect. `came_to` None: that was recorded in the transaction of its effect. `owner`: its
+    caller (`whose`), where that is proven.
     """
 
     state: State
-    answer: Recorded | None = None
+    came_to: Recorded | None = None
     owner: str = ""
     misplaced: bool = False
     """Whether it stands where it does not belong. So its record is of this place alone: the same message at its own
@@ -108,20 +112,14 @@ Verdict = Decided | Before | MarkReached | Later
 
 
 def of_problem(state: State, problem: Problem) -> Decided:
-    """Decide by a problem: its answer is the one that a synchronous write would have got."""
-    return Decided(state, to_recorded(problem_response(problem)))
+    """Decide by a problem: it is the one that a synchronous write would have got."""
+    return Decided(state, recorded_problem(problem))
 
 
-def reason_of(answer: Recorded) -> str:
-    """Sum a kept problem up in a sentence."""
-    try:
-        body = orjson.loads(answer.body)
-    except orjson.JSONDecodeError:
-        return f"status {answer.status}"
-    if not isinstance(body, dict):
-        return f"status {answer.status}"
-    code, detail = body.get("code"), body.get("detail")
-    return f"{code}: {detail}" if code and detail else f"status {answer.status}"
+def reason_of(came_to: Recorded) -> str:
+    """Sum up in a sentence why a write was not applied; empty: it was."""
+    outcome = read_record(came_to)
+    return f"{outcome.name}: {outcome.detail}" if isinstance(outcome, Problem) else ""
 
 
 # What a consumer reads and writes in the database about its queue (postgres/queues.py): where the log stands, and what
@@ -210,16 +208,16 @@ class Ledger:
         )
 
     async def keep(
-        self, name: MessageName, decided: Decided, answer: Recorded, claimed: str, letter_bytes: int | None = None
+        self, name: MessageName, decided: Decided, came_to: Recorded, claimed: str, letter_bytes: int | None = None
     ) -> Result | None:
-        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays. `claimed`:
+        """Keep what a message came to that has no effect. Not None: another one is kept already, and stays. `claimed`:
         whose write it says it is, where that is not proven. `letter_bytes`: what the dead letter has that it becomes;
         None: it becomes none.
         """
 
         async def keep(connection: Connection) -> Result | None:
             owner, letter = (decided.owner, claimed), (self._queue, letter_bytes)
-            if await queues.record(connection, name.id, name.content, decided.state, answer, owner, letter):
+            if await queues.record(connection, name.id, name.content, decided.state, came_to, owner, letter):
                 return None
             found = await queues.result_of_message(connection, name.id, name.content)
             if found is None:  # it stood where it does not belong, and was retried: its record says less than it did
@@ -377,13 +375,8 @@ class Applier:
             refused = await acting(taken.gateway, _require_name(taken, table, write))
             if refused is not None:
                 return of_problem("failed", refused)
-
-        def render(done: Done) -> Recorded:
-            return kept_answer(taken.gateway, write, done)
-
-        owner = whose(taken.gateway.caller) or None
-        own = IdempotentRequest(name.id, name.content, render, OF_QUEUES, looked_up=False, owner=owner)
-        outcome = await decide(taken.gateway, write, render, own)
+        own = IdempotentRequest(name.id, name.content, taken.gateway, write, OF_QUEUES, looked_up=False)
+        outcome = await decide(taken.gateway, write, own)
         return _result_of(write, outcome, positioned=takes_position)
 
     async def _read(self, message: WriteMessage, named: Resource) -> Write:
@@ -440,7 +433,7 @@ async def _require_name(taken: _Taken, table: ProtectedTable, write: Write) -> N
 
 def _of_caller(result: Verdict, caller: Caller) -> Verdict:
     """Note with what is kept whose write it was: by now that is proven."""
-    if not isinstance(result, Decided) or result.answer is None:
+    if not isinstance(result, Decided) or result.came_to is None:
         return result
     return replace(result, owner=whose(caller))
 
@@ -493,12 +486,13 @@ def _headers_of(
 def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Verdict:
     if isinstance(outcome, Problem):
         return _by_problem(outcome, positioned=positioned)
-    if not isinstance(outcome, Replayed) or outcome.answer is None:
+    if not isinstance(outcome, Replayed):
         return APPLIED
-    if write.idempotency_key is None or outcome.of_message:
+    if outcome.of_message:
         return Before()
     # Another message landed under the client's key before: this one gets a record of its own.
-    return Decided("applied", to_recorded(answer(write, outcome)))
+    asked, rows = outcome.asked(write), outcome.rows[0] if outcome.rows else None
+    return Decided("applied", recorded(asked, outcome, rows, asked.preferences.applied, again=True))
 
 
 def _by_problem(problem: Problem, *, positioned: bool = False) -> Verdict:

@@ -308,17 +308,17 @@ class Decider:
         return of_problem("failed", Problem(RESOURCE_STOPPED, detail, hint=hint, resource=resource))
 
     async def _settle(self, received: Received, name: MessageName, decided: Decided) -> Settled:
-        if decided.answer is None:
+        if decided.came_to is None:
             return _APPLIED if decided.state == "applied" else Settled(decided.state)
         # Also where whom it says it is of is not proven, nobody else is to see the page.
         claims = "" if decided.owner else whose(claimed(received.message))
         letter_bytes = _size_of(received.message) if decided.state == "failed" else None
-        earlier = await self._ledger.keep(name, decided, decided.answer, claims, letter_bytes)
+        earlier = await self._ledger.keep(name, decided, decided.came_to, claims, letter_bytes)
         if earlier is not None:
             return await self._settle_before(received, earlier)
         if decided.state != "failed":
             return Settled(decided.state)
-        return Settled("failed", reason=await self._bury(received, name, decided.answer))
+        return Settled("failed", reason=await self._bury(received, name, decided.came_to))
 
     async def _settle_before(self, received: Received, found: Result) -> Settled:
         """What was decided before: a dead letter may not have been put yet. One that was dropped or retried is not put
@@ -326,11 +326,11 @@ class Decider:
         """
         reason = ""
         if found.state == "failed" and found.letter is None:
-            reason = await self._bury(received, MessageName(found.id, content_of(received.message)), found.answer)
+            reason = await self._bury(received, MessageName(found.id, content_of(received.message)), found.came_to)
         return Settled(found.state, before=True, reason=reason)
 
-    async def _bury(self, received: Received, name: MessageName, answer: Recorded) -> str:
-        write_id, reason = name.id, reason_of(answer)
+    async def _bury(self, received: Received, name: MessageName, came_to: Recorded) -> str:
+        write_id, reason = name.id, reason_of(came_to)
         resource = _resource_of(received)
         # Stopped first: who drops or retries the letter finds what it stopped.
         if self._stop_resources and resource is not None and resource not in self.stopped:

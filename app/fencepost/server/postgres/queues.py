@@ -83,7 +83,7 @@ class Result:
     """
 
     id: str
-    answer: Recorded
+    came_to: Recorded
     at: datetime
     state: State
     letter: str | None
@@ -92,7 +92,7 @@ class Result:
 
 
 _RESULTS: Final = """
-SELECT id, recorded_id, status, headers, answer, created_at, state, letter, owner, claimed
+SELECT id, recorded_id, outcome, rows, created_at, state, letter, owner, claimed
   FROM fencepost.queue_results($1, $2)"""
 
 
@@ -113,10 +113,9 @@ async def results(connection: Connection, write_ids: Sequence[str]) -> dict[str,
 
 
 def _read(row: asyncpg.Record) -> Result:
-    headers = row["headers"]
-    answer = Recorded(row["status"], tuple(zip(headers[::2], headers[1::2], strict=True)), row["answer"])
     owner, claimed = row["owner"] or "", row["claimed"] or ""
-    return Result(row["recorded_id"], answer, row["created_at"], row["state"], row["letter"], owner, claimed)
+    came_to = Recorded(row["outcome"], row["rows"])
+    return Result(row["recorded_id"], came_to, row["created_at"], row["state"], row["letter"], owner, claimed)
 
 
 async def record(
@@ -124,7 +123,7 @@ async def record(
     write_id: str,
     content: bytes,
     state: State,
-    answer: Recorded,
+    came_to: Recorded,
     owner_claimed: tuple[str, str] = ("", ""),
     letter: tuple[str, int | None] = ("", None),
 ) -> bool:
@@ -133,10 +132,9 @@ async def record(
     becomes none.
     """
     owner, claimed = owner_claimed
-    headers = [part for pair in answer.headers for part in pair]
     recorded: bool = await connection.fetchval(
-        "SELECT fencepost.queue_record($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-        *(write_id, content, answer.status, headers, answer.body, state, owner or None, claimed or None),
+        "SELECT fencepost.queue_record($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        *(write_id, content, came_to.outcome, came_to.rows, state, owner or None, claimed or None),
         *letter,
     )
     return recorded
