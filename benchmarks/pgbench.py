@@ -29,8 +29,8 @@ _ENTER: Final = "SELECT * FROM fencepost.enter('by_order', ARRAY['by_order/order
 _SCOPED: Final = "UPDATE {table} SET status = 'paid' WHERE order_id = 'order-' || :key;\n"
 # What the gateway sends around a write with an Idempotency-Key.
 _BEGIN: Final = "SELECT * FROM fencepost.idem_begin('', 'pgbench-' || :key || '-' || :token, '\\x00'::bytea);\n"
-_RECORD: Final = """INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
- VALUES ('', 'pgbench-' || :key || '-' || :token, '\\x00'::bytea, 200, '{{}}', 'paid'::bytea);
+_RECORD: Final = """INSERT INTO fencepost.idempotency (caller, key, payload_hash, outcome, rows)
+ VALUES ('', 'pgbench-' || :key || '-' || :token, '\\x00'::bytea, '{{}}', 'paid');
 """
 _SAMPLED: Final = 0.05
 """Share of transactions whose latency is written down."""

@@ -55,9 +55,9 @@ _MANY_MARKS: Final = """
 INSERT INTO fencepost.marks (resource, last_fence_token, xid, row_absent)
 SELECT 'orders/gone-' || n, 10, pg_current_xact_id(), true FROM generate_series(1, {many}) n"""
 _MANY_RECORDS: Final = """
-INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
-SELECT '', 'earlier-' || n, '\\x00', 200, '{{}}', convert_to('{{"order_id": "order-' || n || '", "status": "paid"}}',
-       'UTF8') FROM generate_series(1, {many}) n"""
+INSERT INTO fencepost.idempotency (caller, key, payload_hash, outcome, rows)
+SELECT '', 'earlier-' || n, '\\x00', '{{}}', '{{"order_id": "order-' || n || '", "status": "paid"}}'
+  FROM generate_series(1, {many}) n"""
 
 
 @dataclass(frozen=True)

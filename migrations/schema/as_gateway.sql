@@ -98,33 +98,33 @@ BEGIN
 END $$;
 
 CREATE FUNCTION fencepost.gateway_idem_begin(p_caller text, p_key text, p_hash bytea,
-                                             OUT state text, OUT status integer, OUT headers text[], OUT answer bytea)
+                                             OUT state text, OUT outcome json, OUT rows text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM fencepost.require_gateway('fencepost.idem_begin(text,text,bytea)');
-  SELECT * INTO state, status, headers, answer FROM fencepost.idem_begin(p_caller, p_key, p_hash);
+  SELECT * INTO state, outcome, rows FROM fencepost.idem_begin(p_caller, p_key, p_hash);
 END $$;
 
 CREATE FUNCTION fencepost.gateway_idem_begin_each(p_caller text, p_keys text[], p_hashes bytea[])
-RETURNS TABLE (number integer, state text, status integer, headers text[], answer bytea)
+RETURNS TABLE (number integer, state text, outcome json, rows text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM fencepost.require_gateway('fencepost.idem_begin_each(text,text[],bytea[])');
   RETURN QUERY SELECT * FROM fencepost.idem_begin_each(p_caller, p_keys, p_hashes);
 END $$;
 
-CREATE FUNCTION fencepost.gateway_idem_record(p_caller text, p_key text, p_hash bytea, p_status integer, p_headers text[],
-                                              p_answer bytea) RETURNS void
+CREATE FUNCTION fencepost.gateway_idem_record(p_caller text, p_key text, p_hash bytea, p_outcome json, p_rows text,
+                                              p_owner text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM fencepost.require_gateway('fencepost.idem_record(text,text,bytea,integer,text[],bytea)');
-  PERFORM fencepost.idem_record(p_caller, p_key, p_hash, p_status, p_headers, p_answer);
+  PERFORM fencepost.require_gateway('fencepost.idem_record(text,text,bytea,json,text,text)');
+  PERFORM fencepost.idem_record(p_caller, p_key, p_hash, p_outcome, p_rows, p_owner);
 END $$;
 
-CREATE FUNCTION fencepost.gateway_idem_record_each(p_callers text[], p_keys text[], p_hashes bytea[], p_statuses integer[],
-                                                   p_headers text[], p_answers bytea[]) RETURNS void
+CREATE FUNCTION fencepost.gateway_idem_record_each(p_callers text[], p_keys text[], p_hashes bytea[], p_outcomes json[],
+                                                   p_rows text[], p_owners text[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  PERFORM fencepost.require_gateway('fencepost.idem_record_each(text[],text[],bytea[],integer[],text[],bytea[])');
-  PERFORM fencepost.idem_record_each(p_callers, p_keys, p_hashes, p_statuses, p_headers, p_answers);
+  PERFORM fencepost.require_gateway('fencepost.idem_record_each(text[],text[],bytea[],json[],text[],text[])');
+  PERFORM fencepost.idem_record_each(p_callers, p_keys, p_hashes, p_outcomes, p_rows, p_owners);
 END $$;

@@ -48,7 +48,7 @@ REVOKE EXECUTE ON FUNCTION
   fencepost.queue_register, fencepost.queue_check, fencepost.queue_quarantine, fencepost.queue_forget, fencepost.queue_note_progress, fencepost.queue_note_pause, fencepost.queue_known,
   fencepost.queue_stop, fencepost.queue_clear, fencepost.queue_stopped_by, fencepost.queue_results, fencepost.queue_record,
   fencepost.queue_committed, fencepost.queue_is_committed, fencepost.queue_forgettable, fencepost.queue_looked,
-  fencepost.queue_applied_to, fencepost.queue_forgotten_to, fencepost.queue_no_copy_waits, fencepost.queue_letter_waits, fencepost.queue_claim, fencepost.queue_close,
+  fencepost.queue_applied_to, fencepost.queue_forgotten_to, fencepost.queue_no_copy_waits, fencepost.queue_claim, fencepost.queue_close,
   fencepost.queue_letters_of,
   -- queued.sql
   fencepost.queue_append, fencepost.queue_state, fencepost.queue_decided, fencepost.queue_own, fencepost.queue_take, fencepost.queue_at,

@@ -39,9 +39,3 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT FROM regexp_match(p_id, '^(.+)[.]([0-9]+)[.]([0-9]+)[.][0-9a-f]{16}$') AS m(at)
       JOIN fencepost.queues q ON q.source = m.at[1]
      WHERE q.forget_to IS NULL OR q.forget_to <= p_came + interval '10 minutes') $$;
-
--- Whether what was kept for a caller's message is of a write whose dead letter is there: the letter may be retried for as long as this is.
-CREATE FUNCTION fencepost.queue_letter_waits(p_headers text[]) RETURNS boolean
-LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT p_headers[array_position(p_headers, 'fencepost-state') + 1] = 'failed'
-     AND (p_headers[cardinality(p_headers) - 1] <> 'fencepost-letter' OR p_headers[cardinality(p_headers)] = 'in hand') $$;

@@ -5,11 +5,11 @@
 -- that is a record of the same partition, with the same last part. p_content, of one who has the message: the record of the same last part and
 -- content, wherever it was (idempotency_message_idx).
 CREATE FUNCTION fencepost.queue_results(p_ids text[], p_content bytea)
-RETURNS TABLE (id text, recorded_id text, status integer, headers text[], answer bytea, created_at timestamptz)
+RETURNS TABLE (id text, recorded_id text, outcome json, rows text, state text, letter text, owner text, claimed text, created_at timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 BEGIN
   RETURN QUERY
-    SELECT u.id, i.key, i.status, i.headers, i.answer, i.created_at
+    SELECT u.id, i.key, i.outcome, i.rows, i.state, i.letter, i.owner, i.claimed, i.created_at
       FROM unnest(p_ids) AS u(id), LATERAL (
              SELECT r.* FROM fencepost.idempotency r WHERE r.caller || '' = 'queue' AND right(r.key, 16) = right(u.id, 16)
                 AND CASE WHEN p_content IS NOT NULL THEN r.payload_hash = p_content
@@ -18,7 +18,7 @@ BEGIN
      -- Seen is not replicated: see idem_begin.
      WHERE u.id ~ '[.][0-9a-f]{16}$' AND pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL
     UNION ALL
-    SELECT u.id, i.key, i.status, i.headers, i.answer, i.created_at
+    SELECT u.id, i.key, i.outcome, i.rows, i.state, i.letter, i.owner, i.claimed, i.created_at
       FROM unnest(p_ids) AS u(id), LATERAL (
              SELECT r.* FROM fencepost.idempotency r WHERE r.caller = 'queue' AND r.key >= u.id || '.' AND r.key < u.id || '/'
                 AND length(r.key) = length(u.id) + 17
@@ -35,16 +35,17 @@ CREATE TABLE fencepost.queue_letters (
 
 COMMENT ON TABLE fencepost.queue_letters IS 'How large the dead letters are that an operator has not retried or dropped, of all queues, wherever the letters themselves are: gateways queue no more writes where these are too many. id: that of the write. whose: the role and name of its caller, where proven; empty: of those without a role. A letter that vanished otherwise, with its topic for example, stands here until its row is deleted.';
 
--- Record that a write came to nothing: refused or failed. False: what it came to is recorded already, and stays. p_source, p_whose, p_bytes:
--- of the dead letter that is put next; p_bytes null: it becomes none.
-CREATE FUNCTION fencepost.queue_record(p_id text, p_content bytea, p_status integer, p_headers text[], p_answer bytea, p_source text,
-  p_whose text, p_bytes bigint) RETURNS boolean
+-- Record what a write came to that had no effect. False: what it came to is recorded already, and stays. p_source, p_bytes: queue and
+-- size of the dead letter that is put next; p_bytes null: it becomes none.
+CREATE FUNCTION fencepost.queue_record(p_id text, p_content bytea, p_outcome json, p_rows text, p_state text, p_owner text,
+  p_claimed text, p_source text, p_bytes bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-  INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
-  VALUES ('queue', p_id, p_content, p_status, p_headers, p_answer) ON CONFLICT DO NOTHING;
+  INSERT INTO fencepost.idempotency (caller, key, payload_hash, outcome, rows, state, owner, claimed)
+  VALUES ('queue', p_id, p_content, p_outcome, p_rows, p_state, p_owner, p_claimed) ON CONFLICT DO NOTHING;
   IF FOUND AND p_bytes IS NOT NULL THEN
-    INSERT INTO fencepost.queue_letters (id, source, whose, bytes) VALUES (p_id, p_source, p_whose, p_bytes) ON CONFLICT DO NOTHING;
+    INSERT INTO fencepost.queue_letters (id, source, whose, bytes) VALUES (p_id, p_source, coalesce(p_owner, ''), p_bytes)
+    ON CONFLICT DO NOTHING;
     RETURN true;
   END IF;
   RETURN FOUND;
@@ -56,17 +57,13 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT coalesce(sum(l.bytes), 0)::bigint, coalesce(sum(l.bytes) FILTER (WHERE l.whose = p_whose), 0)::bigint
     FROM fencepost.queue_letters l WHERE l.source = p_source $$;
 
--- Note what becomes of the dead letter of a write, beside what the write came to: the last pair of its record's headers. From then on
--- a message that comes again puts no letter, and once it is dropped or retried it counts no more. False: there is no record of a write
--- that failed.
+-- Note in the record of a write what becomes of its dead letter. From then on a message that comes again puts no letter, and once it is
+-- dropped or retried it counts no more. False: there is no record of the write.
 CREATE FUNCTION fencepost.queue_close(p_id text, p_letter text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   DELETE FROM fencepost.queue_letters l WHERE l.id = p_id AND p_letter <> 'in hand';
-  UPDATE fencepost.idempotency i
-     SET headers = CASE WHEN i.headers[cardinality(i.headers) - 1] = 'fencepost-letter' THEN i.headers[:cardinality(i.headers) - 2]
-                        ELSE i.headers END || ARRAY['fencepost-letter', p_letter]
-   WHERE i.caller = 'queue' AND i.key = p_id;
+  UPDATE fencepost.idempotency i SET letter = p_letter WHERE i.caller = 'queue' AND i.key = p_id;
   RETURN FOUND;
 END $$;
 

@@ -363,7 +363,7 @@ async def ask(
 
 
 async def kept_bytes(owner: asyncpg.Connection) -> int:
-    size: int = await owner.fetchval("SELECT coalesce(sum(length(answer)), 0)::int FROM fencepost.idempotency")
+    size: int = await owner.fetchval("SELECT coalesce(sum(octet_length(rows)), 0)::int FROM fencepost.idempotency")
     return size
 
 

@@ -28,15 +28,13 @@ from fencepost.server.consuming.deciding import Settled
 from fencepost.server.fence.problem_types import STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE
-from fencepost.server.gateway.results import STATE_HEADER
-from fencepost.server.http.answers import to_recorded
+from fencepost.server.gateway.idempotency import recorded_problem
 from fencepost.server.http.guard import WATCH
-from fencepost.server.http.problems import problem_response
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.postgres import sources
 from fencepost.server.postgres.keyed import Recorded
-from fencepost.server.postgres.queues import record
+from fencepost.server.postgres.queues import State, record
 from fencepost.server.queues.log import DeadLetter, Message, Position, Received, partition_of
 from fencepost.server.queues.message import WriteMessage, parse_write_id, read_message, sign
 from fencepost.server.queues.registry import DEFAULT
@@ -169,8 +167,8 @@ async def test_writes_are_queued_while_the_database_is_down(
 # The page of a queued write: what became of it, asked for, waited for, streamed. The tests record the results.
 
 
-PAID = b'{"order_id":"a","status":"paid"}'
-APPLIED = Recorded(200, (("content-type", "application/json"), ("x-fence-mark", "7"), (STATE_HEADER, "applied")), PAID)
+PAID = '{"order_id":"a","status":"paid"}'
+APPLIED = Recorded('{"verb":"patch","mark":7}', PAID)
 
 
 @pytest.fixture
@@ -187,20 +185,15 @@ async def submitted(queued: Queued, key: str = "a") -> str:
     return write_id
 
 
-async def decide(shop: Shop, write_id: str, answer: Recorded) -> None:
+async def decide(shop: Shop, write_id: str, answer: Recorded, state: State = "applied") -> None:
     """Record a result, as a consumer does."""
     connection = await asyncpg.connect(shop.dsn)
-    await record(connection, write_id, write_id.encode(), answer)
+    await record(connection, write_id, write_id.encode(), state, answer)
     await connection.close()
 
 
 async def says_nothing(_position: Position) -> None:
     """Say of no position what is there, as Kafka does."""
-
-
-def of_problem(state: str, problem: Problem) -> Recorded:
-    kept = to_recorded(problem_response(problem))
-    return Recorded(kept.status, (*kept.headers, (STATE_HEADER, state)), kept.body)
 
 
 async def test_a_write_is_queued_until_it_is_decided(queued_shop: Queued, shop: Shop) -> None:
@@ -216,18 +209,19 @@ async def test_a_write_is_queued_until_it_is_decided(queued_shop: Queued, shop: 
     await decide(shop, write_id, APPLIED)
     answer = await queued_shop.api.ask("GET", f"writes/{write_id}")
     assert "retry-after" not in answer.headers
-    headers = {"content-type": "application/json", "x-fence-mark": "7"}
+    headers = {"cache-control": "no-store", "content-type": "application/json", "x-fence-mark": "7"}
     shown = {"status": 200, "headers": headers, "body": json.loads(PAID)}
     assert answer.json() == {**before, "state": "applied", "answer": shown}
 
 
 async def test_what_was_not_applied_says_why(queued_shop: Queued, shop: Shop) -> None:
-    for state, problem, dead in (
+    cases: tuple[tuple[State, Problem, bool], ...] = (
         ("refused", Problem(STALE_TOKEN, "Token 1 is stale."), False),
         ("failed", bad_request("orders has no column colour."), True),
-    ):
+    )
+    for state, problem, dead in cases:
         write_id = await submitted(queued_shop)
-        await decide(shop, write_id, of_problem(state, problem))
+        await decide(shop, write_id, recorded_problem(problem), state)
         write = (await queued_shop.api.ask("GET", f"writes/{write_id}")).json()
         assert (write["state"], write["reason"], write["dead_letter"]) == (state, problem.detail, dead)
         assert (write["answer"]["status"], write["answer"]["body"]["code"]) == (problem.http_status, problem.name)

@@ -21,11 +21,12 @@ from fencepost.server.consuming.applying import Applier, Later, Ledger, QueueNow
 from fencepost.server.consuming.deciding import Decider, Settled
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import parse_keys
-from fencepost.server.gateway.results import STATE_HEADER, of_caller
+from fencepost.server.gateway.results import whose
 from fencepost.server.gateway.submit import find, wait
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import Result
 from fencepost.server.queues.log import Message, Position, Received, partition_of
 from fencepost.server.queues.message import MessageName, WriteId, id_at, new_nonce, parse_write_id, sign
 from fencepost.server.queues.registry import DEFAULT
@@ -314,22 +315,23 @@ async def test_who_waits_for_anothers_write_sees_what_one_sees_who_waits_for_non
         write_id = WriteId(DEFAULT, position, new_nonce())
         ann, bob = (queued.gateway.of(caller(WEB, name)) for name in ("ann", "bob"))
         waits = [asyncio.create_task(wait(each, write_id, PATIENCE, "")) for each in (bob, ann)]
-        kept = Recorded(204, ((STATE_HEADER, "applied"),), b"")
-        answer = of_caller(kept, ann.caller, proven=True)
+        answer, owner = Recorded('{"verb":"delete"}'), whose(ann.caller)
         async with queued.gateway.database.for_writing() as connection:
             # Who reads the log and appends to it knows the nonce, and whom to name.
             forged = id_at(DEFAULT, replace(position, offset=position.offset + 1), write_id.nonce)
-            await queues.record(connection, forged, b"forged", of_caller(kept, ann.caller, proven=False))
+            await queues.record(connection, forged, b"forged", "applied", answer, ("", owner))
             assert await find(ann, write_id) is None
-            await queues.record(connection, str(write_id), b"genuine", answer)
-        assert await waits[1] == answer
+            await queues.record(connection, str(write_id), b"genuine", "applied", answer, (owner, ""))
+        genuine = await waits[1]
+        assert isinstance(genuine, Result)
+        assert (genuine.id, genuine.came_to) == (str(write_id), answer)
         await asyncio.sleep(0)
         assert not waits[0].done()
         waits[0].cancel()
         assert await find(bob, write_id) is None
         await queued.empty()
         assert isinstance(await find(bob, write_id), Problem)
-        assert await find(ann, write_id) == answer
+        assert await find(ann, write_id) == genuine
 
 
 async def test_one_callers_writes_that_wait_leave_a_consumer_room_for_others(stage: Stage) -> None:

@@ -25,15 +25,15 @@ from tests.support.interleave import Connect, Connection, blocks_another_session
 from tests.support.manual_clock import UNHURRIED
 from tests.support.postgres import database_away, failing, renamed
 
-from fencepost.server.consuming.applying import Applier, Kept, Ledger, QueueNow, Result
+from fencepost.server.consuming.applying import Applier, Ledger, QueueNow, Verdict
 from fencepost.server.consuming.consumer import ConsumerLimits
 from fencepost.server.consuming.deciding import MOST_FAULTS
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.seal import parse_keys
-from fencepost.server.gateway.results import DROPPED, IN_HAND, RETRIED_AS
 from fencepost.server.observe.events import ConsumerFailed, ConsumerPaused, ConsumerResumed, QueueBlocked, Refused
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.postgres import queues, sources
+from fencepost.server.postgres.queues import DROPPED, IN_HAND, RETRIED_AS, Result
 from fencepost.server.queues.log import Message, Received
 from fencepost.server.queues.message import MessageName, WriteId, nonce_of, sign
 from fencepost.server.queues.postgres import PostgresConsumer, PostgresLog
@@ -478,7 +478,7 @@ async def test_a_consumer_that_can_never_decide_a_message_leaves_it_and_all_else
     tried: list[bytes] = []
     apply = Applier.apply
 
-    async def applying(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Result:
+    async def applying(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Verdict:
         tried.append(received.message.key)
         return await apply(applier, received, standing, name)
 
@@ -641,11 +641,11 @@ async def test_an_old_message_is_looked_up_before_it_is_applied(
     steps: list[str] = []
     result, apply = Ledger.result, Applier.apply
 
-    async def asking(ledger: Ledger, name: MessageName) -> Kept | None:
+    async def asking(ledger: Ledger, name: MessageName) -> Result | None:
         steps.append("looked up")
         return await result(ledger, name)
 
-    async def applying(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Result:
+    async def applying(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Verdict:
         steps.append("applied")
         return await apply(applier, received, standing, name)
 
@@ -683,7 +683,7 @@ async def test_a_message_that_the_gateway_fails_on_again_and_again_is_a_dead_let
     tries: list[bytes] = []
     genuine = Applier.apply
 
-    async def at_fault(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Result:
+    async def at_fault(applier: Applier, received: Received, standing: QueueNow, name: MessageName) -> Verdict:
         if received.message.key == b"orders/k1":
             tries.append(received.message.key)
             raise RuntimeError("a fault")

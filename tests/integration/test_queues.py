@@ -21,28 +21,30 @@ from tests.support.consuming import (
 from tests.support.interleave import Connect, Connection, blocks_another_session
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, applied, audited_race
-from tests.support.use_cases import gateway_pid, once, open_gateway, patch, rendered, result_of
+from tests.support.use_cases import gateway_pid, once, open_gateway, patch, result_of
 from tests.support.use_cases import keyed as keyed_write
 from tests.support.violations import assert_none
 
+from fencepost.server.fence.problem_types import DATABASE_BUSY
+from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import Rule
 from fencepost.server.gateway.attempt import MOST_IDEMPOTENT
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed
+from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed, recorded_problem
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.results import state_of
 from fencepost.server.gateway.submit import find
 from fencepost.server.gateway.use_cases import write as write_row
 from fencepost.server.gateway.write import Verb
+from fencepost.server.http.answers import decided_answer
 from fencepost.server.ops.protect import protect, unprotect
 from fencepost.server.parts import consumer_of, consuming
 from fencepost.server.postgres import keyed, queues, sources
 from fencepost.server.postgres import keyed as idempotency
 from fencepost.server.postgres.connection import Session
-from fencepost.server.postgres.keyed import OF_QUEUES, Recorded
-from fencepost.server.postgres.queues import MessageRow, append
+from fencepost.server.postgres.keyed import OF_QUEUES
+from fencepost.server.postgres.queues import MessageRow, Result, append
 from fencepost.server.queues.log import Message, Position, partition_of
-from fencepost.server.queues.message import WriteId, content_of, nonce_of
+from fencepost.server.queues.message import WriteId, content_of, nonce_of, parse_write_id
 from fencepost.server.queues.postgres import PostgresConsumer
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.times import ConsumingTimes, Times
@@ -192,12 +194,15 @@ async def test_each_verb_is_answered_as_it_would_have_been_at_once(queue: Queue)
     )
     async with consumed(queue):
         await queue.empty()
-    rows = await queue.owner.fetch(
-        "SELECT status, answer FROM fencepost.idempotency WHERE caller = 'queue' ORDER BY created_at"
-    )
-    assert [row["status"] for row in rows] == [201, 204, 200, 204]
-    assert orjson.loads(rows[0]["answer"]) == [{"order_id": "new", "status": "new", "n": 1}]
-    assert orjson.loads(rows[2]["answer"]) == {"n": 3}
+    ids = await queue.owner.fetch("SELECT key FROM fencepost.idempotency WHERE caller = 'queue' ORDER BY created_at")
+    answers = []
+    for row in ids:
+        result = await find(queue.gateway, parse_write_id(row["key"]))
+        assert isinstance(result, Result)
+        answers.append(orjson.loads(orjson.dumps(decided_answer(parse_write_id(row["key"]), result)["answer"])))
+    assert [each["status"] for each in answers] == [201, 204, 200, 204]
+    bodies = [each["body"] for each in answers]
+    assert bodies == [[{"order_id": "new", "status": "new", "n": 1}], None, {"n": 3}, None]
     mark = await queue.owner.fetchval("SELECT last_fence_token FROM fencepost.marks WHERE resource = 'orders/new'")
     assert mark == 4, "the position of the last one, plus one"
 
@@ -311,8 +316,8 @@ async def consume(queue: Queue) -> None:
 async def state(queue: Queue, position: Position, message: Message) -> str:
     """Ask for a write as its page does."""
     found = await find(queue.gateway, WriteId(DEFAULT, position, nonce_of(message)))
-    assert isinstance(found, Recorded), found
-    return state_of(found)
+    assert isinstance(found, Result), found
+    return found.state
 
 
 @pytest.mark.parametrize(
@@ -446,7 +451,7 @@ async def test_a_copy_that_meets_the_first_one_before_it_is_committed_waits_for_
         await uncommitted.start()
         await first.execute("SELECT FROM public.orders WHERE order_id = 'k1' FOR UPDATE")
         await first.execute(
-            "SELECT fencepost.idem_record('queue', $1, $2, 200, ARRAY['fencepost-state', 'applied'], '{}')",
+            "SELECT fencepost.idem_record('queue', $1, $2, '{}', '{}', NULL)",
             str(WriteId(DEFAULT, position, nonce_of(message))),
             content_of(message),
         )
@@ -642,8 +647,8 @@ def of_queue(
     gateway: Gateway, verb: Verb, key: str, token: int, name: str, **values: Any
 ) -> Coroutine[Any, Any, Outcome]:
     """Write as the message with this id does."""
-    message = IdempotentRequest(name, b"", rendered, OF_QUEUES, looked_up=False)
-    return write_row(gateway, replace(keyed_write(key, token, **values), verb=verb), rendered, message)
+    asked = replace(keyed_write(key, token, **values), verb=verb)
+    return write_row(gateway, asked, IdempotentRequest(name, b"", gateway, asked, OF_QUEUES, looked_up=False))
 
 
 async def _records(race: Race) -> list[str]:
@@ -691,6 +696,23 @@ async def test_a_batch_of_256_messages_looks_nothing_up_and_records_all(
     assert not [query for query in sent if "idem_begin" in query]
 
 
+async def test_a_message_that_failed_before_is_not_applied_when_it_comes_again(
+    connect: Connect, unmade: Unmade
+) -> None:
+    """Its problem is what it came to, and no refusal of this try: a retryable one would have it tried for ever."""
+    race = await audited_race(connect, unmade, "epoch", counting=False)
+    await race.insert(race.a, "f", 30)
+    before = await _version(race, "f")
+    failed = recorded_problem(Problem(DATABASE_BUSY, "It took too long.", retry_after=1))
+    assert await queues.record(race.a, "id-f", b"", "failed", failed)
+    async with open_gateway(race.dsn) as gateway:
+        again = await of_queue(gateway, "patch", "f", 31, "id-f", n=1)
+    assert isinstance(again, Replayed)
+    assert again.of_message
+    assert await _version(race, "f") == before, "it was not written"
+    assert await _records(race) == ["id-f"]
+
+
 @pytest.mark.parametrize("rule", ["strict", "epoch"])
 async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_its_neighbours_land(
     connect: Connect, unmade: Unmade, rule: Rule
@@ -708,8 +730,8 @@ async def test_a_message_that_comes_again_in_a_batch_is_refused_or_replayed_and_
         assert result_of(again) == "FP002"
     else:
         assert isinstance(again, Replayed)
-        assert again.answer is not None
-        assert again.answer.body == b'{"order_id":"c","status":"new","n":1}'
+        assert again.rows == ['{"order_id":"c","status":"new","n":1}']
+        assert again.of_message
     assert await _version(race, "c") == before, "it was not written again"
     assert [result_of(answer) for answer in answers if answer is not again] == ["ok"] * 4
     assert await _records(race) == [f"id-{key}" for key in "abcde"]

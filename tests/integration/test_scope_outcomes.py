@@ -12,7 +12,7 @@ from tests.support.interleave import Connect
 from tests.support.lost_answers import ALONE, BOTH_WAYS, cut, cut_off, swallowed, waiting_instead_of
 from tests.support.postgres import CuttingProxy, Unmade
 from tests.support.racing import NEW, Race, assert_applied, entered, mark, scoped_race
-from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, rendered, result_of
+from tests.support.use_cases import delete, gateway_pid, keyed, listed, matching, patch, post, put, result_of
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource
@@ -63,7 +63,7 @@ def write_of(verb: str, gateway: Gateway, once: IdempotencyKey | None) -> Corout
             changes = ({"id": 3, "n": 7}, {"id": 1, "n": 8})
             return patch(gateway, replace(listed(31, *changes, table="items"), idempotency_key=once))
         case _:
-            return claim(gateway, Claim(Resource("account", ("42",)), Token(31), once), rendered)
+            return claim(gateway, Claim(Resource("account", ("42",)), Token(31), once))
 
 
 VERBS = {"patch": 1, "delete": 1, "put": 1, "post": 2, "patch many": 3, "patch rows": 2, "claim": 0}

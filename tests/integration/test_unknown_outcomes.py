@@ -36,7 +36,6 @@ from tests.support.use_cases import (
     patch,
     post,
     put,
-    rendered,
     result_of,
 )
 
@@ -114,7 +113,7 @@ def write_of(verb: str, gateway: Gateway, key: IdempotencyKey | None = None) -> 
         ),
         "patch many": lambda: patch(gateway, replace(matching(NEW, 31, n=7), idempotency_key=key)),
         "patch rows": lambda: patch(gateway, replace(listed(31, K), idempotency_key=key)),
-        "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key), rendered),
+        "claim": lambda: claim(gateway, Claim(Resource("orders", ("k",)), Token(31), key)),
     }
     return works[verb]()
 
@@ -128,8 +127,7 @@ async def test_a_keyed_write_that_landed_is_answered_from_its_record(race: Race,
         await landed_without_answer(race, proxy)
         answer = await write
     assert isinstance(answer, Replayed), answer
-    assert answer.answer is not None
-    assert (b'"order_id"' in answer.answer.body) or verb == "delete"
+    assert ('"order_id"' in "".join(answer.rows)) or verb == "delete"
     await assert_applied(race, (2 if verb == "post many" else 1))
     assert await race.observer.fetchval("SELECT count(*) FROM fencepost.idempotency") == 1
 

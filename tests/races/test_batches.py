@@ -136,9 +136,9 @@ async def test_keys_are_distinguished(race: Race) -> None:
     """New, in flight, reused, and a replay: something in the log, so that its commit waits for the standby."""
     record = (
         "SELECT fencepost.idem_record_each("
-        "ARRAY[''], ARRAY['done'], ARRAY['x'::bytea], ARRAY[200], ARRAY[E'a\nb'], ARRAY['y'::bytea])"
+        "ARRAY[''], ARRAY['done'], ARRAY['x'::bytea], ARRAY['{}'::json], ARRAY['y'], ARRAY[NULL])"
     )
-    begin = "SELECT k.state, k.headers, k.answer FROM fencepost.idem_begin_each('', $1, $2) AS k ORDER BY k.number"
+    begin = "SELECT k.state, k.outcome, k.rows FROM fencepost.idem_begin_each('', $1, $2) AS k ORDER BY k.number"
     await race.observer.execute(record)
     other = await race.begin(race.a)
     assert [row["state"] for row in await race.a.fetch(begin, ["held", "done"], [b"x", b"other"])] == ["new", "reused"]
@@ -146,7 +146,7 @@ async def test_keys_are_distinguished(race: Race) -> None:
     mine = await race.begin(race.b)
     found = await race.b.fetch(begin, ["free", "held", "done"], [b"x", b"x", b"x"])
     assert [row["state"] for row in found] == ["new", "in flight", "replay"]
-    assert (found[2]["headers"], found[2]["answer"]) == (["a", "b"], b"y")
+    assert (found[2]["outcome"], found[2]["rows"]) == ("{}", "y")
     assert await race.b.fetchval("SELECT pg_current_xact_id_if_assigned() IS NOT NULL")
     await other.rollback()
     await mine.rollback()

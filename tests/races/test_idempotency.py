@@ -11,15 +11,14 @@ from tests.support.use_cases import gateway_pid, keyed, once, open_gateway, patc
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.postgres import keyed as idempotency
-from fencepost.server.postgres.keyed import Recorded
 from fencepost.testing.servers.processes import PATIENCE
 
 STRICT, EPOCH = on_audited_table("strict"), on_audited_table("epoch")
 
 
 RECORD = """
-INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer)
-VALUES ('', 'k1', 'payload', 200, '{}', 'theirs')"""
+INSERT INTO fencepost.idempotency (caller, key, payload_hash, outcome, rows)
+VALUES ('', 'k1', 'payload', '{}', 'theirs')"""
 LOOK_UP_AGAIN = "SELECT * INTO r FROM fencepost.idempotency i WHERE i.caller = p_caller AND i.key = p_key;"
 TRY = "IF NOT pg_try_advisory_xact_lock"
 
@@ -58,7 +57,7 @@ async def test_a_record_that_commits_between_look_up_and_lock_is_seen(race: Race
         await step.commit()
         answer = await write
     assert isinstance(answer, Replayed)
-    assert answer.answer == Recorded(200, (), b"theirs")
+    assert answer.rows == ["theirs"]
     assert await applied(race) == 0
 
 
@@ -74,7 +73,7 @@ async def test_a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
         await holder.commit()
         answer = await write
     assert isinstance(answer, Replayed)
-    assert answer.answer == Recorded(200, (), b"theirs")
+    assert answer.rows == ["theirs"]
     assert await applied(race) == 0
 
 

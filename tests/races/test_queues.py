@@ -271,8 +271,8 @@ async def test_a_loss_that_was_found_before_the_raise_quarantines_no_more(connec
 DAY = 86_400.0
 COMMITTED = "SELECT count(*) FROM fencepost.queue_partitions WHERE committed IS NOT NULL"
 RECORD = """
-INSERT INTO fencepost.idempotency (caller, key, payload_hash, status, headers, answer, created_at)
-VALUES ('queue', $1, convert_to($1::text, 'UTF8'), 200, '{}', '', now() - interval '2 days')"""
+INSERT INTO fencepost.idempotency (caller, key, payload_hash, outcome, state, owner, created_at)
+VALUES ('queue', $1, convert_to($1::text, 'UTF8'), '{}', 'applied', NULL, now() - interval '2 days')"""
 IDS = ["kafka:a.b.0.4.0123456789abcdef", "kafka:a.b.0.5.0123456789abcdef", "kafka:a.b.1.9.0123456789abcdef"]
 LEFT = "SELECT array_agg(key ORDER BY key) FROM fencepost.idempotency"
 
@@ -323,7 +323,7 @@ async def test_after_a_raise_what_is_committed_is_asked_anew(connect: Connect) -
 async def test_a_callers_record_goes_when_no_copy_of_its_time_waits(connect: Connect) -> None:
     a, queue = await connect(), "kafka:a.b"
     await queues.register(a, queue)
-    await a.execute(RECORD.replace("'{}'", "'{fencepost-caller,x}'"), IDS[0])
+    await a.execute(RECORD.replace("NULL", "'x'"), IDS[0])
     generation, now = await first_look(a, "x", 9, 10), await queues.now(a)
     await queues.note_committed(a, queue, generation, [9, 10])
 

@@ -498,7 +498,8 @@ def records() -> None:
                     if "Location" in answer.headers:
                         client.get(f"{answer.headers['Location']}?wait=60")
                 kept = owner.execute(
-                    "SELECT coalesce(sum(length(answer) + pg_column_size(headers)), 0) FROM fencepost.idempotency"
+                    "SELECT coalesce(sum(coalesce(octet_length(rows), 0) + pg_column_size(outcome)), 0)"
+                    " FROM fencepost.idempotency"
                 ).fetchone()
                 click.echo(f"{name:30} {answer.status_code:6} {len(answer.content):14,} {kept[0] if kept else 0:12,}")
 

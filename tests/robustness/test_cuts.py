@@ -223,12 +223,12 @@ async def test_when_connections_are_cut_at_random_each_write_is_done_as_often_as
 async def test_the_oracle_sees_writes_that_are_done_twice(begin: Begin, watched: Connection, seed: int) -> None:
     """The control: with keys that are forgotten at once, the same cuts must come out wrong."""
     await watched.execute(
-        "CREATE OR REPLACE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_status integer,"
-        " p_headers text[], p_answer bytea) RETURNS void LANGUAGE sql AS ''"
+        "CREATE OR REPLACE FUNCTION fencepost.idem_record(p_caller text, p_key text, p_hash bytea, p_outcome json,"
+        " p_rows text, p_owner text) RETURNS void LANGUAGE sql AS ''"
     )
     await watched.execute(
         "CREATE OR REPLACE FUNCTION fencepost.idem_record_each(p_callers text[], p_keys text[], p_hashes bytea[],"
-        " p_statuses integer[], p_headers text[], p_answers bytea[]) RETURNS void LANGUAGE sql AS ''"
+        " p_outcomes json[], p_rows text[], p_owners text[]) RETURNS void LANGUAGE sql AS ''"
     )
     async with asyncio.timeout(WITHIN):
         writers, _ = await begin(CUTS // 2)

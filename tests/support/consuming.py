@@ -15,7 +15,6 @@ from tests.support.manual_clock import UNHURRIED
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.results import STATE_HEADER
 from fencepost.server.ops.protect import protect
 from fencepost.server.parts import consumer_of, consuming, read_queues
 from fencepost.server.postgres import queues
@@ -118,12 +117,8 @@ class Queue:
 
     async def states(self) -> dict[str, int]:
         """Count the records of messages by their states."""
-        rows = await self.owner.fetch("SELECT headers FROM fencepost.idempotency WHERE caller = 'queue'")
-        counted: dict[str, int] = {}
-        for row in rows:
-            state = row["headers"][row["headers"].index(STATE_HEADER) + 1]
-            counted[state] = counted.get(state, 0) + 1
-        return counted
+        sql = "SELECT state, count(*) FROM fencepost.idempotency WHERE caller = 'queue' GROUP BY 1"
+        return {row["state"]: row["count"] for row in await self.owner.fetch(sql)}
 
     async def n(self, key: str) -> int:
         found: int = await self.owner.fetchval("SELECT n FROM orders WHERE order_id = $1", key)

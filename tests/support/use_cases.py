@@ -37,7 +37,6 @@ from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.query import Filter
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE
@@ -267,12 +266,7 @@ async def delete(gateway: Gateway, asked: Write) -> Outcome:
 
 
 async def _decide(gateway: Gateway, asked: Write, verb: Verb) -> Outcome:
-    return await write(gateway, replace(asked, verb=verb), rendered)
-
-
-def rendered(done: Done) -> Recorded:
-    """What is kept under an Idempotency-Key."""
-    return Recorded(200, (), "".join(done.rows).encode())
+    return await write(gateway, replace(asked, verb=verb))
 
 
 def result_of(answer: Outcome) -> str:

@@ -551,8 +551,8 @@ OF_ANSWERS: Final = [
 
 BEGIN: Final = "fencepost.idem_begin(text, text, bytea)"
 BEGIN_EACH: Final = "fencepost.idem_begin_each(text, text[], bytea[])"
-RECORD: Final = "fencepost.idem_record(text, text, bytea, integer, text[], bytea)"
-RECORD_EACH: Final = "fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[])"
+RECORD: Final = "fencepost.idem_record(text, text, bytea, json, text, text)"
+RECORD_EACH: Final = "fencepost.idem_record_each(text[], text[], bytea[], json[], text[], text[])"
 _TWO_RECORDS: Final = "ALTER TABLE fencepost.idempotency DROP CONSTRAINT idempotency_pkey"
 """The primary key of the records is the last line of defence: the second write of a key would be undone by it."""
 
@@ -611,10 +611,9 @@ OF_KEYS: Final = [
         "set",
         KEYS,
         (
-            Line(RECORD, "VALUES (p_caller, p_key, p_hash, p_status, p_headers, p_answer)",
-                 "SELECT p_caller, p_key, p_hash, p_status, p_headers, p_answer WHERE false"),
-            Line(RECORD_EACH, "AS u(caller, key, hash, status, headers, answer)",
-                 "AS u(caller, key, hash, status, headers, answer) WHERE false"),
+            Line(RECORD, "THEN 'applied' END", "THEN 'applied' END WHERE false"),
+            Line(RECORD_EACH, "AS u(caller, key, hash, outcome, rows, owner)",
+                 "AS u(caller, key, hash, outcome, rows, owner) WHERE false"),
         ),
     ),
     Planted(

@@ -9,11 +9,15 @@ from starlette.types import Message, Scope
 from tests.support.manual_clock import ManualClock
 from tests.unit.catalog_tables import column, table
 
+from fencepost.server.fence.problem_types import STALE_TOKEN
+from fencepost.server.fence.problems import Problem, bad_request
+from fencepost.server.fence.token import Token
+from fencepost.server.gateway.idempotency import Replayed, read_record, recorded, recorded_problem
 from fencepost.server.gateway.outcomes import _MOST_CALLERS, MOST_KEPT, SMALL_KEPT, Done, KeptAnswers
 from fencepost.server.gateway.plan import refuse_expansion
-from fencepost.server.gateway.write import NO_PREFERENCES, UNREAD, Body, Preferences
+from fencepost.server.gateway.write import NO_PREFERENCES, UNREAD, Body, Listed, Matching, OneRow, Preferences, Write
 from fencepost.server.http import bodies
-from fencepost.server.http.answers import RawResponse, fence_headers, to_recorded
+from fencepost.server.http.answers import answer, fence_headers
 from fencepost.server.http.bodies import BodiesInHand, read_json, read_object
 from fencepost.server.http.data import body_of, payload_hash
 from fencepost.server.http.edge import caller_of
@@ -25,7 +29,7 @@ from fencepost.server.http.headers import (
     refuse_profile,
     wants_one,
 )
-from fencepost.server.http.problems import RequestError
+from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.quota import UNKNOWN
 
 # What a body is kept as, how much of bodies a process has, and how large their numbers may become.
@@ -314,9 +318,68 @@ def test_a_scope_is_sent_as_it_is_but_for_what_a_header_cannot_carry(scope: str,
     assert (b"x-fence-scope", header) in fence_headers(Done([], 7, scope=scope))
 
 
-def test_what_is_recorded_is_what_is_given() -> None:
-    record = to_recorded(RawResponse(200, [(b"x", b"y")], b"body"))
-    assert (record.status, record.headers, record.body) == (200, (("x", "y"),), b"body")
+ROWS = ['{"id": 1,  "n": 1.50}', '{"id": 2, "n": null}']
+"""As PostgreSQL writes them: JSON that is read, and written anew, is another text."""
+
+
+@pytest.mark.parametrize(
+    ("verb", "target", "done"),
+    [
+        ("patch", OneRow(("1",)), Done(ROWS[:1], 7)),
+        ("put", OneRow(("1",)), Done(ROWS[:1], 7, created=True)),
+        ("delete", OneRow(("1",)), Done(ROWS[:1], 7, scope="konto/a%2Fb")),
+        ("post", Listed(1), Done(ROWS[:1], 7, created=True, resource="orders/1")),
+        ("post", Listed(2), Done(ROWS, created=True, resources=("orders/1", "orders/2"))),
+        ("post", Listed(0), Done([], created=True)),
+        ("patch", Matching(()), Done(ROWS)),
+        ("delete", Matching(()), Done([])),
+    ],
+)
+@pytest.mark.parametrize("exactly_one", [False, True])
+@pytest.mark.parametrize(
+    "preferences",
+    [
+        NO_PREFERENCES,
+        Preferences("minimal", applied=b"return=minimal"),
+        Preferences("representation", count=True, applied=b"return=representation, count=exact"),
+        Preferences("headers-only", most=5, applied=b"max-affected=5, return=headers-only"),
+        Preferences(count=True, applied=b"count=exact"),
+    ],
+)
+def test_a_repetition_is_answered_as_the_first_request_was(
+    verb: Any, target: Any, done: Done, preferences: Preferences, exactly_one: bool
+) -> None:
+    """But for the mark, and whatever the repetition itself prefers."""
+    write = Write(verb, "orders", target, None, preferences=preferences, exactly_one=exactly_one)
+    first = answer(write, done)
+    rows = ",".join(done.rows) if write.shown else None
+    kept = read_record(recorded(write, done, rows, preferences.applied))
+    assert isinstance(kept, Replayed)
+    again = answer(replace(write, preferences=Preferences("representation"), exactly_one=False), kept)
+    assert (again.status_code, again.body) == (first.status_code, first.body)
+    headers = [each for each in again.raw_headers if each != (b"idempotent-replayed", b"true")]
+    assert len(headers) == len(again.raw_headers) - 1
+    assert headers == [each for each in first.raw_headers if each[0] != b"x-fence-mark"]
+
+
+def test_a_problem_is_shown_as_it_was_met() -> None:
+    problem = Problem(
+        STALE_TOKEN, "Token 3 is stale.", hint="Wait.", details="…", code="57014", status=409, resource="orders/1",
+        presented_token=Token(3), current_token=2**62, retry_after=4, extra={"queue": "q", "of": [1, {"a": None}]},
+    )  # fmt: skip
+    for each in (
+        problem,
+        replace(problem, shows_mark=False),
+        bad_request("x" * 10_000),
+        replace(problem, resource="é" * 10_000),
+    ):
+        record = recorded_problem(each)
+        assert record.outcome.isascii(), "a database in LATIN1 takes it too"
+        assert len(record.outcome) < 30_000, "names are cut before they are kept"
+        kept = read_record(record)
+        assert isinstance(kept, Problem)
+        first, again = problem_response(each), problem_response(kept)
+        assert (first.status_code, first.body, first.raw_headers) == (again.status_code, again.body, again.raw_headers)
 
 
 # Which answers are kept under Idempotency-Keys, and for how long they count.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
-import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,13 +17,12 @@ from fencepost.server.consuming.applying import of_problem, reason_of
 from fencepost.server.consuming.consumer import Backoff, InHand, KeyQueues, size_of
 from fencepost.server.consuming.deciding import Progress, noted_reason
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problems import bad_request
+from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, encoded
 from fencepost.server.fence.token import MAX_TOKEN, Token
-from fencepost.server.gateway.results import state_of
+from fencepost.server.gateway.idempotency import read_record
 from fencepost.server.health import look_at_queue
-from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.queues import KnownPartition, KnownQueue
 from fencepost.server.queues.log import MOST_OFFSET, Headers, Message, Position, Received
 from fencepost.server.queues.message import (
@@ -391,13 +389,13 @@ def test_a_reason_that_is_noted_is_not_long_and_has_no_character_that_no_text_in
 
 
 def test_a_kept_problem_has_its_state_and_its_reason() -> None:
-    answer = of_problem("failed", bad_request("there is no column x")).answer
-    assert answer is not None
-    assert (answer.status, state_of(answer)) == (400, "failed")
-    assert orjson.loads(answer.body)["detail"] == "there is no column x"
-    assert reason_of(answer) == "FP016: there is no column x"
-    assert reason_of(Recorded(500, (), b"oops")) == "status 500"
-    assert reason_of(Recorded(500, (), b"[]")) == "status 500"
+    decided = of_problem("failed", bad_request("there is no column x"))
+    assert decided.came_to is not None
+    problem = read_record(decided.came_to)
+    assert isinstance(problem, Problem)
+    assert (problem.http_status, decided.state) == (400, "failed")
+    assert problem.body()["detail"] == "there is no column x"
+    assert reason_of(decided.came_to) == "FP016: there is no column x"
 
 
 # How queues stand, by what was noted where logs do not answer. Where they do: integration/test_commands.py.

@@ -19,15 +19,6 @@ from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.seal import SealKeys, number_of
 from fencepost.server.fence.token import accepts
 from fencepost.server.gateway.plan import require_key
-from fencepost.server.gateway.results import (
-    CALLER_HEADER,
-    CLAIMED_HEADER,
-    DROPPED,
-    IN_HAND,
-    RETRIED_AS,
-    letter_of,
-    state_of,
-)
 from fencepost.server.observe.events import Event, SourceTrouble
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.catalog_cache import CatalogCache
@@ -36,7 +27,7 @@ from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.marks import read_resource
 from fencepost.server.postgres.query import QueryError
-from fencepost.server.postgres.queues import Result, Stopped
+from fencepost.server.postgres.queues import DROPPED, IN_HAND, RETRIED_AS, Result, Stopped
 from fencepost.server.postgres.scopes import marks, scope_of_row
 from fencepost.server.postgres.tables import Catalog, ProtectedTable
 from fencepost.server.queues import message as messages
@@ -46,7 +37,7 @@ from fencepost.server.settings import Settings
 # The message that retries a dead letter: what the letter's said, under another name; its caller stays whose it was.
 #
 # A letter with a caller is believed by the record of its write, which a consumer has made before it put the letter,
-# and which stays for as long as the letter is there (queue_letter_waits). Who can write to where letters are, in Kafka
+# and which stays for as long as the letter is there (prune_idempotency). Who can write to where letters are, in Kafka
 # for example, has no letter by that. What was refused because it came too late, or whose caller was not looked at, is
 # retried only where no copy of it can have been forgotten.
 
@@ -127,7 +118,7 @@ class Retrying:
         """Raise MalformedMessageError where the write of the letter did not fail as the letter says."""
         if self.keys is None or not _has_caller(letter):
             known = (await queues.results(connection, [letter.id])).get(letter.id)
-            if known is not None and not {CALLER_HEADER, CLAIMED_HEADER}.isdisjoint(dict(known.answer.headers)):
+            if known is not None and (known.owner or known.claimed):
                 raise messages.MalformedMessageError("its write was that of a caller, and the letter has none")
             return
         signed = messages.verify(letter.message, self.queue, self.keys)
@@ -136,17 +127,16 @@ class Retrying:
         placed = failed or await _failed(connection, letter, messages.content_at(letter.position, content))
         if placed is None:
             raise messages.MalformedMessageError("there is no record of a write that failed with this message")
-        became = letter_of(placed.answer)
-        if became not in (None, IN_HAND):
-            raise messages.MalformedMessageError(f"it is there again, and was {became} before")
-        if CALLER_HEADER not in dict(placed.answer.headers):
+        if placed.letter not in (None, IN_HAND):
+            raise messages.MalformedMessageError(f"it is there again, and was {placed.letter} before")
+        if not placed.owner:
             signed.require_remembered(await queues.forgotten_to(connection, self.queue))
         if failed is None:
             # It stood where it does not belong, and may be a copy: a record of the write is there for so long.
             signed.require_in_time(_now(), self.kept_for)
             if await queues.result_of_message(connection, letter.id, content) is not None:
                 raise messages.MalformedMessageError(_COPY)
-        elif CALLER_HEADER not in dict(failed.answer.headers):
+        elif not failed.owner:
             signed.require_in_time(failed.at.timestamp(), self.kept_for)
 
     async def _claim(self, database: Database, letter: DeadLetter) -> None:
@@ -217,7 +207,7 @@ def place_of(letter: DeadLetter) -> Position:
 
 async def _failed(connection: Connection, letter: DeadLetter, content: bytes) -> Result | None:
     found = await queues.result_of_message(connection, letter.id, content)
-    return None if found is None or found.id != letter.id or state_of(found.answer) != "failed" else found
+    return None if found is None or found.id != letter.id or found.state != "failed" else found
 
 
 def _has_caller(letter: DeadLetter) -> bool:
@@ -431,7 +421,7 @@ async def _settled(log: Log, database: Database, queue: str, letter: DeadLetter,
     """Say what the write that retries a letter came to, and drop the letter unless the fence refused the write. Whether
     it was applied.
     """
-    state, reason = state_of(result.answer), reason_of(result.answer)
+    state, reason = result.state, reason_of(result.came_to)
     if state == "refused":
         click.echo(f"{_name(letter)}: refused, and the letter stays: {reason}", err=True)
         return False

@@ -18,9 +18,9 @@ GRANTS = (
     " fencepost.enter(text, text[], bigint, oid, text),"
     " fencepost.enter_each(text, text[], bigint[], oid, text) TO {role}",
     "GRANT EXECUTE ON FUNCTION fencepost.idem_begin(text, text, bytea),"
-    " fencepost.idem_record(text, text, bytea, integer, text[], bytea),"
+    " fencepost.idem_record(text, text, bytea, json, text, text),"
     " fencepost.idem_begin_each(text, text[], bytea[]),"
-    " fencepost.idem_record_each(text[], text[], bytea[], integer[], text[], bytea[]),"
+    " fencepost.idem_record_each(text[], text[], bytea[], json[], text[], text[]),"
     " fencepost.prune_idempotency(double precision, integer) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.acquire(text[], bytea, text, integer, integer, text[], uuid, uuid, integer, text[]),"
@@ -54,7 +54,7 @@ GRANTS = (
     " fencepost.queue_note_pause(text, text, text),"
     " fencepost.queue_known(), fencepost.queue_stop(text, text, text), fencepost.queue_clear(text, text, text),"
     " fencepost.queue_close(text, text), fencepost.queue_stopped_by(text), fencepost.queue_results(text[], bytea),"
-    " fencepost.queue_record(text, bytea, integer, text[], bytea, text, text, bigint),"
+    " fencepost.queue_record(text, bytea, json, text, text, text, text, text, bigint),"
     " fencepost.queue_letters_of(text, text) TO {role}",
     "GRANT EXECUTE ON FUNCTION"
     " fencepost.queue_append(integer[], bytea[], text[], bytea[], integer[], bytea[]), fencepost.queue_state(),"

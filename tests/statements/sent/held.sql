@@ -18,9 +18,9 @@
 --   $1 = ['']
 --   $2 = ['data/held-PATCH-held/k0']
 --   $3 = [b'"R9\x95\xd2\x06B\xf0\xe8\x92wob\xf5q\xfc\x19\x9b\xf0\xa9\x19\x0f\xbe\xa5, ...
---   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n701\ncontent-type\napplication/json']
---   $6 = [b'{"order_id":"k0","status":"x","sku":null,"at":null}']
+--   $4 = ['{"verb":"patch","mark":701,"counted":1}']
+--   $5 = ['{"order_id":"k0","status":"x","sku":null,"at":null}']
+--   $6 = [None]
 -- as for orders
 
 -- claim of a absent row: 200

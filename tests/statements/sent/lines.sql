@@ -168,9 +168,9 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $1 = ''
 --   $2 = 'data/lines-PATCH-lines?account_id=eq.43&line=like.l*'
 --   $3 = <what was asked>
---   $4 = 204
---   $5 = ['cache-control', 'no-store', 'content-range', '0-6/*']
---   $6 = b''
+--   $4 = '{"verb":"patch","counted":7}'
+--   $5 = None
+--   $6 = None
 -- as for orders
 
 -- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
@@ -178,9 +178,9 @@ SELECT e.scope, e.verdict, e.refused_by
 --   $1 = ['']
 --   $2 = ['data/lines-PATCH-lines/43,l0']
 --   $3 = [b'\xc3as\x1b\xa6*f\x92\x97y\xc9\xd2\xfd\xec\x84K\xe1\xd3\xaf?\x9f[\xda\xcdc ...
---   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n701\nx-fence-scope\naccount/43\ncon ...
---   $6 = [b'{"account_id":43,"line":"l0","n":1}']
+--   $4 = ['{"verb":"patch","mark":701,"counted":1,"scope":"account/43"}']
+--   $5 = ['{"account_id":43,"line":"l0","n":1}']
+--   $6 = [None]
 -- as for orders
 
 -- PATCH by filter: 204 | PATCH by filter, stale: 409 | PATCH by filter of nothing: 204 | PATCH with an
@@ -492,7 +492,7 @@ WITH
 WITH
   k AS MATERIALIZED (SELECT *
     FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
-  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  SELECT k.state, k.outcome, k.rows, e.scope, e.verdict, e.refused_by
   FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((CAST(x.k0 AS bigint))::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::text[])) WITH ORDINALITY AS x(k0, k1, k2, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
@@ -506,7 +506,7 @@ WITH
 WITH
   k AS MATERIALIZED (SELECT *
     FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
-  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  SELECT k.state, k.outcome, k.rows, e.scope, e.verdict, e.refused_by
   FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN 'account/' || fencepost.enc((b."account_id")::text COLLATE pg_catalog."C") END FROM ROWS FROM (pg_catalog.unnest($5::text[])) WITH ORDINALITY AS x(k0, o) CROSS JOIN LATERAL json_to_recordset(x.k0::json) AS b("account_id" bigint) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number
@@ -522,7 +522,7 @@ WITH
 WITH
   k AS MATERIALIZED (SELECT *
     FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]))
-  SELECT k.state, k.status, k.headers, k.answer, e.scope, e.verdict, e.refused_by
+  SELECT k.state, k.outcome, k.rows, e.scope, e.verdict, e.refused_by
   FROM fencepost.gateway_enter_each('account', ARRAY(SELECT CASE k.state WHEN 'new' THEN (SELECT 'account/' || fencepost.enc((r."account_id")::text COLLATE pg_catalog."C") FROM "public"."lines" AS r WHERE r."account_id" OPERATOR(pg_catalog.=) CAST(x.k0 AS bigint) AND r."line" OPERATOR(pg_catalog.=) CAST(x.k1 AS character varying)) END FROM ROWS FROM (pg_catalog.unnest($5::text[]), pg_catalog.unnest($6::text[])) WITH ORDINALITY AS x(k0, k1, o) JOIN k ON k.number = x.o - 1 ORDER BY x.o), $4::bigint[], <lines>::oid, 'account/{account_id}') AS e
   JOIN k USING (number)
   ORDER BY e.number

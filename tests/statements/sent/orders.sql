@@ -140,9 +140,9 @@ SELECT fencepost.gateway_floor_of($1)
 --   $1 = ''
 --   $2 = 'data/orders-PATCH-orders?status=eq.x&at=is.null'
 --   $3 = <what was asked>
---   $4 = 204
---   $5 = ['cache-control', 'no-store', 'content-range', '0-5/*']
---   $6 = b''
+--   $4 = '{"verb":"patch","counted":6}'
+--   $5 = None
+--   $6 = None
 SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 
 -- PATCH with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 200 | PUT with an Idempotency-Key: 201 | DELETE
@@ -150,9 +150,9 @@ SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)
 --   $1 = ['']
 --   $2 = ['data/orders-PATCH-orders/k0']
 --   $3 = [b'\xde\xd0\x81hY:\xbc\x9e\x072$\x1f\xa5\x83\xb1\xf3\xafD\xcf\x86\x12\xf1\xe ...
---   $4 = [200]
---   $5 = ['cache-control\nno-store\nx-fence-mark\n701\ncontent-type\napplication/json']
---   $6 = [b'{"order_id":"k0","status":"x","sku":null,"at":null}']
+--   $4 = ['{"verb":"patch","mark":701,"counted":1}']
+--   $5 = ['{"order_id":"k0","status":"x","sku":null,"at":null}']
+--   $6 = [None]
 SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)
 
 -- claim of a absent row: 200
@@ -168,7 +168,7 @@ SELECT fencepost.gateway_raise_mark($1, $2, $3, true)
 --   $1 = ''
 --   $2 = ['data/orders-PATCH-orders/k0']
 --   $3 = [b'\xde\xd0\x81hY:\xbc\x9e\x072$\x1f\xa5\x83\xb1\xf3\xafD\xcf\x86\x12\xf1\xe ...
-SELECT k.state, k.status, k.headers, k.answer
+SELECT k.state, k.outcome, k.rows
   FROM fencepost.gateway_idem_begin_each($1::text, $2::text[], $3::bytea[]) AS k
   ORDER BY k.number
 
@@ -188,7 +188,7 @@ SELECT pg_catalog.set_config('fencepost.token', $1, true)
 --   $1 = ''
 --   $2 = 'data/orders-PATCH-orders?status=eq.x&at=is.null'
 --   $3 = <what was asked>
-SELECT state, status, headers, answer
+SELECT state, outcome, rows
   FROM fencepost.gateway_idem_begin($1, $2, $3)
 
 -- PATCH, stale: 409 | PATCH, no row: 404 | PUT, stale: 409 | PUT of a new row: 201 | PUT of a new row with defaults:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Final, TypeVar
 
-import orjson
-
 from fencepost.server.fence.caller import EVERYBODY, Caller
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
@@ -24,23 +22,29 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import GENERATION_BITS, Token
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed, copied
-from fencepost.server.gateway.outcomes import Done, Outcome
+from fencepost.server.gateway.idempotency import (
+    IdempotentRequest,
+    Replayed,
+    copied,
+    read_record,
+    recorded,
+    recorded_problem,
+)
+from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.refusals import acting, problem_of_refused, unavailable
-from fencepost.server.gateway.results import CALLER_HEADER, STATE_HEADER, State, of_caller, whose
+from fencepost.server.gateway.results import whose
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import Write, known_name, name_of_body, name_of_key
-from fencepost.server.http.answers import answer, kept_answer, to_recorded
 from fencepost.server.http.data import DataRequest, body_of, read_write
 from fencepost.server.http.headers import Headers, RawHeaders
-from fencepost.server.http.problems import RequestError, problem_response
+from fencepost.server.http.problems import RequestError
 from fencepost.server.postgres import queues, sources
 from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import RefusedError, UnavailableError
 from fencepost.server.postgres.keyed import OF_QUEUES, Recorded
 from fencepost.server.postgres.query import QueryError
-from fencepost.server.postgres.queues import LetterSize, PartitionProgress
+from fencepost.server.postgres.queues import PartitionProgress, Result, State
 from fencepost.server.postgres.tables import ProtectedTable, Table
 from fencepost.server.queues.log import LogState, Position, Received, partition_of
 from fencepost.server.queues.message import (
@@ -53,15 +57,18 @@ from fencepost.server.queues.message import (
 )
 from fencepost.server.quota import ASKING, UNKNOWN
 
-# What becomes of a message, and the answer that is kept for it: the page /v1/writes/{id} shows that.
+# What becomes of a message, and what is recorded of it: the page /v1/writes/{id} shows that.
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """It will have no other effect. `answer` None: it was kept in the transaction of its effect."""
+    """It will have no other effect. `came_to` None: that was recorded in the transaction of its effect. `owner`: its
+    caller (`whose`), where that is proven.
+    """
 
     state: State
-    answer: Recorded | None = None
+    came_to: Recorded | None = None
+    owner: str = ""
     misplaced: bool = False
     """Whether it stands where it does not belong. So its record is of this place alone: the same message at its own
     place is no copy of it.
@@ -75,14 +82,7 @@ APPLIED: Final = Decided("applied")
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """It was decided before: this is what was kept."""
-
-    answer: Recorded
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """It is a copy of a message at another offset, whose effect is there: this one's was undone."""
+    """It was decided before, and there is a record of it, or of the message at another offset that it is a copy of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +108,18 @@ class Later:
     too_slow: Problem | None = None
 
 
-Result = Decided | Before | Copied | MarkReached | Later
-
-
-def kept(answer: Recorded, state: State) -> Recorded:
-    """Give an answer as it is kept."""
-    return Recorded(answer.status, (*answer.headers, (STATE_HEADER, state)), answer.body)
+Verdict = Decided | Before | MarkReached | Later
 
 
 def of_problem(state: State, problem: Problem) -> Decided:
-    """Decide by a problem: its answer is the one that a synchronous write would have got."""
-    return Decided(state, kept(to_recorded(problem_response(problem)), state))
+    """Decide by a problem: it is the one that a synchronous write would have got."""
+    return Decided(state, recorded_problem(problem))
 
 
-def reason_of(answer: Recorded) -> str:
-    """Sum a kept problem up in a sentence."""
-    try:
-        body = orjson.loads(answer.body)
-    except orjson.JSONDecodeError:
-        return f"status {answer.status}"
-    if not isinstance(body, dict):
-        return f"status {answer.status}"
-    code, detail = body.get("code"), body.get("detail")
-    return f"{code}: {detail}" if code and detail else f"status {answer.status}"
+def reason_of(came_to: Recorded) -> str:
+    """Sum up in a sentence why a write was not applied; empty: it was."""
+    outcome = read_record(came_to)
+    return f"{outcome.name}: {outcome.detail}" if isinstance(outcome, Problem) else ""
 
 
 # What a consumer reads and writes in the database about its queue (postgres/queues.py): where the log stands, and what
@@ -149,14 +138,6 @@ class Checked:
     partitions: int = 0
     quarantined: str | None = None
     stopped: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What was kept for a message. `id`: the id of its write, under which it was decided."""
-
-    id: str
-    answer: Recorded
 
 
 class Ledger:
@@ -212,10 +193,9 @@ class Ledger:
         state = await self._write(lambda connection: sources.state(connection, self._queue, ""))
         return state.generation
 
-    async def result(self, name: MessageName) -> Kept | None:
+    async def result(self, name: MessageName) -> Result | None:
         """Look up what was kept for a message, or for a copy of it."""
-        found = await self._write(lambda connection: queues.result_of_message(connection, name.id, name.content))
-        return None if found is None else Kept(found.id, found.answer)
+        return await self._write(lambda connection: queues.result_of_message(connection, name.id, name.content))
 
     async def committed(self, position: Position, generation: int) -> bool:
         """Whether the log was said to give this message no more, in this generation: it is decided, and what was kept
@@ -227,20 +207,22 @@ class Ledger:
             )
         )
 
-    async def keep(self, name: MessageName, answer: Recorded, letter_bytes: int | None = None) -> Kept | None:
-        """Keep the answer of a message that has no effect. Not None: another one is kept already, and stays.
-        `letter_bytes`: what the dead letter has that it becomes; None: it becomes none.
+    async def keep(
+        self, name: MessageName, decided: Decided, came_to: Recorded, claimed: str, letter_bytes: int | None = None
+    ) -> Result | None:
+        """Keep what a message came to that has no effect. Not None: another one is kept already, and stays. `claimed`:
+        whose write it says it is, where that is not proven. `letter_bytes`: what the dead letter has that it becomes;
+        None: it becomes none.
         """
-        owner = dict(answer.headers).get(CALLER_HEADER, "")
-        letter = None if letter_bytes is None else LetterSize(self._queue, owner, letter_bytes)
 
-        async def keep(connection: Connection) -> Kept | None:
-            if await queues.record(connection, name.id, name.content, answer, letter):
+        async def keep(connection: Connection) -> Result | None:
+            owner, letter = (decided.owner, claimed), (self._queue, letter_bytes)
+            if await queues.record(connection, name.id, name.content, decided.state, came_to, owner, letter):
                 return None
             found = await queues.result_of_message(connection, name.id, name.content)
             if found is None:  # it stood where it does not belong, and was retried: its record says less than it did
                 found = (await queues.results(connection, [name.id])).get(name.id)
-            return None if found is None else Kept(found.id, found.answer)
+            return found
 
         return await self._write(keep)
 
@@ -320,7 +302,7 @@ class Applier:
         self._kept_for = kept_for
         self._ledger = Ledger(gateway.database, queue)
 
-    async def apply(self, received: Received, standing: QueueNow, name: MessageName) -> Result:
+    async def apply(self, received: Received, standing: QueueNow, name: MessageName) -> Verdict:
         """Apply a message, once, as the caller whose write it is."""
         try:
             message = read_message(received.message)
@@ -336,9 +318,7 @@ class Applier:
         table = self._gateway.catalog.current.find(named.table)
         try:
             result = _of_caller(await self._attempt(taken, table), caller)
-            if isinstance(result, Before | Copied | Later) or (
-                isinstance(result, Decided) and result.state == "applied"
-            ):
+            if isinstance(result, Before | Later) or (isinstance(result, Decided) and result.state == "applied"):
                 return result
             return await self._unless_outdated(named.table, table, result)
         except UnavailableError as error:
@@ -346,7 +326,7 @@ class Applier:
         except RefusedError as error:
             return _by_problem(problem_of_refused(error))
 
-    async def prove(self, received: Received, decided: Decided) -> Result:
+    async def prove(self, received: Received, decided: Decided) -> Verdict:
         """Decide a message without applying it, as that of its caller where one is proven."""
         try:
             caller = await self._caller_of(received, read_message(received.message))
@@ -374,7 +354,7 @@ class Applier:
             signed.require_remembered(await self._ledger.forgotten_to())
         return signed.caller
 
-    async def _attempt(self, taken: _Taken, table: Table | None) -> Result:
+    async def _attempt(self, taken: _Taken, table: Table | None) -> Verdict:
         try:
             return await self._write(taken, table)
         except MalformedMessageError as error:
@@ -384,9 +364,9 @@ class Applier:
         except QueryError as error:
             return of_problem("failed", bad_request(str(error)))
         except RefusedError as error:
-            return Copied() if copied(error) else _by_problem(problem_of_refused(error, table))
+            return Before() if copied(error) else _by_problem(problem_of_refused(error, table))
 
-    async def _write(self, taken: _Taken, table: Table | None) -> Result:
+    async def _write(self, taken: _Taken, table: Table | None) -> Verdict:
         message, name = taken.message, taken.name
         read = await self._read(message, taken.named)
         takes_position = self._takes_position(table, message)
@@ -395,15 +375,8 @@ class Applier:
             refused = await acting(taken.gateway, _require_name(taken, table, write))
             if refused is not None:
                 return of_problem("failed", refused)
-
-        def render(done: Done) -> Recorded:
-            return kept_answer(taken.gateway, write, done)
-
-        def keep(done: Done) -> Recorded:
-            return of_caller(kept(render(done), "applied"), taken.gateway.caller, proven=True)
-
-        own = IdempotentRequest(name.id, name.content, keep, OF_QUEUES, looked_up=False)
-        outcome = await decide(taken.gateway, write, render, own)
+        own = IdempotentRequest(name.id, name.content, taken.gateway, write, OF_QUEUES, looked_up=False)
+        outcome = await decide(taken.gateway, write, own)
         return _result_of(write, outcome, positioned=takes_position)
 
     async def _read(self, message: WriteMessage, named: Resource) -> Write:
@@ -430,7 +403,7 @@ class Applier:
             )
         return True
 
-    async def _unless_outdated(self, name: str, table: Table | None, result: Result) -> Result:
+    async def _unless_outdated(self, name: str, table: Table | None, result: Verdict) -> Verdict:
         """Take no refusal that an outdated picture of the table may be the reason of: which source its tokens come
         from, for example. A change of the table decides what the same message comes to.
         """
@@ -458,11 +431,11 @@ async def _require_name(taken: _Taken, table: ProtectedTable, write: Write) -> N
             raise MalformedMessageError(f"body: {what}, and the key of the message is {resource[:200]}")
 
 
-def _of_caller(result: Result, caller: Caller) -> Result:
+def _of_caller(result: Verdict, caller: Caller) -> Verdict:
     """Note with what is kept whose write it was: by now that is proven."""
-    if not isinstance(result, Decided) or result.answer is None:
+    if not isinstance(result, Decided) or result.came_to is None:
         return result
-    return replace(result, answer=of_caller(result.answer, caller, proven=True))
+    return replace(result, owner=whose(caller))
 
 
 def _malformed(error: MalformedMessageError) -> Decided:
@@ -510,18 +483,19 @@ def _headers_of(
     return headers, dict(headers)
 
 
-def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Result:
+def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Verdict:
     if isinstance(outcome, Problem):
         return _by_problem(outcome, positioned=positioned)
-    if not isinstance(outcome, Replayed) or outcome.answer is None:
+    if not isinstance(outcome, Replayed):
         return APPLIED
-    if write.idempotency_key is None or outcome.of_message:
-        return Before(outcome.answer)
+    if outcome.of_message:
+        return Before()
     # Another message landed under the client's key before: this one gets a record of its own.
-    return Decided("applied", kept(to_recorded(answer(write, outcome)), "applied"))
+    asked, rows = outcome.asked(write), outcome.rows[0] if outcome.rows else None
+    return Decided("applied", recorded(asked, outcome, rows, asked.preferences.applied, again=True))
 
 
-def _by_problem(problem: Problem, *, positioned: bool = False) -> Result:
+def _by_problem(problem: Problem, *, positioned: bool = False) -> Verdict:
     kind = problem.type
     if kind.retryable:
         # A quarantined source of locks concerns its tables only. A code beside it is an SQLSTATE of this statement.

@@ -18,25 +18,24 @@ from typing import Final
 
 from fencepost.server.consuming.applying import (
     Before,
-    Copied,
     Decided,
-    Kept,
     Later,
     Ledger,
     MarkReached,
     QueueNow,
-    Result,
+    Verdict,
     of_problem,
     reason_of,
 )
 from fencepost.server.fence.problem_types import INTERNAL_ERROR, RESOURCE_STOPPED, SPENT_TOKEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
-from fencepost.server.gateway.results import IN_HAND, State, letter_of, of_caller, state_of
+from fencepost.server.gateway.results import whose
 from fencepost.server.observe import events
 from fencepost.server.observe.events import Emit
 from fencepost.server.postgres.errors import OutcomeUnknownError, RefusedError, StorageError, UnavailableError
-from fencepost.server.postgres.queues import Blocked, PartitionProgress
+from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import IN_HAND, Blocked, PartitionProgress, Result, State
 from fencepost.server.queues.log import DeadLetter, DeadLetters, LogError, Message, Received
 from fencepost.server.queues.message import MessageName, claimed, content_at, content_of, hash_of, id_at, nonce_of
 
@@ -182,8 +181,8 @@ class Progress:
             partition.changed = True
 
 
-Apply = Callable[[Received, QueueNow, MessageName], Awaitable[Result]]
-Prove = Callable[[Received, Decided], Awaitable[Result]]
+Apply = Callable[[Received, QueueNow, MessageName], Awaitable[Verdict]]
+Prove = Callable[[Received, Decided], Awaitable[Verdict]]
 """Decides a message that is not to be applied: its caller is noted, where one is proven."""
 OLD: Final = 0.5
 """After which part of the time for which records are kept a message is looked up before it is applied: what was kept
@@ -267,11 +266,9 @@ class Decider:
                 return result
             case MarkReached(problem):
                 return await self._overtaken(received, standing, name, problem)
-            case Before(answer):
-                return await self._settle_before(received, Kept(name.id, answer))
-            case Copied():
+            case Before():
                 known = await self._before(received, standing, name)
-                return known or Later("it was decided at another offset of the log, and that is not on record any more")
+                return known or Later("it was decided before, and that is not on record any more")
             case Decided():
                 known = await self._before(received, standing, name) if result.late else None
                 if result.misplaced:
@@ -311,29 +308,29 @@ class Decider:
         return of_problem("failed", Problem(RESOURCE_STOPPED, detail, hint=hint, resource=resource))
 
     async def _settle(self, received: Received, name: MessageName, decided: Decided) -> Settled:
-        if decided.answer is None:
+        if decided.came_to is None:
             return _APPLIED if decided.state == "applied" else Settled(decided.state)
         # Also where whom it says it is of is not proven, nobody else is to see the page.
-        answer = of_caller(decided.answer, claimed(received.message), proven=False)
+        claims = "" if decided.owner else whose(claimed(received.message))
         letter_bytes = _size_of(received.message) if decided.state == "failed" else None
-        earlier = await self._ledger.keep(name, answer, letter_bytes)
+        earlier = await self._ledger.keep(name, decided, decided.came_to, claims, letter_bytes)
         if earlier is not None:
             return await self._settle_before(received, earlier)
         if decided.state != "failed":
             return Settled(decided.state)
-        return Settled("failed", reason=await self._bury(received, name.content, Kept(name.id, answer)))
+        return Settled("failed", reason=await self._bury(received, name, decided.came_to))
 
-    async def _settle_before(self, received: Received, kept: Kept) -> Settled:
+    async def _settle_before(self, received: Received, found: Result) -> Settled:
         """What was decided before: a dead letter may not have been put yet. One that was dropped or retried is not put
         again.
         """
-        state = state_of(kept.answer)
-        put = state == "failed" and letter_of(kept.answer) is None
-        reason = await self._bury(received, content_of(received.message), kept) if put else ""
-        return Settled(state, before=True, reason=reason)
+        reason = ""
+        if found.state == "failed" and found.letter is None:
+            reason = await self._bury(received, MessageName(found.id, content_of(received.message)), found.came_to)
+        return Settled(found.state, before=True, reason=reason)
 
-    async def _bury(self, received: Received, content: bytes, kept: Kept) -> str:
-        write_id, reason = kept.id, reason_of(kept.answer)
+    async def _bury(self, received: Received, name: MessageName, came_to: Recorded) -> str:
+        write_id, reason = name.id, reason_of(came_to)
         resource = _resource_of(received)
         # Stopped first: who drops or retries the letter finds what it stopped.
         if self._stop_resources and resource is not None and resource not in self.stopped:
@@ -342,8 +339,8 @@ class Decider:
         await self._dead.put(DeadLetter(write_id, reason, received.position, received.message, self._now()))
         # Another consumer may have put it first, and an operator have dropped or retried that meanwhile: he notes so
         # before he removes it, and this looks after it put.
-        found = await self._ledger.result(MessageName(write_id, content))
-        if found is not None and letter_of(found.answer) not in (None, IN_HAND):
+        found = await self._ledger.result(name)
+        if found is not None and found.letter not in (None, IN_HAND):
             if resource is not None and self._stop_resources:
                 await self._ledger.go_on(resource, write_id)
                 self.stopped.pop(resource, None)

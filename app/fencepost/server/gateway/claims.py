@@ -29,7 +29,7 @@ from fencepost.server.fence.token import BUILTIN, EXTERNAL, Token, shown_mark
 from fencepost.server.gateway.alone import Evidence, Operation, perform, row_evidence
 from fencepost.server.gateway.attempt import Statements, attempt_alone, claiming
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.idempotency import Render, once_of
+from fencepost.server.gateway.idempotency import once_of
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.plan import (
     not_with_queue,
@@ -137,9 +137,9 @@ class Claim:
     idempotency_key: IdempotencyKey | None = None
 
 
-async def write(gateway: Gateway, request: Claim, render: Render | None, found: Table) -> Outcome:
+async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
     """Decide a claim."""
-    once = once_of(request.idempotency_key, gateway.caller, found, render)
+    once = once_of(gateway, request.idempotency_key, None, found)
     table, key = require_protected(found), request.resource.key
     if isinstance(table, Problem):
         return table

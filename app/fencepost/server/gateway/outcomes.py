@@ -45,11 +45,16 @@ class Done:
     version: int | None = None
     """The mark of a row that was read, where each write gives the row another one: it is the row's ETag."""
 
+    @property
+    def count(self) -> int:
+        """How many rows were written or read."""
+        return len(self.rows)
+
 
 Outcome = Done | Problem
 
 
-# How many bytes of answers a process has kept under Idempotency-Keys (R16), and under the ids of queued writes.
+# How many bytes of answers' rows a process has kept under Idempotency-Keys (R16), and under the ids of queued writes.
 #
 # The record of a write is always made: that a write is done once does not depend on how large its answer is. What is
 # bounded are the rows in it. Of an answer that is too large, or one too many, the record has what the write would have

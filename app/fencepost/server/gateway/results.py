@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+from typing import Final, NamedTuple, TypeAlias
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import Result
 from fencepost.server.quota import UNKNOWN, Quota
 from fencepost.server.times import TIMES, Times, wait_until_set
 
@@ -18,28 +18,6 @@ from fencepost.server.times import TIMES, Times, wait_until_set
 # The record of a write's result is there as soon as its effect is (R16), so it is asked for again and again: soon
 # after a request waits, and five times a second later. A NOTIFY with each effect would make commits wait for each
 # other. A request that waits has no connection.
-
-State = Literal["applied", "refused", "failed"]
-"""applied: as a synchronous write that succeeded. refused: the fence refused the token that the client gave. failed:
-everything else that does not pass by waiting; the message is a dead letter.
-"""
-STATES: Final[tuple[State, ...]] = get_args(State)
-STATE_HEADER: Final = "fencepost-state"
-"""The header of a kept answer that has the state."""
-LETTER_HEADER: Final = "fencepost-letter"
-"""The header of a kept answer that says what became of the write's dead letter (queue_close in queue_results.sql):
-IN_HAND, DROPPED, or RETRIED_AS and the id of the write that it was appended as. No such header: the letter is there, or
-will be.
-"""
-IN_HAND: Final = "in hand"
-"""A retry of it has begun: it is there still."""
-DROPPED: Final = "dropped"
-RETRIED_AS: Final = "retried as "
-
-CALLER_HEADER: Final = "fencepost-caller"
-"""The header of a kept answer that says whose write it was (`whose`); none where its caller had no role."""
-CLAIMED_HEADER: Final = "fencepost-claimed"
-"""The same, of a message whose caller was not proven, or not looked at."""
 
 RETRY_AFTER: Final = 1
 
@@ -51,7 +29,7 @@ class AskedWrite(NamedTuple):
     whose: str
 
 
-Look: TypeAlias = Callable[[Sequence[AskedWrite]], Awaitable[Mapping[AskedWrite, Recorded]]]
+Look: TypeAlias = Callable[[Sequence[AskedWrite]], Awaitable[Mapping[AskedWrite, Result]]]
 """Asks for the results of writes, and returns those that are there."""
 
 
@@ -60,38 +38,14 @@ def whose(caller: Caller | None) -> str:
     return "" if caller is None or caller.role is None else json.dumps([caller.role, caller.name])
 
 
-def of_caller(answer: Recorded, caller: Caller | None, *, proven: bool) -> Recorded:
-    """Give an answer as it is kept for this caller's write. One that has a proven caller keeps it."""
-    owner = whose(caller)
-    if not owner or any(name == CALLER_HEADER for name, _ in answer.headers):
-        return answer
-    header = CALLER_HEADER if proven else CLAIMED_HEADER
-    return Recorded(answer.status, (*answer.headers, (header, owner)), answer.body)
-
-
-def is_for(answer: Recorded, owner: str, *, same_id: bool) -> bool:
-    """Whether a kept answer is that of a write of `whose`. `same_id`: it was recorded under the id that is asked for;
-    else a message at another offset has the same nonce. That counts only where its caller is proven: anybody who can
-    read a log, and append to it, could otherwise show one that has failed in place of the write.
+def is_for(result: Result, asked: AskedWrite) -> bool:
+    """Whether a result is that of the write that is asked for, and of the one who asks. A result under another id is of
+    a message at another offset, with the same nonce. It counts only where its caller is proven: anybody who can read a
+    log, and append to it, could otherwise show one that has failed in place of the write.
     """
-    named = dict(answer.headers)
-    if CLAIMED_HEADER in named:
-        return same_id and named[CLAIMED_HEADER] == owner
-    return named.get(CALLER_HEADER, "") == owner
-
-
-def state_of(answer: Recorded) -> State:
-    """Read the state of a kept answer."""
-    found = next((value for name, value in answer.headers if name == STATE_HEADER), None)
-    for state in STATES:
-        if state == found:
-            return state
-    raise ValueError(f"no state of a queued write: {found!r}")
-
-
-def letter_of(answer: Recorded) -> str | None:
-    """Read from a kept answer what became of the dead letter; None: nothing yet."""
-    return next((value for name, value in answer.headers if name == LETTER_HEADER), None)
+    if result.claimed:
+        return result.claimed == asked.whose and result.id == asked.write_id
+    return result.owner == asked.whose
 
 
 class Results:
@@ -100,7 +54,7 @@ class Results:
     def __init__(self, quota: Quota, times: Times = TIMES) -> None:
         self._quota = quota
         self._times, self._clock = times.watches, times.clock
-        self._waiting: dict[AskedWrite, list[asyncio.Future[Recorded | Problem]]] = {}
+        self._waiting: dict[AskedWrite, list[asyncio.Future[Result | Problem]]] = {}
         self._newest = 0.0
         self._poller: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -112,7 +66,7 @@ class Results:
 
     async def wait(
         self, look: Look, asked: AskedWrite, within: float, caller: str = UNKNOWN
-    ) -> Recorded | Problem | None:
+    ) -> Result | Problem | None:
         """Wait for the result of a write. None: there was none within so many seconds. A Problem: the database cannot
         be asked, the gateway is stopping, or too many wait here.
         """
@@ -121,8 +75,8 @@ class Results:
         with self._quota.place(caller) as full:
             return await self._wait(look, asked, within) if full is None else _too_many(full)
 
-    async def _wait(self, look: Look, asked: AskedWrite, within: float) -> Recorded | Problem | None:
-        news: asyncio.Future[Recorded | Problem] = asyncio.get_running_loop().create_future()
+    async def _wait(self, look: Look, asked: AskedWrite, within: float) -> Result | Problem | None:
+        news: asyncio.Future[Result | Problem] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(asked, []).append(news)
         self._newest = self._clock.monotonic()
         self._wake.set()
@@ -141,7 +95,7 @@ class Results:
         self._stopped = True
         self._answer(self._waiting, _stopping())
 
-    def _leave(self, asked: AskedWrite, news: "asyncio.Future[Recorded | Problem]") -> None:
+    def _leave(self, asked: AskedWrite, news: "asyncio.Future[Result | Problem]") -> None:
         others = self._waiting[asked]
         others.remove(news)
         if not others:
@@ -170,7 +124,7 @@ class Results:
         else:
             await wait_until_set(self._wake, self._times.results_every, self._clock)
 
-    def _answer(self, asked: Iterable[AskedWrite], news: Recorded | Problem) -> None:
+    def _answer(self, asked: Iterable[AskedWrite], news: Result | Problem) -> None:
         for each in asked:
             for waiting in self._waiting.get(each, ()):
                 if not waiting.done():

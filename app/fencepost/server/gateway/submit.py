@@ -38,7 +38,7 @@ from fencepost.server.gateway.write import (
 from fencepost.server.postgres import queues
 from fencepost.server.postgres.database import run_write, savepoint
 from fencepost.server.postgres.errors import StorageError
-from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import Result
 from fencepost.server.postgres.tables import ProtectedTable
 from fencepost.server.queues.log import Log, LogError, LogUnavailableError, LogUnknownError, Message, Received
 from fencepost.server.queues.message import (
@@ -216,8 +216,8 @@ def queue_unavailable(queue: str, error: LogError) -> Problem:
 # A write of a caller with a role is there for that caller only. What others are answered is what an id with another
 # last part is answered, word for word, whatever became of the write.
 
-Found = Recorded | Problem | None
-"""What was answered; None: it is not decided yet."""
+Found = Result | Problem | None
+"""What it came to; None: it is not decided yet."""
 
 
 async def find(gateway: Gateway, write_id: WriteId) -> Found:
@@ -253,18 +253,14 @@ def _asked(gateway: Gateway, write_id: WriteId) -> AskedWrite:
     return AskedWrite(str(write_id), whose(gateway.caller))
 
 
-async def _look(gateway: Gateway, asked: Sequence[AskedWrite]) -> dict[AskedWrite, Recorded]:
+async def _look(gateway: Gateway, asked: Sequence[AskedWrite]) -> dict[AskedWrite, Result]:
     write_ids = list({each.write_id for each in asked})
     # For writing: a result that is found is first made as safe as a commit is.
     found = await run_write(
         gateway.database.for_writing, lambda connection: queues.results(connection, write_ids), repeatable=True
     )
     of_each = {each: found[each.write_id] for each in asked if each.write_id in found}
-    return {
-        each: result.answer
-        for each, result in of_each.items()
-        if is_for(result.answer, each.whose, same_id=result.id == each.write_id)
-    }
+    return {each: result for each, result in of_each.items() if is_for(result, each)}
 
 
 async def _missing(gateway: Gateway, write_id: WriteId) -> Problem | None:

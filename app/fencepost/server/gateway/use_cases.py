@@ -25,7 +25,7 @@ from fencepost.server.gateway.attempt import Batched, in_a_batch
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.group_commit import Alone, Broken
-from fencepost.server.gateway.idempotency import IdempotentRequest, Render, once_of
+from fencepost.server.gateway.idempotency import IdempotentRequest, Replayed, once_of
 from fencepost.server.gateway.operations import operation_of
 from fencepost.server.gateway.outcomes import Doubt, Outcome, Why
 from fencepost.server.gateway.plan import Plan, plan_of, require_reach, require_token
@@ -77,23 +77,21 @@ Doubts = Sequence[Doubt]
 async def write(
     gateway: Gateway,
     request: Write,
-    render: Render | None = None,
     message: IdempotentRequest | None = None,
     as_message: AsMessage | None = None,
 ) -> Outcome:
     """Write to a table, if no newer holder has: a PATCH, PUT, DELETE or POST of all rows that are meant, or of none. Or
     put the write into a queue (Submitted), where its request or its table wants that and there is `as_message`.
 
-    `render` gives the answer that is kept under the request's Idempotency-Key; `message` carries it out of a queue.
+    `message` carries it out of a queue.
     """
-    use = partial(_write, gateway, request, render, message, as_message)
+    use = partial(_write, gateway, request, message, as_message)
     return await on_table(gateway, request.table, request.verb, use)
 
 
 async def _write(
     gateway: Gateway,
     write: Write,
-    render: Render | None,
     message: IdempotentRequest | None,
     as_message: AsMessage | None,
     found: Table,
@@ -101,7 +99,7 @@ async def _write(
     """Decide a write: with others in a batch, or alone. Raises QueryError, StorageError."""
     once = message
     if write.idempotency_key is not None:
-        once = once_of(write.idempotency_key, gateway.caller, found, render, message)
+        once = once_of(gateway, write.idempotency_key, write, found, message)
     plan = plan_of(found, write, once, gateway.max_rows, gateway.max_answer_bytes)
     if isinstance(plan, Problem):
         return plan
@@ -143,11 +141,9 @@ def _key_check(plan: Plan, write: Write, row: RowWrite) -> KeyCheck | None:
     return KeyCheck(plan.table, row, doubtful, to_fit) if doubtful or to_fit else None
 
 
-async def claim(gateway: Gateway, request: Claim, render: Render | None = None) -> Outcome:
-    """Raise a mark, or return who has raised it further. `rows` has the row, or nothing where there is none. `render`
-    gives the answer that is kept under the claim's Idempotency-Key.
-    """
-    use = partial(claims.write, gateway, request, render)
+async def claim(gateway: Gateway, request: Claim) -> Outcome:
+    """Raise a mark, or return who has raised it further. `rows` has the row, or nothing where there is none."""
+    use = partial(claims.write, gateway, request)
     return await on_table(gateway, request.resource.table, "claim", use, Catalog.find_or_scope)
 
 
@@ -345,4 +341,4 @@ def report(gateway: Gateway, found: Table | None, verb: Verb, outcome: Outcome) 
     elif isinstance(outcome, Submitted):
         gateway.emit(Accepted(table, "submit", 0))
     elif verb != "read":
-        gateway.emit(Accepted(table, verb, len(outcome.rows)))
+        gateway.emit(Accepted(table, verb, 0 if isinstance(outcome, Replayed) else len(outcome.rows)))

@@ -5,8 +5,8 @@ one before it runs: its key, its scope, and its resource's name.
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal, NoReturn
+from dataclasses import dataclass, field
+from typing import Final, Literal, NoReturn, get_args
 
 from fencepost.server.fence.problems import Problem, problem_of
 from fencepost.server.fence.resource import Scope, parse_resource
@@ -93,11 +93,14 @@ UNREAD: Final = object()
 """Stands for a value that no key of a row is likely to have."""
 
 
+_Returned = Literal["minimal", "representation", "headers-only"]
+
+
 @dataclass(frozen=True, slots=True)
 class Preferences:
     """What a request prefers (RFC 7240), as far as its route does something about it."""
 
-    answer: Literal["minimal", "representation", "headers-only"] | None = None
+    answer: _Returned | None = None
     count: bool = False
     most: int | None = None
     """`max-affected`: more rows than these refuse the request."""
@@ -110,9 +113,19 @@ class Preferences:
     in_sql: frozenset[str] = frozenset()
     """Those that change the statements of the write, as they are spelled: plans are kept under them."""
 
-    def without_rows(self) -> "Preferences":
+    def without_rows(self) -> bytes:
+        """Give `applied` as if no rows had been preferred."""
         others = [each for each in self.applied.split(b", ") if each and not each.startswith(b"return=")]
-        return replace(self, answer="minimal", applied=b", ".join([b"return=minimal", *others]))
+        return b", ".join([b"return=minimal", *others])
+
+    @classmethod
+    def of_answer(cls, applied: bytes) -> "Preferences":
+        """Give what an answer with this Preference-Applied is made by."""
+        each = applied.split(b", ")
+        answer: _Returned | None = next(
+            (kind for kind in get_args(_Returned) if b"return=" + kind.encode() in each), None
+        )
+        return cls(answer=answer, count=b"count=exact" in each, applied=applied)
 
 
 NO_PREFERENCES: Final = Preferences()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 from urllib.parse import quote
 
@@ -13,24 +12,13 @@ from fencepost.server import wire
 from fencepost.server.fence.problem_types import NOT_ACCEPTABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
-from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.idempotency import Replayed
+from fencepost.server.gateway.idempotency import Replayed, read_record
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.results import (
-    CALLER_HEADER,
-    CLAIMED_HEADER,
-    DROPPED,
-    LETTER_HEADER,
-    RETRIED_AS,
-    STATE_HEADER,
-    letter_of,
-    state_of,
-)
 from fencepost.server.gateway.submit import Submitted
 from fencepost.server.gateway.write import OneRow, Preferences, Write
 from fencepost.server.http.headers import SINGULAR, is_known
 from fencepost.server.http.problems import problem_response
-from fencepost.server.postgres.keyed import Recorded
+from fencepost.server.postgres.queues import DROPPED, RETRIED_AS, Result
 from fencepost.server.queues.message import WriteId
 
 # An answer whose headers are bytes already: what Starlette's own does to them costs more than the rest of it.
@@ -61,8 +49,6 @@ def json_response(body: object, headers: Sequence[Header] = ()) -> Response:
 
 PREFIX: Final = "/v1/writes/"
 _ACCEPTED: Final = 202
-_OURS: Final = (STATE_HEADER, LETTER_HEADER, CALLER_HEADER, CLAIMED_HEADER)
-"""Headers of a kept answer that are none of the answer."""
 
 
 def path_of(write_id: WriteId) -> str:
@@ -95,32 +81,30 @@ def queued_answer(write_id: WriteId) -> wire.WriteAnswer:
     }
 
 
-def decided_answer(write_id: WriteId, answer: Recorded) -> wire.WriteAnswer:
+def decided_answer(write_id: WriteId, result: Result) -> wire.WriteAnswer:
     """Show a write that is decided, with the answer that it would have had at once."""
-    state, letter = state_of(answer), letter_of(answer) or ""
+    state, letter, outcome = result.state, result.letter or "", read_record(result.came_to)
+    if isinstance(outcome, Problem):
+        shown = problem_response(outcome)
+    else:
+        shown = _landed(outcome.asked(), outcome)
+        if outcome.again:
+            replayed(shown)
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in shown.raw_headers]
     dropped, retried = letter == DROPPED, letter.startswith(RETRIED_AS)
     return {
         **queued_answer(write_id),
         "state": state,
         "answer": {
-            "status": answer.status,
-            "headers": {name: value for name, value in answer.headers if name not in _OURS},
-            "body": orjson.Fragment(answer.body) if answer.body else None,
+            "status": shown.status_code,
+            "headers": {name: value for name, value in headers if name != "content-length"},
+            "body": orjson.Fragment(bytes(shown.body)) if shown.body else None,
         },
-        "reason": None if state == "applied" else _reason(answer),
+        "reason": outcome.detail if isinstance(outcome, Problem) else None,
         "dead_letter": state == "failed" and not dropped and not retried,
         "dropped": dropped,
         "retried_as": letter.removeprefix(RETRIED_AS) if retried else None,
     }
-
-
-def _reason(answer: Recorded) -> str:
-    """Read a problem's sentence."""
-    try:
-        detail = orjson.loads(answer.body)["detail"]
-    except (orjson.JSONDecodeError, LookupError, TypeError):
-        return f"It was answered {answer.status}."
-    return str(detail)
 
 
 # Outcomes as answers: statuses, bodies and headers. Rows are JSON already; here they are only joined.
@@ -159,52 +143,31 @@ def _not_one_row(done: Done) -> Response:
     )
 
 
-def kept_answer(gateway: Gateway, write: Write, done: Done) -> Recorded:
-    """Give what is kept of an answer for those who repeat the request: all of it, or as if no rows were asked for
-    (gateway/outcomes.py).
-    """
-    whole = to_recorded(answer(write, done))
-    if gateway.kept.takes(gateway.caller.name, len(whole.body)):
-        return whole
-    return to_recorded(answer(replace(write, preferences=write.preferences.without_rows()), done))
-
-
-def to_recorded(response: Response) -> Recorded:
-    """Keep an answer for those who repeat the request."""
-    headers = tuple(
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in response.raw_headers
-        if name != b"content-length"
-    )
-    return Recorded(response.status_code, headers, bytes(response.body))
-
-
-def replay(outcome: Replayed) -> Response:
-    """Give an answer that was given before."""
-    answer = outcome.answer
-    if answer is None:
-        raise TypeError("a replay without its answer")
-    # Whose token the mark is, the fence has not compared with the one of this request: it is not shown (decision 0032).
-    headers = [
-        (name.encode("latin-1"), value.encode("latin-1"))
-        for name, value in answer.headers
-        if name.lower() != "x-fence-mark"
-    ]
-    headers.append((b"idempotent-replayed", b"true"))
-    return RawResponse(answer.status, headers, answer.body) if answer.body else _without_body(answer.status, headers)
-
-
 def answer(write: Write, outcome: Outcome) -> Response:
     """Answer a write."""
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if isinstance(outcome, Replayed):
-        return replay(outcome)
+        outcome.mark = None  # whose token it is, the fence has not compared with this request's (decision 0032)
+        return replayed(_landed(outcome.asked(write), outcome))
     if isinstance(outcome, Submitted):
         return submitted_answer(write, outcome)
+    return _landed(write, outcome)
+
+
+def _landed(write: Write, done: Done) -> Response:
+    """Answer a write that landed."""
     if isinstance(write.target, OneRow):
-        return _row_answer(outcome, write.preferences, shown=write.shown)
-    return _post_answer(write, outcome) if write.verb == "post" else _answer_of_many(write, outcome)
+        return _row_answer(done, write.preferences, shown=write.shown)
+    return _post_answer(write, done) if write.verb == "post" else _answer_of_many(write, done)
+
+
+def replayed(response: Response) -> Response:
+    """Say in an answer that it was given before."""
+    headers = response.raw_headers
+    last = len(headers) - 1 if headers[-1][0] == b"content-length" else len(headers)
+    headers.insert(last, (b"idempotent-replayed", b"true"))
+    return response
 
 
 def read_answer(outcome: Outcome, preferences: Preferences, none_match: bytes | None) -> Response:
@@ -240,7 +203,7 @@ def _without_body(status: int, headers: list[Header]) -> Response:
 
 def _rows(outcome: Done, status: int, headers: list[Header], *, singular: bool) -> Response:
     headers.append(_SINGULAR if singular else JSON)
-    body = outcome.rows[0].encode() if singular and len(outcome.rows) == 1 else _array(outcome)
+    body = outcome.rows[0].encode() if singular and outcome.count == 1 else _array(outcome)
     return RawResponse(status, headers, body)
 
 
@@ -280,7 +243,7 @@ def _post_answer(write: Write, outcome: Done) -> Response:
     if outcome.resource and (location := _location(outcome.resource)) is not None:
         headers.append((b"location", location.encode("ascii")))
     if write.preferences.count:
-        headers.append(_content_range("*", len(outcome.rows)))
+        headers.append(_content_range("*", outcome.count))
     if not write.shown:
         return _without_body(_CREATED, headers)
     return _rows(outcome, _CREATED, headers, singular=write.exactly_one)
@@ -291,7 +254,7 @@ def _answer_of_many(write: Write, outcome: Done) -> Response:
     preferred.
     """
     headers = _headers(outcome, write.preferences)
-    count = len(outcome.rows)
+    count = outcome.count
     headers.append(_content_range(f"0-{count - 1}" if count else "*", count if write.preferences.count else None))
     if not write.shown:
         return _without_body(_NO_CONTENT, headers)

@@ -6,7 +6,7 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -29,7 +29,6 @@ from fencepost.server.fence.token import MalformedTokenError, parse_token
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import Replayed
-from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.use_cases import claim, read_many, read_one, report
 from fencepost.server.gateway.use_cases import write as decide
@@ -50,11 +49,9 @@ from fencepost.server.http.answers import (
     answer,
     fence_headers,
     json_response,
-    kept_answer,
     list_answer,
     read_answer,
-    replay,
-    to_recorded,
+    replayed,
 )
 from fencepost.server.http.bodies import (
     BodiesInHand,
@@ -86,7 +83,6 @@ from fencepost.server.http.headers import (
 )
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.http.query import only, parse_query
-from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.query import NO_QUERY, QueryError
 from fencepost.server.postgres.row_sql import Key
 from fencepost.server.queues.message import METHODS, WriteMessage
@@ -380,10 +376,7 @@ _PLAIN: Final = (b"*/*", b"application/json")
 
 async def write_answer(gateway: Gateway, request: DataRequest, write: Write) -> Response:
     """Decide a write, or put it into its queue; `request` is what it was read from."""
-    outcome = await decide(
-        gateway, write, partial(kept_answer, gateway, write), as_message=partial(_as_message, request, write)
-    )
-    return answer(write, outcome)
+    return answer(write, await decide(gateway, write, as_message=partial(_as_message, request, write)))
 
 
 def _as_message(request: DataRequest, write: Write) -> WriteMessage:
@@ -426,35 +419,18 @@ async def claim_answer(
     text = read_idempotency_key(headers, raw_headers)
     key = None if text is None else IdempotencyKey(text, payload_hash("claim", name))
     asked = Claim(read_resource(name, "body: resource"), token, key)
-    outcome = await claim(gateway, asked, partial(_kept_answer, gateway))
-    if isinstance(outcome, Replayed) and outcome.answer is not None:
-        outcome.answer = _without_others_mark(outcome.answer, token)
-    return _answer(outcome)
-
-
-def _without_others_mark(answer: Recorded, token: Presented | None) -> Recorded:
-    """Leave the mark out that another token than this request's has made: it may be good for writes still."""
-    number = token.number if isinstance(token, SealedToken) else token
-    if orjson.loads(answer.body)["mark"] == str(number):
-        return answer
-    # As text: the row stays as PostgreSQL has written it. In a name the quotes would be escaped.
-    return replace(answer, body=re.sub(rb',"mark":"[0-9]+"', b',"mark":null', answer.body, count=1))
-
-
-def _kept_answer(gateway: Gateway, done: Done) -> Recorded:
-    """Give what is kept of an answer: all of it, or without the member `row` (gateway/outcomes.py)."""
-    whole = to_recorded(_answer(done))
-    if gateway.kept.takes(gateway.caller.name, len(whole.body)):
-        return whole
-    body = {"resource": done.resource, "mark": str(done.mark)}
-    return to_recorded(json_response(body, [*fence_headers(done), (b"preference-applied", b"return=minimal")]))
-
-
-def _answer(outcome: Outcome) -> Response:
+    outcome = await claim(gateway, asked)
     if isinstance(outcome, Problem):
         return problem_response(outcome)
-    if isinstance(outcome, Replayed):
-        return replay(outcome)
     row = orjson.Fragment(outcome.rows[0]) if outcome.rows else None
     body = {"resource": outcome.resource, "mark": str(outcome.mark), "row": row}
-    return json_response(body, fence_headers(outcome))
+    if not isinstance(outcome, Replayed):
+        return json_response(body, fence_headers(outcome))
+    if outcome.mark != (token.number if isinstance(token, SealedToken) else token):
+        body["mark"] = None  # that of another token than this request's: it may be good for writes still
+    outcome.mark = None
+    of_scope = fence_headers(outcome)
+    if outcome.preferences.applied:  # kept without its row
+        del body["row"]
+        of_scope.append((b"preference-applied", outcome.preferences.applied))
+    return replayed(json_response(body, of_scope))

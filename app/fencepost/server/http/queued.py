@@ -21,7 +21,6 @@ from fencepost.server import wire
 from fencepost.server.fence.problem_types import NOT_ACCEPTABLE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.results import STATES
 from fencepost.server.gateway.submit import Found, find, wait
 from fencepost.server.http.answers import decided_answer, json_response, queued_answer
 from fencepost.server.http.edge import HEAD, caller_of
@@ -30,8 +29,8 @@ from fencepost.server.http.headers import Headers, read_headers
 from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.problems import RequestError, answer_or_problem, problem_response
 from fencepost.server.http.query import query_pairs
-from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.postgres.query import QueryError
+from fencepost.server.postgres.queues import STATES, Result
 from fencepost.server.queues.message import MalformedWriteIdError, WriteId, parse_write_id
 
 RECONNECT_MS: Final = 1000
@@ -132,7 +131,7 @@ async def _answer(gateway: Gateway, request: Request, write_id: str) -> Response
     return json_response(_body(asked.write_id, found), [_RETRY] if found is None else ())
 
 
-async def _events(gateway: Gateway, write_id: WriteId, first: Recorded | None, scope: Scope) -> AsyncIterator[bytes]:
+async def _events(gateway: Gateway, write_id: WriteId, first: Result | None, scope: Scope) -> AsyncIterator[bytes]:
     """Stream until the write is decided, or the caller is not to be answered any more."""
     yield format_sse_event(retry=RECONNECT_MS)
     found: Found = first
@@ -151,12 +150,12 @@ async def _events(gateway: Gateway, write_id: WriteId, first: Recorded | None, s
         yield _event(write_id, found)
 
 
-def _event(write_id: WriteId, found: Recorded | None) -> bytes:
+def _event(write_id: WriteId, found: Result | None) -> bytes:
     body = _body(write_id, found)
     return format_sse_event(event=body["state"], id=body["state"], data_str=orjson.dumps(body).decode())
 
 
-def _body(write_id: WriteId, found: Recorded | None) -> wire.WriteAnswer:
+def _body(write_id: WriteId, found: Result | None) -> wire.WriteAnswer:
     return queued_answer(write_id) if found is None else decided_answer(write_id, found)
 
 

@@ -42,7 +42,7 @@ from fencepost.server.postgres.row_sql import (
 )
 from fencepost.server.postgres.tables import ProtectedTable, Table, quote
 
-# Idempotency keys in the database (R16): look one up, record what was answered, forget.
+# Idempotency keys in the database (R16): look one up, record what its write came to, forget.
 #
 # See migrations/schema/idempotency.sql.
 
@@ -57,15 +57,17 @@ ROWS_PER_STEP: Final = 10_000
 # What is made for each write is not frozen: that would cost more than the rest of its making.
 @dataclass(slots=True)
 class Recorded:
-    """An answer as it was given: status, headers as (name, value), body."""
+    """What a write came to, as JSON (gateway/idempotency.py), and beside it the rows as PostgreSQL wrote them, with
+    commas between them; None: the answer had none, or they were too large.
+    """
 
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: bytes
+    outcome: str
+    rows: str | None = None
 
 
-Record = tuple[str, str, bytes, Recorded]
-"""Whose key, the key, the hash of its payload, and what was answered."""
+Record = tuple[str, str, bytes, Recorded, str | None]
+"""Whose key, the key, the hash of its payload, what its write came to, and whose queued write it was, if a caller's
+with a role."""
 
 _RECORD: Final = "SELECT fencepost.gateway_idem_record($1, $2, $3, $4, $5, $6)"
 
@@ -73,13 +75,13 @@ State = Literal["new", "in flight", "reused"]
 
 
 async def begin(connection: Connection, caller: str, key: str, payload_hash: bytes) -> Recorded | State:
-    """Begin an idempotent write, first in its transaction: what was answered before, or whether it may go on.
+    """Begin an idempotent write, first in its transaction: what it came to before, or whether it may go on.
 
     `new` holds the key until the transaction ends; `in flight`: another transaction does; `reused`: for another
     payload.
     """
     row = await connection.fetchrow(
-        "SELECT state, status, headers, answer FROM fencepost.gateway_idem_begin($1, $2, $3)", caller, key, payload_hash
+        "SELECT state, outcome, rows FROM fencepost.gateway_idem_begin($1, $2, $3)", caller, key, payload_hash
     )
     if row is None:
         raise RuntimeError("fencepost.idem_begin gave no row")
@@ -87,40 +89,24 @@ async def begin(connection: Connection, caller: str, key: str, payload_hash: byt
 
 
 def read_state(row: asyncpg.Record) -> Recorded | State:
-    """Read a row of state, status, headers and answer."""
-    state: State | Literal["replay"] = row["state"]
-    if state != "replay":
-        return state
-    headers = row["headers"]
-    return Recorded(row["status"], tuple(zip(headers[::2], headers[1::2], strict=True)), row["answer"])
+    """Read a row that begins with state, outcome and rows."""
+    state: State | Literal["replay"] = row[0]
+    return Recorded(row[1], row[2]) if state == "replay" else state
 
 
-async def record(connection: Connection, caller: str, key: str, payload_hash: bytes, answer: Recorded) -> None:
-    """Record the answer, last in the write's transaction."""
-    headers = [part for pair in answer.headers for part in pair]
-    await connection.execute(
-        _RECORD,
-        caller,
-        key,
-        payload_hash,
-        answer.status,
-        headers,
-        answer.body,
-    )
+async def record(connection: Connection, made: Record) -> None:
+    """Record what a write came to, last in its transaction."""
+    caller, key, payload_hash, came_to, owner = made
+    await connection.execute(_RECORD, caller, key, payload_hash, came_to.outcome, came_to.rows, owner)
 
 
 async def record_many(connection: Connection, records: Sequence[Record]) -> None:
-    """Record several answers, last in their transaction."""
-    answers = [answer for _, _, _, answer in records]
+    """Record what several writes came to, last in their transaction."""
+    callers, keys, hashes, came_to, owners = map(list, zip(*records, strict=True))
+    outcomes, rows = [each.outcome for each in came_to], [each.rows for each in came_to]
     await connection.execute(
         "SELECT fencepost.gateway_idem_record_each($1, $2, $3, $4, $5, $6)",
-        [caller for caller, _, _, _ in records],
-        [key for _, key, _, _ in records],
-        [payload_hash for _, _, payload_hash, _ in records],
-        [answer.status for answer in answers],
-        # No header has a line break in it.
-        ["\n".join([part for pair in answer.headers for part in pair]) for answer in answers],
-        [answer.body for answer in answers],
+        *(callers, keys, hashes, outcomes, rows, owners),
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import asyncpg
 
@@ -62,20 +62,38 @@ class LetterBound:
 # What writes of queues came to: records of fencepost.idempotency under the caller `queue` (R16). A write that had an
 # effect is recorded in its transaction (postgres/keyed.py); here is what is read, and what came to nothing.
 
+State = Literal["applied", "refused", "failed"]
+"""applied: as a synchronous write that succeeded. refused: the fence refused the token that the client gave. failed:
+everything else that does not pass by waiting; the message is a dead letter.
+"""
+STATES: Final[tuple[State, ...]] = get_args(State)
+IN_HAND: Final = "in hand"
+"""What became of a dead letter: a retry of it has begun, and it is there still."""
+DROPPED: Final = "dropped"
+RETRIED_AS: Final = "retried as "
+"""Before the id of the write that it was appended as."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a write came to, and when that was recorded. `id`: under which; another one, where its message is in the log
-    twice.
+    twice. `letter`: IN_HAND, DROPPED or RETRIED_AS with an id; None: its dead letter, if it has one, is there or will
+    be. `owner` (`whose` of gateway/results.py): its caller, proven; `claimed`: the one that its message names, where
+    that was not proven, or not looked at; both empty where it has no role.
     """
 
     id: str
-    answer: Recorded
+    came_to: Recorded
     at: datetime
+    state: State
+    letter: str | None
+    owner: str
+    claimed: str
 
 
 _RESULTS: Final = """
-SELECT id, recorded_id, status, headers, answer, created_at FROM fencepost.queue_results($1, $2)"""
+SELECT id, recorded_id, outcome, rows, created_at, state, letter, owner, claimed
+  FROM fencepost.queue_results($1, $2)"""
 
 
 async def result_of_message(connection: Connection, write_id: str, content: bytes) -> Result | None:
@@ -95,37 +113,35 @@ async def results(connection: Connection, write_ids: Sequence[str]) -> dict[str,
 
 
 def _read(row: asyncpg.Record) -> Result:
-    headers = row["headers"]
-    answer = Recorded(row["status"], tuple(zip(headers[::2], headers[1::2], strict=True)), row["answer"])
-    return Result(row["recorded_id"], answer, row["created_at"])
-
-
-@dataclass(frozen=True, slots=True)
-class LetterSize:
-    """How many bytes a dead letter has, of which queue and caller (`whose` of gateway/results.py)."""
-
-    queue: str
-    whose: str
-    bytes: int
+    owner, claimed = row["owner"] or "", row["claimed"] or ""
+    came_to = Recorded(row["outcome"], row["rows"])
+    return Result(row["recorded_id"], came_to, row["created_at"], row["state"], row["letter"], owner, claimed)
 
 
 async def record(
-    connection: Connection, write_id: str, content: bytes, answer: Recorded, letter: LetterSize | None = None
+    connection: Connection,
+    write_id: str,
+    content: bytes,
+    state: State,
+    came_to: Recorded,
+    owner_claimed: tuple[str, str] = ("", ""),
+    letter: tuple[str, int | None] = ("", None),
 ) -> bool:
-    """Record that a write came to nothing, and which dead letter it becomes. False: what it came to is recorded
-    already, and stays.
+    """Record what a write came to that had no effect. False: what it came to is recorded already, and stays.
+    `owner_claimed`: see Result. `letter`: the queue, and how many bytes the dead letter has that it becomes; None: it
+    becomes none.
     """
-    headers = [part for pair in answer.headers for part in pair]
-    of_letter = (None, None, None) if letter is None else (letter.queue, letter.whose, letter.bytes)
+    owner, claimed = owner_claimed
     recorded: bool = await connection.fetchval(
-        "SELECT fencepost.queue_record($1, $2, $3, $4, $5, $6, $7, $8)",
-        *(write_id, content, answer.status, headers, answer.body, *of_letter),
+        "SELECT fencepost.queue_record($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        *(write_id, content, came_to.outcome, came_to.rows, state, owner or None, claimed or None),
+        *letter,
     )
     return recorded
 
 
 async def close_letter(connection: Connection, write_id: str, letter: str) -> bool:
-    """Note what becomes of the dead letter of a write (gateway/results.py); whether there is a record of the write."""
+    """Note what becomes of the dead letter of a write (Result.letter); whether there is a record of the write."""
     noted: bool = await connection.fetchval("SELECT fencepost.queue_close($1, $2)", write_id, letter)
     return noted
 

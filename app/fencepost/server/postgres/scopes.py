@@ -283,7 +283,7 @@ class Prelude:
             return [Opened(read_state(row)) for row in rows]
         if not self.idempotent:
             return [Opened("new", row[0] or "", row[1], row[2]) for row in rows]
-        return [Opened(read_state(row), row[4] or "", row[5], row[6]) for row in rows]
+        return [Opened(read_state(row), row[3] or "", row[4], row[5]) for row in rows]
 
 
 def _of_each(name: str, type_: str, read: Callable[[RowWrite], object]) -> Parameter[Batch]:
@@ -308,7 +308,7 @@ def prelude(table: Table, scope: Scope | None, scope_of: ScopeOf, caller: str | 
     whose: Parameter[Batch] = Parameter("caller", "text", lambda _: caller)
     parameters = (whose, *_PARAMETERS)
     begun_keys = f"fencepost.gateway_idem_begin_each({whose}, {_KEYS}, {_HASHES})"
-    known = "k.state, k.status, k.headers, k.answer"
+    known = "k.state, k.outcome, k.rows"
     if scope is None:
         text = f"SELECT {known} FROM {begun_keys} AS k ORDER BY k.number"
         return Prelude(compiled(text, parameters), idempotent, scoped=False)
