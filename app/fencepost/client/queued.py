@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, Unpack
 from urllib.parse import unquote
 
 from fencepost.client import rows
@@ -12,7 +12,7 @@ from fencepost.client.clock import before
 from fencepost.client.errors import ApiError, Problem, RowsNotKept, StillQueued, Unavailable, WriteFailed, error_of
 from fencepost.client.http import Exchange
 from fencepost.client.lease import Lease
-from fencepost.client.rows import AnyLease, Writer
+from fencepost.client.rows import AnyLease, How, Writer
 
 T = TypeVar("T")
 
@@ -135,77 +135,31 @@ class SubmitCalls(Generic[AnyLease]):
         self._exchange = exchange
         self._writer = writer
 
-    async def post(
-        self,
-        table: str,
-        row: Mapping[str, Any],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> QueuedWrite[Row]:
+    async def post(self, table: str, row: Mapping[str, Any], **how: Unpack[How[AnyLease]]) -> QueuedWrite[Row]:
         """Queue the insert of one row, which names its key; its result is the row."""
-        return await self._submit(
-            None, lease, token, idempotency_key, lambda fresh: rows.post(table, row, fresh), _first
-        )
+        return await self._submit(None, lambda fresh: rows.post(table, row, fresh), _first, **how)
 
     async def patch(
-        self,
-        table: str,
-        key: Key,
-        changes: Mapping[str, Any],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
+        self, table: str, key: Key, changes: Mapping[str, Any], **how: Unpack[How[AnyLease]]
     ) -> QueuedWrite[Row]:
         """Queue a change of columns of one row; its result is the row."""
         resource = resource_of(table, key)
-        return await self._submit(
-            resource, lease, token, idempotency_key, lambda fresh: rows.patch(table, key, changes, fresh), _row
-        )
+        return await self._submit(resource, lambda fresh: rows.patch(table, key, changes, fresh), _row, **how)
 
-    async def put(
-        self,
-        table: str,
-        key: Key,
-        row: Mapping[str, Any],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> QueuedWrite[Row]:
+    async def put(self, table: str, key: Key, row: Mapping[str, Any], **how: Unpack[How[AnyLease]]) -> QueuedWrite[Row]:
         """Queue that one row is created or replaced; its result is the row."""
         resource = resource_of(table, key)
-        return await self._submit(
-            resource, lease, token, idempotency_key, lambda fresh: rows.put(table, key, row, fresh), _row
-        )
+        return await self._submit(resource, lambda fresh: rows.put(table, key, row, fresh), _row, **how)
 
-    async def delete(
-        self,
-        table: str,
-        key: Key,
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> QueuedWrite[None]:
+    async def delete(self, table: str, key: Key, **how: Unpack[How[AnyLease]]) -> QueuedWrite[None]:
         """Queue the deletion of one row; its result is None."""
         resource = resource_of(table, key)
-        return await self._submit(
-            resource, lease, token, idempotency_key, lambda fresh: rows.delete(table, key, fresh), _nothing
-        )
+        return await self._submit(resource, lambda fresh: rows.delete(table, key, fresh), _nothing, **how)
 
     async def _submit(
-        self,
-        resource: str | None,
-        lease: AnyLease | None,
-        token: int | None,
-        key: str | None,
-        call: rows.WithToken,
-        read: Callable[[Any], T],
+        self, resource: str | None, call: rows.WithToken, read: Callable[[Any], T], **how: Unpack[How[AnyLease]]
     ) -> QueuedWrite[T]:
-        answer = await self._writer.submit(resource, lease, token, key, call)
+        answer = await self._writer.submit(resource, call, **how)
         if answer.status == rows.QUEUED:
             return QueuedWrite(self._exchange, unquote(answer.headers["Location"].rpartition("/")[2]), read)
         return QueuedWrite(self._exchange, None, read, Decision("applied", answer.status, answer.body))

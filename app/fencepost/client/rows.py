@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeAlias, TypeVar, cast, overload
+from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 from urllib.parse import quote
 
 from fencepost.client.answers import Claimed, Key, Row, collection_path, resource_of, row_path
@@ -18,6 +18,18 @@ Filters: TypeAlias = Mapping[str, str] | Sequence[tuple[str, str]]
 
 AnyLease = TypeVar("AnyLease")
 """A Lease; for the callers of `SyncClient`, which passes on the Lease behind it, a SyncLease."""
+
+
+class How(TypedDict, Generic[AnyLease], total=False):
+    """How a write is sent: with exactly one of `lease` and `token`. A queued write may have neither."""
+
+    lease: AnyLease | None
+    """The lease whose next token the write carries."""
+    token: int | None
+    """A token from elsewhere: an int, or a FenceToken."""
+    idempotency_key: str | None
+    """A key that outlives the process; without one the client makes one."""
+
 
 WithToken: TypeAlias = Callable[[int | None], Call]
 """A write that lacks only its token; None for one whose place in a queue is its token."""
@@ -148,28 +160,29 @@ class Writer:
         self._unscoped: set[str] = set()
         """Tables that have answered a write as those without a scope do."""
 
-    async def write(
-        self, resource: str | None, lease: AnyLease | None, token: int | None, key: str | None, call: WithToken
-    ) -> Answer:
+    async def write(self, resource: str | None, call: WithToken, **how: Unpack[How[AnyLease]]) -> Answer:
         """Send a write: under a lease in its turn and with a fresh token, or with the token that was given. It keeps
         token and key when it is sent again.
         """
-        if (lease is None) == (token is None):
+        if (how.get("lease") is None) == (how.get("token") is None):
             raise TypeError("a write takes exactly one of lease= and token=")
-        return await self._send(resource, lease, token, key, call)
+        return await self._send(resource, call, **how)
 
-    async def submit(
-        self, resource: str | None, lease: AnyLease | None, token: int | None, key: str | None, call: WithToken
-    ) -> Answer:
+    async def submit(self, resource: str | None, call: WithToken, **how: Unpack[How[AnyLease]]) -> Answer:
         """Send a write that is to be queued, as `write` does; without a token, where its place in the queue is it."""
-        if lease is not None and token is not None:
+        if how.get("lease") is not None and how.get("token") is not None:
             raise TypeError("a queued write takes one of lease= and token=, or neither")
-        return await self._send(resource, lease, token, key, lambda fresh: queued(call(fresh)))
+        return await self._send(resource, lambda fresh: queued(call(fresh)), **how)
 
     async def _send(
-        self, resource: str | None, lease: AnyLease | None, token: int | None, key: str | None, call: WithToken
+        self,
+        resource: str | None,
+        call: WithToken,
+        lease: AnyLease | None = None,
+        token: int | None = None,
+        idempotency_key: str | None = None,
     ) -> Answer:
-        key = new_key() if key is None else key
+        key = new_key() if idempotency_key is None else idempotency_key
         try:
             if lease is not None:
                 return await self._send_under(cast("Lease", lease), resource, key, call)
@@ -223,49 +236,21 @@ class Rows(Generic[AnyLease]):
         return rows
 
     @overload
-    async def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row: ...
+    async def post(self, table: str, rows: Mapping[str, Any], **how: Unpack[How[AnyLease]]) -> Row: ...
+
+    @overload
+    async def post(self, table: str, rows: Sequence[Mapping[str, Any]], **how: Unpack[How[AnyLease]]) -> list[Row]: ...
 
     @overload
     async def post(
-        self,
-        table: str,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]: ...
-
-    @overload
-    async def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
+        self, table: str, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], **how: Unpack[How[AnyLease]]
     ) -> Row | list[Row]: ...
 
     async def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
+        self, table: str, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], **how: Unpack[How[AnyLease]]
     ) -> Row | list[Row]:
         """Insert a row, or several in one transaction; returns what was stored."""
-        answer = await self._writer.write(None, lease, token, idempotency_key, lambda fresh: post(table, rows, fresh))
+        answer = await self._writer.write(None, lambda fresh: post(table, rows, fresh), **how)
         stored: list[Row] = answer.body
         return stored[0] if isinstance(rows, Mapping) else stored
 
@@ -275,10 +260,8 @@ class Rows(Generic[AnyLease]):
         key: Key,
         changes: Mapping[str, Any],
         *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
         if_match: int | str | None = None,
+        **how: Unpack[How[AnyLease]],
     ) -> Row:
         """Change columns of one row; returns the row. RowNotFound if there is none.
 
@@ -286,9 +269,7 @@ class Rows(Generic[AnyLease]):
         the row has another one, or is gone.
         """
         resource = resource_of(table, key)
-        answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: patch(table, key, changes, fresh, if_match)
-        )
+        answer = await self._writer.write(resource, lambda fresh: patch(table, key, changes, fresh, if_match), **how)
         row: Row = answer.body
         return row
 
@@ -298,63 +279,37 @@ class Rows(Generic[AnyLease]):
         key: Key,
         row: Mapping[str, Any],
         *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
         if_match: int | str | None = None,
+        **how: Unpack[How[AnyLease]],
     ) -> Row:
         """Create or replace one row; columns that are left out get their defaults. Returns the row. `if_match`: as of
         `patch`; then no row is created.
         """
         resource = resource_of(table, key)
-        answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: put(table, key, row, fresh, if_match)
-        )
+        answer = await self._writer.write(resource, lambda fresh: put(table, key, row, fresh, if_match), **how)
         stored: Row = answer.body
         return stored
 
     async def delete(
-        self,
-        table: str,
-        key: Key,
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-        if_match: int | str | None = None,
+        self, table: str, key: Key, *, if_match: int | str | None = None, **how: Unpack[How[AnyLease]]
     ) -> None:
         """Delete one row; its mark stays. RowNotFound if there is none. `if_match`: as of `patch`."""
-        await self._writer.write(
-            resource_of(table, key), lease, token, idempotency_key, lambda fresh: delete(table, key, fresh, if_match)
-        )
+        await self._writer.write(resource_of(table, key), lambda fresh: delete(table, key, fresh, if_match), **how)
 
     async def patch_where(
-        self,
-        table: str,
-        filters: Filters,
-        changes: Mapping[str, Any],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
+        self, table: str, filters: Filters, changes: Mapping[str, Any], **how: Unpack[How[AnyLease]]
     ) -> list[Row]:
         """Change columns of every row that matches, or of none (R10); returns the rows. ValueError without a filter."""
 
         def call(fresh: int | None) -> Call:
             return _write("PATCH", collection_path(table), fresh, dict(changes), params=_some(filters))
 
-        answer = await self._writer.write(None, lease, token, idempotency_key, call)
+        answer = await self._writer.write(None, call, **how)
         rows: list[Row] = answer.body
         return rows
 
     async def patch_rows(
-        self,
-        table: str,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
+        self, table: str, rows: Sequence[Mapping[str, Any]], **how: Unpack[How[AnyLease]]
     ) -> list[Row]:
         """Change many rows, each by its own mapping, or none (R10); returns them in this order. A mapping has the
         columns of the key and those to change, all have the same. RowNotFound if a row is not there.
@@ -363,38 +318,21 @@ class Rows(Generic[AnyLease]):
         def call(fresh: int | None) -> Call:
             return _write("PATCH", collection_path(table), fresh, [dict(row) for row in rows])
 
-        answer = await self._writer.write(None, lease, token, idempotency_key, call)
+        answer = await self._writer.write(None, call, **how)
         changed: list[Row] = answer.body
         return changed
 
-    async def delete_where(
-        self,
-        table: str,
-        filters: Filters,
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]:
+    async def delete_where(self, table: str, filters: Filters, **how: Unpack[How[AnyLease]]) -> list[Row]:
         """Delete every row that matches, or none (R10); returns the rows. ValueError without a filter."""
 
         def call(fresh: int | None) -> Call:
             return _write("DELETE", collection_path(table), fresh, None, params=_some(filters))
 
-        answer = await self._writer.write(None, lease, token, idempotency_key, call)
+        answer = await self._writer.write(None, call, **how)
         rows: list[Row] = answer.body
         return rows
 
-    async def claim(
-        self,
-        resource: str,
-        *,
-        lease: AnyLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Claimed:
+    async def claim(self, resource: str, **how: Unpack[How[AnyLease]]) -> Claimed:
         """Raise the resource's mark without writing, and return the row: no older holder can write from now on (R7)."""
-        answer = await self._writer.write(
-            resource, lease, token, idempotency_key, lambda fresh: claim_call(resource, fresh)
-        )
+        answer = await self._writer.write(resource, lambda fresh: claim_call(resource, fresh), **how)
         return Claimed.read(answer.body)

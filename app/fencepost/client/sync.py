@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from concurrent.futures import Future
 from datetime import datetime
 from types import GenericAlias, TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, get_args, overload
 
 import httpx
 
@@ -27,7 +27,7 @@ from fencepost.client.http import DEFAULT_RETRY, Retry, Token
 from fencepost.client.lease import FIRST_TOKENS, Claims, Lease, Names, Writes
 from fencepost.client.lock import Lock
 from fencepost.client.queued import QueuedWrite, Submit, SubmitCalls
-from fencepost.client.rows import Rows
+from fencepost.client.rows import How, Rows
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -422,49 +422,21 @@ class SyncClient(Passing[Client]):
     batch_atomic = passed(Client.batch_atomic)
 
     @overload
-    def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> Row: ...
+    def post(self, table: str, rows: Mapping[str, Any], **how: Unpack[How[SyncLease]]) -> Row: ...
+
+    @overload
+    def post(self, table: str, rows: Sequence[Mapping[str, Any]], **how: Unpack[How[SyncLease]]) -> list[Row]: ...
 
     @overload
     def post(
-        self,
-        table: str,
-        rows: Sequence[Mapping[str, Any]],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
-    ) -> list[Row]: ...
-
-    @overload
-    def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
+        self, table: str, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], **how: Unpack[How[SyncLease]]
     ) -> Row | list[Row]: ...
 
     def post(
-        self,
-        table: str,
-        rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
-        *,
-        lease: SyncLease | None = None,
-        token: int | None = None,
-        idempotency_key: str | None = None,
+        self, table: str, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], **how: Unpack[How[SyncLease]]
     ) -> Row | list[Row]:
         """Insert a row, or several in one transaction; returns what was stored."""
-        return _post(self, table, rows, lease=lease, token=token, idempotency_key=idempotency_key)
+        return _post(self, table, rows, **how)
 
     @property
     def submit(self) -> SyncSubmit:
