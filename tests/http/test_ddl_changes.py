@@ -153,6 +153,16 @@ async def test_a_batch_that_lands_as_a_whole_meets_a_table_that_has_changed(scen
         assert (answer.status_code, answer.json()["status"]) == (200, 200), (ddl, answer.text)
 
 
+@pytest.mark.parametrize(("method", "body"), [("PATCH", {"v": "x"}), ("DELETE", None)])
+async def test_if_match_meets_a_table_whose_mark_is_no_version_any_more(
+    scene: Scene, method: str, body: object
+) -> None:
+    tag = (await scene.api.ask("GET", "data/t/1")).headers["etag"]
+    await protect(scene.owner, "t", rule="epoch")
+    answer = await scene.api.ask(method, "data/t/1", body, token=50, headers={"If-Match": tag})
+    assert code(answer) == (400, "FP016")
+
+
 async def test_a_table_protected_by_another_process(scene: Scene) -> None:
     assert await scene.write("PATCH", "data/plain/1", {"v": "y"}) == (403, "FP005")
     await protect(scene.owner, "plain")

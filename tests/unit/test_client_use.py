@@ -166,7 +166,7 @@ async def test_a_write_may_name_the_mark_that_its_row_must_have() -> None:
         await c.patch("orders", 1, {}, token=5, if_match=4)
         await c.put("orders", 1, {}, token=5, if_match="0")
         with pytest.raises(RowChanged):
-            await c.delete("orders", 1, token=5, if_match="4")
+            await c.delete("orders", 1, token=5, if_match='"4"')
         for wrong, error in (
             ("x", ValueError),
             (-1, ValueError),

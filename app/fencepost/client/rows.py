@@ -104,12 +104,13 @@ def check_token(token: int) -> int:
 
 
 def _tag_of(mark: int | str) -> str:
-    """Spell a mark, an int or its digits as a row has them, as an ETag."""
+    """Spell a mark as an ETag: an int, its digits as a row has them, or the ETag of an answer."""
     if isinstance(mark, bool) or not isinstance(mark, int | str):
         raise TypeError(f"if_match {mark!r}: a mark is an int, or its digits, as in last_fence_token")
-    if not _MARK.fullmatch(str(mark)) or int(mark) > MAX_TOKEN:
-        raise ValueError(f"if_match {mark!r}: a mark is from 0 to {MAX_TOKEN}")
-    return f'"{mark}"'
+    digits = str(mark).removeprefix('"').removesuffix('"')
+    if not _MARK.fullmatch(digits) or int(digits) > MAX_TOKEN:
+        raise ValueError(f"if_match {mark!r}: a mark is a whole number from 0 to {MAX_TOKEN}, without leading zeros")
+    return f'"{digits}"'
 
 
 def _write(

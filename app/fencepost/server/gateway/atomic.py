@@ -92,7 +92,7 @@ async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _
             ) from None
 
     try:
-        return await in_transaction(connection, in_time)
+        landed = await in_transaction(connection, in_time)
     except Undone as undone:
         if whole.failed is not None:
             raise whole.failed from undone
@@ -101,3 +101,5 @@ async def _once(gateway: Gateway, use: Callable[[Gateway], Awaitable[T]], run: _
         return refused
     except UncommittedError as error:
         raise UnavailableError(NOTHING.format(error)) from error
+    run.doubts.clear()  # all of it has landed: it is not done again
+    return landed

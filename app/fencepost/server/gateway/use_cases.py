@@ -302,7 +302,8 @@ def _doubt_of_answer(outcome: Problem, table: Table) -> Why | None:
     if outcome.type is UNPROTECTED_TABLE:
         return "catalog"
     queued = table.fence is not None and table.fence.queue is not None
-    no_partition = outcome.type in (ROW_NOT_FOUND, ROW_CHANGED) and table.kind == "partitioned table"
+    no_row = outcome.type is ROW_NOT_FOUND or (outcome.type is ROW_CHANGED and outcome.current_token is None)
+    no_partition = no_row and table.kind == "partitioned table"
     in_doubt = no_partition or outcome.type is TOKEN_REQUIRED or (queued and outcome.type is BAD_REQUEST)
     return "answer" if in_doubt else None
 

@@ -39,8 +39,8 @@ def _unsupported(detail: str, hint: str) -> Problem:
 
 _CONDITION: Final = Rule(
     "this precondition is not judged here, and a write that ignored it could overwrite what it was to protect.",
-    "If-Match with the row's ETag is judged on PATCH, PUT and DELETE of /v1/data/{table}/{key}; a filter in the query"
-    " can be a condition, too: ?version=eq.7.",
+    "If-Match with the row's ETag is judged on PATCH, PUT and DELETE of /v1/data/{table}/{key}; on the"
+    " collection a filter can be one, ?order_id=eq.1&version=eq.7: Prefer: count=exact says how many rows it met.",
 )
 _OVERRIDE: Final = Rule("the method is the one of the request line.", "Send the request with the method that is meant.")
 
@@ -317,26 +317,27 @@ def by_name(raw_headers: RawHeaders) -> Headers:
 # The ETag of a row is its mark: under the rule strict each write gives the row another one (RFC 9110 §8.8.3, §13.1).
 
 
-_MARK_TAG: Final = re.compile(rb'"(0|[1-9][0-9]{0,18})"')
+_MARK_TAG: Final = re.compile(r'"(0|[1-9][0-9]{0,18})"')
 
 
 def read_if_match(value: bytes) -> tuple[int, ...]:
     """Read If-Match: the marks of which the row must have one; none of them for `*`: it must be there."""
-    if value.strip() == b"*":
+    tags = [tag for each in value.decode("latin-1").split(",") if (tag := each.strip(" \t"))]
+    if set(tags) == {"*"}:
         return ()
-    marks = []
-    for part in value.split(b","):
-        tag = _MARK_TAG.fullmatch(part.strip())
-        if tag is None or (mark := int(tag[1])) > MAX_TOKEN:
+    found = [(_MARK_TAG.fullmatch(tag), tag) for tag in tags]
+    for read, tag in found:
+        if read is None or int(read[1]) > MAX_TOKEN:
             raise RequestError(
                 bad_request(
-                    f"If-Match: {part.strip()[:60].decode('latin-1')}: no row here has this ETag.",
-                    'Send the ETag of GET /v1/data/{table}/{key}, as "34", or *. A weak one, W/"34", comes from a proxy'
-                    " that changes answers: it is good for reads only.",
+                    f"If-Match: {tag[:60]}: the ETag of a row is its mark in quotes, a whole number.",
+                    'Send the ETag of GET /v1/data/{table}/{key} as it came: "34". Or *. A weak one, W/"34", comes from'
+                    " a proxy that changes answers: it is good for reads only.",
                 )
             )
-        marks.append(mark)
-    return tuple(marks)
+    if not found:
+        raise RequestError(bad_request("If-Match: it names no ETag.", 'Send the ETag of the row, "34"; or *.'))
+    return tuple(int(read[1]) for read, _ in found if read is not None)
 
 
 def is_known(none_match: bytes, etag: bytes) -> bool:

@@ -310,7 +310,7 @@ IDEMPOTENCY_KEY: Final = (
     "it when its answer was lost: it is done once, and answered as it was then."
 )
 IDEMPOTENCY_KEY_PATTERN: Final = r'^([!#-~]{1,255}|"([ !#-\[\]-~]|\\["\\]){1,255}")$'
-IF_MATCH_PATTERN: Final = r'^(\*|"(0|[1-9][0-9]{0,17})"( *, *"(0|[1-9][0-9]{0,17})")*)$'
+IF_MATCH_PATTERN: Final = r'^(\*|"(0|[1-9][0-9]{0,18})"( *, *"(0|[1-9][0-9]{0,18})")*)$'
 
 PARAMETERS: Final[dict[str, Part]] = {
     "FenceToken": {

@@ -38,6 +38,7 @@ from fencepost.server.postgres.row_sql import (
     literal,
     lock_clause,
     operator,
+    or_outdated,
     row_resource,
 )
 from fencepost.server.postgres.tables import ProtectedTable, Table, quote
@@ -192,7 +193,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     sets = [f"{quote(column)} = {value}" for column, value in given.values.items()]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
-    passes = f"{key_match(table)} AND {mark.passes}{_is_named(change)}"
+    passes = f"{key_match(table)} AND {mark.passes}{_is_named(table, change)}"
     lock = lock_clause(table, "update", change.sets)
     answer = _answer(table, change.target, mark.shown, wait, named=change.named)
     if not sets:  # in a scope: the row as it is
@@ -209,7 +210,7 @@ def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     that the row is locked first, and looked at.
     """
     mark, target = mark_of(table, deletes=True), change.target
-    passes = f"{key_match(table)} AND {mark.passes}{_is_named(change)}"
+    passes = f"{key_match(table)} AND {mark.passes}{_is_named(table, change)}"
     lock = lock_clause(table, "delete", ())
     if table.fence.scope is not None:
         answer = _answer(table, target, mark.shown, wait)
@@ -324,12 +325,17 @@ def _lock_row(table: Table, passes: str, lock: str, wait: Wait) -> str:
     return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock}{' SKIP LOCKED' if wait == 'skip' else ''})"
 
 
-def _is_named(change: Change) -> str:
-    """Compare the row's mark with those that the request names, if it does (If-Match)."""
+def _is_named(table: ProtectedTable, change: Change) -> str:
+    """Compare the row's mark with those that the request names, if it does (If-Match). Raises FP000 where the table has
+    another rule by now: under epoch a mark may stay the same over several writes.
+    """
     if not change.conditional:
         return ""
+    name = f"p.name OPERATOR(pg_catalog.=) {literal(table.fence.name)}"
+    strict = f"EXISTS (SELECT FROM fencepost.protected p WHERE {name} AND p.rule OPERATOR(pg_catalog.=) 'strict')"
     any_mark = f"pg_catalog.cardinality({MARKS}) OPERATOR(pg_catalog.=) 0"
-    return f" AND (r.{MARK} OPERATOR(pg_catalog.=) ANY ({MARKS}) OR {any_mark})"
+    named = f"(r.{MARK} OPERATOR(pg_catalog.=) ANY ({MARKS}) OR {any_mark})"
+    return f" AND {named} AND {or_outdated(table.fence.name, [strict])}"
 
 
 def _answer(table: ProtectedTable, target: Shown, mark: str, wait: Wait, *, named: bool = False) -> str:
