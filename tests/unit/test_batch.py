@@ -454,6 +454,16 @@ async def test_a_batch_goes_on_with_little_where_there_is_no_room_for_more() -> 
     assert len(lines) == 101
 
 
+async def test_lines_that_are_decided_behind_a_slow_one_give_their_room_back() -> None:
+    window = Window(100, lambda _: False, Arrival())
+    lines = [window.enter(running.OF_A_LINE) for _ in range(9)]
+    coming = asyncio.ensure_future(window.room())
+    for line in lines[1:]:
+        await asyncio.wait_for(window.begin(line), PATIENCE)  # its verdict takes less than the line has
+        window.decide(line, b"{}")
+    await asyncio.wait_for(coming, PATIENCE)
+
+
 LINES_OF = {
     "short": ("/7", {"note": "x"}),
     "many members": ("/7", {f"column-{number}": number for number in range(400)}),

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.types import Message, Scope
@@ -30,6 +31,7 @@ from fencepost.server.http.headers import (
     wants_one,
 )
 from fencepost.server.http.problems import RequestError, problem_response
+from fencepost.server.postgres.keyed import Recorded
 from fencepost.server.quota import UNKNOWN
 
 # What a body is kept as, how much of bodies a process has, and how large their numbers may become.
@@ -343,7 +345,7 @@ ROWS = ['{"id": 1,  "n": 1.50}', '{"id": 2, "n": null}']
         Preferences("minimal", applied=b"return=minimal"),
         Preferences("representation", count=True, applied=b"return=representation, count=exact"),
         Preferences("headers-only", most=5, applied=b"max-affected=5, return=headers-only"),
-        Preferences(count=True, applied=b"count=exact"),
+        Preferences(count=True, applied=b"count=planned"),
     ],
 )
 def test_a_repetition_is_answered_as_the_first_request_was(
@@ -353,7 +355,8 @@ def test_a_repetition_is_answered_as_the_first_request_was(
     write = Write(verb, "orders", target, None, preferences=preferences, exactly_one=exactly_one)
     first = answer(write, done)
     rows = ",".join(done.rows) if write.shown else None
-    kept = read_record(recorded(write, done, rows, preferences.applied))
+    gateway: Any = Mock()  # whose kept answers have room
+    kept = read_record(recorded(gateway, write, done, rows, preferences))
     assert isinstance(kept, Replayed)
     again = answer(replace(write, preferences=Preferences("representation"), exactly_one=False), kept)
     assert (again.status_code, again.body) == (first.status_code, first.body)
@@ -376,10 +379,20 @@ def test_a_problem_is_shown_as_it_was_met() -> None:
         record = recorded_problem(each)
         assert record.outcome.isascii(), "a database in LATIN1 takes it too"
         assert len(record.outcome) < 30_000, "names are cut before they are kept"
+        assert (str(2**62) in record.outcome) == (each.shows_mark and each.current_token is not None)
         kept = read_record(record)
         assert isinstance(kept, Problem)
         first, again = problem_response(each), problem_response(kept)
         assert (first.status_code, first.body, first.raw_headers) == (again.status_code, again.body, again.raw_headers)
+
+
+def test_a_record_of_a_newer_version_is_read_as_far_as_this_one_knows_it() -> None:
+    done = read_record(Recorded('{"verb": "patch", "counted": 1, "newer": 5}', "{}"))
+    assert isinstance(done, Replayed)
+    assert (done.count, answer(Write("patch", "t", OneRow(("1",)), None), done).status_code) == (1, 200)
+    problem = read_record(Recorded('{"type": "newer", "detail": "As it was.", "status": 418, "newer": 5}', None))
+    assert isinstance(problem, Problem)
+    assert (problem.http_status, problem.detail) == (418, "As it was.")
 
 
 # Which answers are kept under Idempotency-Keys, and for how long they count.

@@ -377,7 +377,7 @@ class Applier:
                 return of_problem("failed", refused)
         own = IdempotentRequest(name.id, name.content, taken.gateway, write, OF_QUEUES, looked_up=False)
         outcome = await decide(taken.gateway, write, own)
-        return _result_of(write, outcome, positioned=takes_position)
+        return _result_of(taken.gateway, write, outcome, positioned=takes_position)
 
     async def _read(self, message: WriteMessage, named: Resource) -> Write:
         posted = message.method == "POST"
@@ -483,7 +483,7 @@ def _headers_of(
     return headers, dict(headers)
 
 
-def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Verdict:
+def _result_of(gateway: Gateway, write: Write, outcome: Outcome, *, positioned: bool) -> Verdict:
     if isinstance(outcome, Problem):
         return _by_problem(outcome, positioned=positioned)
     if not isinstance(outcome, Replayed):
@@ -492,7 +492,7 @@ def _result_of(write: Write, outcome: Outcome, *, positioned: bool) -> Verdict:
         return Before()
     # Another message landed under the client's key before: this one gets a record of its own.
     asked, rows = outcome.asked(write), outcome.rows[0] if outcome.rows else None
-    return Decided("applied", recorded(asked, outcome, rows, asked.preferences.applied, again=True))
+    return Decided("applied", recorded(gateway, asked, outcome, rows, asked.preferences, again=True))
 
 
 def _by_problem(problem: Problem, *, positioned: bool = False) -> Verdict:

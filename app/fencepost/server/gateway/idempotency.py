@@ -22,7 +22,7 @@ from typing import Final
 
 import orjson
 
-from fencepost.server.fence.problem_types import KEY_IN_FLIGHT, KEY_REUSED, PROBLEM_TYPES
+from fencepost.server.fence.problem_types import DATABASE_REFUSED, KEY_IN_FLIGHT, KEY_REUSED, PROBLEM_TYPES
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import bounded_within
 from fencepost.server.gateway.gateway import Gateway
@@ -75,13 +75,10 @@ class IdempotentRequest:
         return [own] if self.message is None else [own, *self.message.records(done)]
 
     def _came_to(self, done: Done) -> Recorded:
-        """All of it, or as if no rows were asked for (outcomes.py)."""
-        write, gateway = self.write, self.gateway
+        write = self.write
         preferences = NO_PREFERENCES if write is None else write.preferences
         rows = ",".join(done.rows) if write is None or write.shown else None
-        if rows is None or gateway.kept.takes(gateway.caller.name, len(rows.encode())):
-            return recorded(write, done, rows, preferences.applied)
-        return recorded(write, done, None, preferences.without_rows())
+        return recorded(self.gateway, write, done, rows, preferences)
 
 
 def once_of(
@@ -144,10 +141,21 @@ class Replayed(Done):
         return replace(write, preferences=self.preferences, exactly_one=self.exactly_one)
 
 
-def recorded(write: Write | None, done: Done, rows: str | None, applied: bytes, *, again: bool = False) -> Recorded:
-    """Make the record of a success: its rows, and as JSON the rest of `Replayed`. `write`: None for a claim; `applied`:
-    Preference-Applied of the answer.
+def recorded(
+    gateway: Gateway,
+    write: Write | None,
+    done: Done,
+    rows: str | None,
+    preferences: Preferences,
+    *,
+    again: bool = False,
+) -> Recorded:
+    """Make the record of a success: its rows, and as JSON the rest of `Replayed`; or, where the caller has had too much
+    kept (outcomes.py), as if no rows had been preferred. `write`: None for a claim.
     """
+    applied = preferences.applied
+    if rows is not None and not gateway.kept.takes(gateway.caller.name, len(rows.encode())):
+        rows, applied = None, preferences.without_rows()
     about = {
         "verb": None if write is None else write.verb,
         "exactly_one": write is not None and write.exactly_one,
@@ -167,8 +175,10 @@ _TYPES: Final = {each.slug: each for each in PROBLEM_TYPES}
 
 def recorded_problem(problem: Problem) -> Recorded:
     """Make the record of a queued write that was refused, or failed. It is ASCII: a database need not be in UTF-8, and
-    must be able to take what a client wrote, and what we did.
+    must be able to take what a client wrote, and what we did. A mark that no answer shows is not there either.
     """
+    if not problem.shows_mark:
+        problem = replace(problem, current_token=None)
     about = {each.name: getattr(problem, each.name) for each in fields(problem)}
     of_clients = {"resource": bounded_within(problem.resource), "extra": bounded_within(problem.extra)}
     about |= {"type": problem.type.slug, **of_clients}
@@ -176,10 +186,12 @@ def recorded_problem(problem: Problem) -> Recorded:
 
 
 def read_record(found: Recorded) -> Replayed | Problem:
-    """Read what a write came to."""
+    """Read what a write came to. What a newer version has added to a record is left out."""
     about = orjson.loads(found.outcome)
     if "type" in about:
-        return Problem(**{**about, "type": _TYPES[about["type"]]})
+        about["type"] = _TYPES.get(about["type"], DATABASE_REFUSED)
+        return Problem(**{each.name: about[each.name] for each in fields(Problem) if each.name in about})
+    about = {each.name: about[each.name] for each in fields(Replayed) if each.name in about}
     preferences = Preferences.of_answer(about.pop("preferences", "").encode("latin-1"))
     return Replayed([found.rows] if found.rows else [], preferences=preferences, **about)
 

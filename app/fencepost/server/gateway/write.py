@@ -125,7 +125,7 @@ class Preferences:
         answer: _Returned | None = next(
             (kind for kind in get_args(_Returned) if b"return=" + kind.encode() in each), None
         )
-        return cls(answer=answer, count=b"count=exact" in each, applied=applied)
+        return cls(answer=answer, count=b"count=" in applied, applied=applied)
 
 
 NO_PREFERENCES: Final = Preferences()

@@ -342,8 +342,13 @@ class Window:
         return entry
 
     async def begin(self, entry: Entry) -> None:
-        """Wait until the line may be decided: there is room for its verdict, or it is the first."""
-        while entry is not self._entries[0] and not self._fits(self.bytes + (self._begun + 1) * self._expected):
+        """Wait until the line may be decided: there is room for what its verdict takes beyond the line, which it is in
+        place of; or it is the first.
+        """
+        while entry is not self._entries[0]:
+            more = (self._begun + 1) * max(self._expected - OF_A_LINE, 0)
+            if not more or self._fits(self.bytes + more):
+                break
             self._room.clear()
             await self._room.wait()
         entry.begun = True
@@ -361,6 +366,7 @@ class Window:
             self._arrival.noted()
         if entry is self._entries[0]:
             self._moved.set()
+        self._room.set()
 
     def complete(self) -> None:
         self._complete = True
@@ -408,6 +414,8 @@ MEMBERS: Final = {
 """The headers of answers that verdicts have, and the names of the members that they become."""
 _PLAIN: Final = frozenset({b"replayed", b"retry_after"})
 """Members that are JSON as they stand: true, and a number. The others are strings."""
+_TERM: Final = re.compile(rb",|&|->|%2[cC]|-%3[eE]|%2[dD](?:>|%3[eE])")
+"""What stands before a term of a query, an element of a list, or a step into JSON."""
 _UNSENDABLE: Final = re.compile(r"[\x00-\x20\x7f#]")
 """What no target of a request has as it stands: a # would be its end."""
 _WHOLE: Final = re.compile(r"-?[0-9]+")
@@ -505,7 +513,7 @@ async def understand(raw: bytes, catalog: Catalog, max_body_bytes: int) -> Line 
             "prefer: respond-async means nothing in a batch: each line is decided before its verdict.",
             "To queue a write, send it as a request.",
         )
-    size += OF_A_MEMBER * len(write.body.values) + OF_A_TERM * (path.count(b",") + path.count(b"&"))
+    size += OF_A_MEMBER * len(write.body.values) + OF_A_TERM * len(_TERM.findall(path))
     key = None if write.idempotency_key is None else write.idempotency_key.text
     return Line(conflict_of_write(catalog, write), key, size, lambda gateway: write_answer(gateway, request, write))
 

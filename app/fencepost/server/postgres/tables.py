@@ -320,6 +320,7 @@ class Catalog:
                 not each.refers.isdisjoint(oids)
                 or not each.shares_transactions
                 or (each.fence is not None and each.fence.deletes_own_rows)
+                or any(oid in oids for oid, _, _ in each.reached)
                 for each in sharing
             ):
                 found.add(table.oid)
