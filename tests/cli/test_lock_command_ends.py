@@ -19,6 +19,8 @@ from tests.support.servers import all_gone
 from fencepost.testing import Link, partitioned
 from fencepost.testing.servers.processes import PATIENCE, alive, descendants, eventually
 
+pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
+
 # A lock that is lost while the command runs: the command, and all that it has started, is ended in time.
 
 
@@ -30,7 +32,6 @@ async def pids(directory: Path, count: int) -> list[int]:
     return [int(pid) for pid in await written(directory / "pids", lines=count)]
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_lost_lease_ends_the_whole_process_group(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -45,7 +46,6 @@ async def test_a_lost_lease_ends_the_whole_process_group(
     assert len(running.lines) == 1
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_grandchild_that_ignores_term_is_killed_though_the_command_has_gone(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -58,7 +58,6 @@ async def test_a_grandchild_that_ignores_term_is_killed_though_the_command_has_g
     assert await written(tmp_path / "signals") == ["TERM"], "it was asked first"
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_the_exit_code_can_be_chosen_and_the_successor_is_named(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -72,7 +71,6 @@ async def test_the_exit_code_can_be_chosen_and_the_successor_is_named(
     assert successor.process.poll() is None
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 @pytest.mark.realtime
 async def test_the_command_is_dead_before_another_gets_the_lock(
     lock: StartLock, http: httpx.AsyncClient, gateway_url: str, tmp_path: Path
@@ -96,7 +94,6 @@ async def test_the_command_is_dead_before_another_gets_the_lock(
         assert successor.process.poll() is None
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 @pytest.mark.realtime
 async def test_a_release_that_fails_is_a_warning_and_the_exit_code_stays(
     lock: StartLock, gateway_url: str, tmp_path: Path
@@ -112,7 +109,6 @@ async def test_a_release_that_fails_is_a_warning_and_the_exit_code_stays(
         assert len(running.lines) == 1
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_command_dies_when_fencepost_lock_is_killed(lock: StartLock, tmp_path: Path) -> None:
     running = lock("a", "sh", "-c", f"trap 'echo TERM >> signals; exit' TERM; echo $$ >> pids; {FOR_EVER}")
     group = await pids(tmp_path, 1)
@@ -129,7 +125,6 @@ async def expired(http: httpx.AsyncClient, lease: str) -> None:
     await eventually(over, what=f"the end of lease {lease}")
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 @pytest.mark.realtime
 async def test_paused_beyond_its_ttl_it_kills_the_command_at_once(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
@@ -148,7 +143,6 @@ async def test_paused_beyond_its_ttl_it_kills_the_command_at_once(
     assert not (tmp_path / "signals").exists()
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 @pytest.mark.realtime
 async def test_paused_together_with_its_command_it_ends_the_command_before_it_goes_on(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
@@ -167,7 +161,6 @@ async def test_paused_together_with_its_command_it_ends_the_command_before_it_go
     assert (tmp_path / "life").read_text() == before, "it did nothing any more"
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_paused_within_its_ttl_both_go_on(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
     script = f"echo $$ >> pids; {ENV}; until [ -e go ]; do echo >> life; sleep 0.02; done"
     running = lock("a", "--ttl", "20", "sh", "-c", script)
@@ -184,7 +177,6 @@ async def test_paused_within_its_ttl_both_go_on(lock: StartLock, http: httpx.Asy
     assert await locks(http) == []
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 @pytest.mark.realtime
 async def test_a_command_that_ended_while_the_lease_was_not_renewed_counts_as_lost(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
@@ -202,7 +194,6 @@ async def test_a_command_that_ended_while_the_lease_was_not_renewed_counts_as_lo
     assert await running.ended() == 79
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_stopped_command_is_asked_to_end_too(lock: StartLock, http: httpx.AsyncClient, tmp_path: Path) -> None:
     script = f"trap 'echo TERM >> signals; exit' TERM; echo $$ >> pids; {ENV}; {FOR_EVER}"
     running = lock("a", "--ttl", "12", "sh", "-c", script)
@@ -220,7 +211,6 @@ async def test_a_stopped_command_is_asked_to_end_too(lock: StartLock, http: http
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_signal_is_passed_to_the_command_which_decides(lock: StartLock, tmp_path: Path) -> None:
     names = ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "WINCH", "CONT")
     traps = "; ".join(f"trap 'echo {name} >> signals' {name}" for name in names)
@@ -233,7 +223,6 @@ async def test_a_signal_is_passed_to_the_command_which_decides(lock: StartLock, 
     assert await running.ended() == 4
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_signals_that_were_blocked_by_what_started_it_arrive(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -247,7 +236,6 @@ async def test_signals_that_were_blocked_by_what_started_it_arrive(
     assert await locks(http) == []
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_the_lock_is_held_until_the_whole_group_has_ended(
     lock: StartLock, http: httpx.AsyncClient, tmp_path: Path
 ) -> None:
@@ -264,7 +252,6 @@ async def test_the_lock_is_held_until_the_whole_group_has_ended(
     assert await locks(http) == []
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_what_was_ignored_stays_ignored(lock: StartLock, tmp_path: Path) -> None:
     """As under nohup."""
     ignoring = "trap '' HUP INT; exec \"$@\""
@@ -336,7 +323,6 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
     return await asyncio.wait_for(asyncio.to_thread(process.wait), PATIENCE)
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 @pytest.mark.parametrize("reads", [True, False])
 async def test_ctrl_c_ends_the_command_and_then_us_in_the_same_way(
     gateway_url: str, http: httpx.AsyncClient, tmp_path: Path, reads: bool
@@ -352,7 +338,6 @@ async def test_ctrl_c_ends_the_command_and_then_us_in_the_same_way(
         assert await locks(http) == []
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_ctrl_z_and_fg_and_a_second_read(gateway_url: str, http: httpx.AsyncClient, tmp_path: Path) -> None:
     async with at_a_terminal("bash", "--norc", "--noprofile", "-i", url=gateway_url, directory=tmp_path) as (
         screen,
@@ -380,7 +365,6 @@ async def test_ctrl_z_and_fg_and_a_second_read(gateway_url: str, http: httpx.Asy
         assert await locks(http) == []
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 @pytest.mark.realtime
 async def test_ctrl_z_beyond_the_ttl_loses_the_lock(gateway_url: str, tmp_path: Path, http: httpx.AsyncClient) -> None:
     """The command starts none itself: a shell that is stopped between vfork and exec of one does not show it."""

@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, ExitStack, aclosing
 from pathlib import Path
 
 import anyio
-import asyncpg
 import httpx
 import pytest
 from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, gateway_process
+from tests.support.interleave import connection_to
 from tests.support.manual_clock import ManualClock
 
 from fencepost import Client, Leader, LeaseLost, OutcomeUnknown, Retry, StaleToken, SyncClient, SyncTerm, Unavailable
@@ -135,11 +135,8 @@ async def test_a_lost_answer_to_a_write_is_asked_for_again_and_the_write_is_done
         assert row["status"] == "paid"
         assert counting.count("PATCH") == 2
         assert (await c.fence(ORDER)).mark is not None
-    connection = await asyncpg.connect(shared.dsn)
-    try:
+    async with connection_to(shared.dsn) as connection:
         assert await connection.fetchval("SELECT count(*) FROM fencepost.idempotency") == 1
-    finally:
-        await connection.close()
 
 
 @pytest.mark.long("holders, leaders and gateways that are paused or killed")

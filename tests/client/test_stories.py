@@ -17,6 +17,7 @@ import httpx
 import pytest
 from tests.client.transports import Counting
 from tests.support.gateways import DemoGateway, in_process
+from tests.support.interleave import connection_to
 from tests.support.use_cases import patch_line, written
 
 from fencepost import (
@@ -209,16 +210,12 @@ async def test_a_refusal_of_the_fence_is_a_stale_token_and_the_rest_is_a_dead_le
 
 
 async def test_a_result_that_is_not_there_in_time_may_be_asked_for_again(client: Client, shared: DemoGateway) -> None:
-    holder = await asyncpg.connect(shared.dsn)
-    try:
-        async with holder.transaction():
-            await holder.execute("SELECT 1 FROM orders WHERE order_id = 'order-123' FOR UPDATE")
-            queued = await client.submit.patch("orders", "order-123", {"status": "paid"}, token=70)
-            assert await queued.state() == "queued"
-            with pytest.raises(StillQueued):
-                await queued.result(timeout=0.3)
-    finally:
-        await holder.close()
+    async with connection_to(shared.dsn) as holder, holder.transaction():
+        await holder.execute("SELECT 1 FROM orders WHERE order_id = 'order-123' FOR UPDATE")
+        queued = await client.submit.patch("orders", "order-123", {"status": "paid"}, token=70)
+        assert await queued.state() == "queued"
+        with pytest.raises(StillQueued):
+            await queued.result(timeout=0.3)
     assert (await queued.result(WITHIN))["status"] == "paid"
 
 
@@ -230,10 +227,9 @@ async def test_a_submission_whose_answer_is_lost_is_repeated_and_done_once(
             queued = await c.submit.patch("orders", "order-123", {"status": "paid"}, token=80)
         assert (await queued.result(WITHIN))["status"] == "paid"
     assert counting.count("PATCH") > 1
-    connection = await asyncpg.connect(shared.dsn)
-    done = "SELECT count(*) FROM fencepost.idempotency WHERE caller = ''"
-    assert await connection.fetchval(done) == 1
-    await connection.close()
+    async with connection_to(shared.dsn) as connection:
+        done = "SELECT count(*) FROM fencepost.idempotency WHERE caller = ''"
+        assert await connection.fetchval(done) == 1
 
 
 def test_the_synchronous_client_queues_and_waits(gateway_url: str) -> None:

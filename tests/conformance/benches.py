@@ -7,8 +7,8 @@ import signal
 import socket
 import subprocess
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ import redis.asyncio
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from kazoo.retry import KazooRetry
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.postgres import server_bin_dir
 from tests.support.servers import all_gone, or_skipped
 
@@ -34,16 +34,11 @@ from fencepost.testing.servers.processes import descendants, eventually, free_po
 from fencepost.testing.servers.server import Server
 
 
-class Bench(Protocol):
-    """One service, running. A class for each, and a line in BENCHES."""
-
-    name: str
-    url: str
-    dsn: str
-    """The gateway's PostgreSQL, for sources that need one; empty otherwise."""
+class Harmed(Protocol):
+    """What a test does to a server."""
 
     async def crash(self) -> None:
-        """SIGKILL the service, all of its nodes."""
+        """SIGKILL it, all of its nodes."""
         ...
 
     async def restart(self) -> None:
@@ -57,6 +52,15 @@ class Bench(Protocol):
     async def resume(self) -> None:
         """SIGCONT it, and return once it answers."""
         ...
+
+
+class Bench(Harmed, Protocol):
+    """One service, running. A class for each, and a line in BENCHES."""
+
+    name: str
+    url: str
+    dsn: str
+    """The gateway's PostgreSQL, for sources that need one; empty otherwise."""
 
     async def spoil(self, lock: str) -> None:
         """Put something of another program's where the lock's state would be."""
@@ -95,6 +99,19 @@ async def redis_command(port: int, *words: str | int) -> Any:
     client: Any = redis.asyncio.Redis(port=port)
     async with client:
         return await client.execute_command(*words)
+
+
+@asynccontextmanager
+async def redis_has(port: int, settings: Mapping[str, str]) -> AsyncIterator[None]:
+    """Have other settings for a while."""
+    before = {name: (await redis_command(port, "CONFIG GET", name))[name] for name in settings}
+    try:
+        for name, value in settings.items():
+            await redis_command(port, "CONFIG SET", name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            await redis_command(port, "CONFIG SET", name, value)
 
 
 class OfServers:
@@ -373,10 +390,9 @@ class AdvisoryBench:
         self.dsn = self.url.replace("postgres-advisory", "postgresql")
 
     async def prepare(self) -> None:
-        admin = await asyncpg.connect(self.server.url)
-        await admin.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD 'p@ss'")
-        await admin.execute(f"CREATE DATABASE locks OWNER {ROLE}")
-        await admin.close()
+        async with connection_to(self.server.url) as admin:
+            await admin.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD 'p@ss'")
+            await admin.execute(f"CREATE DATABASE locks OWNER {ROLE}")
 
     async def connect(self) -> Connection:
         """Connect as another program of the same role; the caller closes it."""

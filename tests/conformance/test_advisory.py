@@ -14,7 +14,7 @@ import pytest
 from tests.conformance.benches import AdvisoryBench, pid_of, sourced, taking
 from tests.conformance.conftest import ROOT, Asking
 from tests.support.gateways import serving
-from tests.support.interleave import Connect, Connection, start
+from tests.support.interleave import Connect, Connection, connection_to, start
 from tests.support.postgres import pooled
 
 from fencepost.server.locks.advisory import LEAST_TTL_MS, AdvisorySession, AdvisorySource
@@ -23,6 +23,12 @@ from fencepost.server.ops.protect import protect
 from fencepost.testing.faults.network import Link
 from fencepost.testing.servers.postgres import replicated
 from fencepost.testing.servers.processes import eventually
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "bench" in metafunc.fixturenames:
+        metafunc.definition.add_marker(pytest.mark.parametrize("bench", ["advisory"], indirect=True))
+
 
 OURS = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^fencepost [0-9a-f]{16}'"
 
@@ -35,7 +41,6 @@ async def other(bench: AdvisoryBench) -> AsyncIterator[Connection]:
     connection.terminate()
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_program_that_locks_there_itself_is_named(ask: Asking, other: Connection, lock: str) -> None:
     await other.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
     held = await ask.acquire(lock)
@@ -44,7 +49,6 @@ async def test_a_program_that_locks_there_itself_is_named(ask: Asking, other: Co
     assert isinstance(await ask.acquire(lock), Grant)
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_programs_and_gateways_wait_in_one_queue(
     ask: Asking, bench: AdvisoryBench, other: Connection, lock: str
 ) -> None:
@@ -65,7 +69,6 @@ async def two_wait(bench: AdvisoryBench, lock: str) -> bool:
     return await bench.waiting(lock) == 2
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_session_that_an_administrator_ends_is_a_lost_lock(
     ask: Asking, bench: AdvisoryBench, lock: str
 ) -> None:
@@ -76,7 +79,6 @@ async def test_a_session_that_an_administrator_ends_is_a_lost_lock(
     assert isinstance(await ask.acquire(lock), Grant)
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_another_session_of_the_same_pid_is_not_taken_for_the_holder(
     ask: Asking, other: Connection, lock: str
 ) -> None:
@@ -87,7 +89,6 @@ async def test_another_session_of_the_same_pid_is_not_taken_for_the_holder(
     assert await other.fetchval("SELECT 1") == 1, "it lives"
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_hold_stays_while_its_process_runs(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     ask.ttl_ms = LEAST_TTL_MS
     grant = await ask.granted(lock)
@@ -98,7 +99,6 @@ async def test_a_hold_stays_while_its_process_runs(ask: Asking, bench: AdvisoryB
     assert await ask.source.renew(lock, grant.handle, ask.ttl_ms) is True
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_renewal_may_change_the_ttl(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     ask.ttl_ms = 6000  # it is asked for again after a third of it
     grant = await ask.granted(lock)
@@ -107,7 +107,6 @@ async def test_a_renewal_may_change_the_ttl(ask: Asking, bench: AdvisoryBench, l
     await eventually(lambda: bench.asked(with_new_ttl, pid_of(grant)), what="the new TTL")
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_killed_processes_waiter_leaves_the_queue(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     await ask.granted(lock)
     waits_forever = dedent("""
@@ -129,7 +128,6 @@ async def queue_is_empty(bench: AdvisoryBench, lock: str) -> bool:
     return await bench.waiting(lock) == 0
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_released_lock_is_free_before_its_session_ends(
     ask: Asking, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +144,6 @@ async def test_a_released_lock_is_free_before_its_session_ends(
     assert seen == [None]
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_waiter_that_is_cancelled_leaves_nothing(
     bench: AdvisoryBench, ask: Asking, lock: str, times: int
@@ -164,7 +161,6 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing(
     await eventually(lambda: as_many(bench, before), what="the end of its session")
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_connection_that_breaks_with_the_grant_is_no_grant(
     bench: AdvisoryBench, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +180,6 @@ async def test_a_connection_that_breaks_with_the_grant_is_no_grant(
     await source.close()
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_a_session_that_could_not_be_opened_counts_no_more(bench: AdvisoryBench, lock: str) -> None:
     with Link.to(bench.url) as link:
         source = sourced(link.url, "?sessions=1")
@@ -197,19 +192,16 @@ async def test_a_session_that_could_not_be_opened_counts_no_more(bench: Advisory
         await source.close()
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_another_databases_lock_of_the_same_key_is_another_lock(
     ask: Asking, bench: AdvisoryBench, lock: str
 ) -> None:
-    elsewhere = await asyncpg.connect(bench.server.url)
-    await elsewhere.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
-    grant = await ask.granted(lock)
-    await ask.source.release(lock, grant.handle)
-    assert await ask.source.inspect(lock) is None
-    await elsewhere.close()
+    async with connection_to(bench.server.url) as elsewhere:
+        await elsewhere.execute("SELECT pg_advisory_lock(hashtextextended($1, 0))", lock)
+        grant = await ask.granted(lock)
+        await ask.source.release(lock, grant.handle)
+        assert await ask.source.inspect(lock) is None
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 @pytest.mark.parametrize(
     ("failure", "wait_s"), [(asyncio.CancelledError(), 0), (ConnectionResetError("cut"), 5), (TimeoutError(), 0)]
 )
@@ -234,7 +226,6 @@ async def test_a_grant_whose_answer_was_lost_is_given_back(
     assert await bench.asked(OURS) == before
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_nothing_is_left_of_waiters_and_holds(bench: AdvisoryBench, lock: str) -> None:
     before = await bench.asked(OURS)
     source = sourced(bench.url)
@@ -254,7 +245,6 @@ async def as_many(bench: AdvisoryBench, sessions: int) -> bool:
     return await bench.asked(OURS) == sessions
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_any_owner_is_reported_exactly_up_to_what_postgresql_keeps(ask: Asking, lock: str) -> None:
     for number, owner in enumerate(["*/ DROP ROLE locker; /*", "'\"\\", "", "ö" * 60, "o" * 300]):
         await ask.granted(f"{lock}/{number}", owner=owner)
@@ -263,7 +253,6 @@ async def test_any_owner_is_reported_exactly_up_to_what_postgresql_keeps(ask: As
     assert await ask.source.inspect(lock) == Holder("ö" * 60)
 
 
-@pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 async def test_where_statements_are_not_shown_the_sessions_name_shows_the_owner(
     ask: Asking, bench: AdvisoryBench, lock: str
 ) -> None:
@@ -278,12 +267,9 @@ async def test_where_statements_are_not_shown_the_sessions_name_shows_the_owner(
 
 
 async def setting(bench: AdvisoryBench, statement: str, value: str) -> None:
-    admin = await asyncpg.connect(bench.server.url)
-    try:
+    async with connection_to(bench.server.url) as admin:
         await admin.execute(statement)
         await admin.execute("SELECT pg_reload_conf()")
-    finally:
-        await admin.close()
 
     async def loaded() -> bool:
         return bool(await bench.asked("SELECT (current_setting('track_activities') = $1)::int", value))
@@ -292,9 +278,6 @@ async def setting(bench: AdvisoryBench, statement: str, value: str) -> None:
 
 
 # `postgres-advisory`: which keys names mean, which URLs are refused, and what is not PostgreSQL's primary itself.
-
-
-on_its_server = pytest.mark.parametrize("bench", ["advisory"], indirect=True)
 
 
 @pytest.fixture
@@ -313,7 +296,6 @@ async def numbers(bench: AdvisoryBench) -> AsyncIterator[AdvisorySource]:
     await source.close()
 
 
-@on_its_server
 async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
     numbers: AdvisorySource, other_program: Connection
 ) -> None:
@@ -359,7 +341,6 @@ async def test_with_keys_number_a_name_is_the_key_and_other_names_are_refused(
         assert lock in str(error.value)
 
 
-@on_its_server
 async def test_a_process_opens_no_more_sessions_than_allowed(bench: AdvisoryBench, lock: str) -> None:
     source = sourced(bench.url, "?sessions=2")
     try:
@@ -387,7 +368,6 @@ async def may_open_one(source: AdvisorySource, lock: str) -> bool:
         return False
 
 
-@on_its_server
 async def test_a_standby_is_refused(bench: AdvisoryBench) -> None:
     async with replicated(bench.server.bin_dir) as pair:
         source = sourced(pair.standby.url.replace("postgresql", "postgres-advisory"))
@@ -396,7 +376,6 @@ async def test_a_standby_is_refused(bench: AdvisoryBench) -> None:
         await source.close()
 
 
-@on_its_server
 @pytest.mark.parametrize(("mode", "ignored"), [("transaction", False), ("session", True)])
 async def test_a_pooler_is_refused(bench: AdvisoryBench, mode: str, ignored: bool) -> None:
     async with pooled(bench.dsn, mode, ignored=ignored) as url:
@@ -409,7 +388,6 @@ async def test_a_pooler_is_refused(bench: AdvisoryBench, mode: str, ignored: boo
         await source.close()
 
 
-@on_its_server
 async def test_advice_and_what_is_refused(ask: Asking, bench: AdvisoryBench, lock: str) -> None:
     assert await ask.source.advice() == []
     crowded = sourced(bench.url, "?sessions=100")

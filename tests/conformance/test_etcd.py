@@ -487,11 +487,6 @@ async def cluster_source(nodes: EtcdBench) -> AsyncIterator[Source]:
     await found.close()
 
 
-@pytest.fixture
-def cluster_lock(request: pytest.FixtureRequest) -> str:
-    return f"etcd3/{request.node.name}"
-
-
 @asynccontextmanager
 async def only(nodes: EtcdBench, *numbers: int) -> AsyncIterator[Source]:
     """Open a source that knows these endpoints, in this order."""
@@ -537,83 +532,83 @@ async def everything(source: Source, lock: str) -> None:
 
 
 @pytest.mark.long("tests of etcd")
-async def test_a_follower_that_is_killed_changes_nothing(nodes: EtcdBench, cluster_lock: str) -> None:
+async def test_a_follower_that_is_killed_changes_nothing(nodes: EtcdBench, lock: str) -> None:
     leader = await nodes.leader()
     follower, other = (n for n in range(3) if n != leader)
     async with only(nodes, follower, leader, other) as source, killed(nodes, follower):
-        await everything(source, cluster_lock)
+        await everything(source, lock)
 
 
 @pytest.mark.long("tests of etcd")
 @pytest.mark.realtime
-async def test_a_node_that_hangs_is_passed_over(nodes: EtcdBench, cluster_lock: str) -> None:
+async def test_a_node_that_hangs_is_passed_over(nodes: EtcdBench, lock: str) -> None:
     leader = await nodes.leader()
     follower, other = (n for n in range(3) if n != leader)
     async with only(nodes, follower, other, leader) as source, stopped(nodes, follower):
         async with asyncio.timeout(REQUEST_TIMEOUT):
-            await everything(source, cluster_lock)
+            await everything(source, lock)
 
 
 @pytest.mark.long("tests of etcd")
 @pytest.mark.parametrize("harm", ["killed", "stopped"])
 async def test_the_leader_goes_while_a_lock_is_held_and_waited_for(
-    nodes: EtcdBench, cluster_source: Source, cluster_lock: str, harm: str
+    nodes: EtcdBench, cluster_source: Source, lock: str, harm: str
 ) -> None:
     leader = await nodes.leader()
-    grant = await granted(cluster_source, cluster_lock, ttl_ms=10_000, tokens=3)
+    grant = await granted(cluster_source, lock, ttl_ms=10_000, tokens=3)
     async with only(nodes, leader, *(n for n in range(3) if n != leader)) as waiting:
         # A waiter that hears nothing from the node that hangs looks again before its place's TTL ends.
-        waiter = asyncio.create_task(granted(waiting, cluster_lock, ttl_ms=3000))
-        await queued(nodes, cluster_lock)
+        waiter = asyncio.create_task(granted(waiting, lock, ttl_ms=3000))
+        await queued(nodes, lock)
         async with killed(nodes, leader) if harm == "killed" else stopped(nodes, leader):
-            assert await cluster_source.renew(cluster_lock, grant.handle, 10_000) is True
-            more = await cluster_source.mint(cluster_lock, grant.handle, 3)
+            assert await cluster_source.renew(lock, grant.handle, 10_000) is True
+            more = await cluster_source.mint(lock, grant.handle, 3)
             assert more is not None
             assert more[0] > grant.tokens[-1]
-            held = await cluster_source.inspect(cluster_lock)
+            held = await cluster_source.inspect(lock)
             assert isinstance(held, Holder)
             assert held.owner == "somebody"
             assert not waiter.done()
-            await cluster_source.release(cluster_lock, grant.handle)
+            await cluster_source.release(lock, grant.handle)
             assert (await waiter).tokens[0] > more[-1]
 
 
 @pytest.mark.long("tests of etcd")
 async def test_a_waiter_whose_watch_hangs_gets_the_lock_all_the_same(
-    nodes: EtcdBench, cluster_source: Source, cluster_lock: str
+    nodes: EtcdBench, cluster_source: Source, lock: str
 ) -> None:
     leader = await nodes.leader()
     follower, other = (n for n in range(3) if n != leader)
-    grant = await granted(cluster_source, cluster_lock, ttl_ms=60_000)
+    grant = await granted(cluster_source, lock, ttl_ms=60_000)
     async with only(nodes, follower, other) as waiting, only(nodes, leader) as releasing:
-        waiter = asyncio.create_task(granted(waiting, cluster_lock, ttl_ms=3000))
-        await queued(nodes, cluster_lock)
+        waiter = asyncio.create_task(granted(waiting, lock, ttl_ms=3000))
+        await queued(nodes, lock)
         async with stopped(nodes, follower):
-            await releasing.release(cluster_lock, grant.handle)
+            await releasing.release(lock, grant.handle)
             assert (await waiter).tokens > grant.tokens
 
 
 @pytest.mark.long("tests of etcd")
 async def test_without_a_majority_nothing_is_answered_and_nothing_is_lost(
-    nodes: EtcdBench, cluster_source: Source, cluster_lock: str
+    nodes: EtcdBench, cluster_source: Source, lock: str
 ) -> None:
-    grant = await granted(cluster_source, cluster_lock, ttl_ms=60_000)
+    grant = await granted(cluster_source, lock, ttl_ms=60_000)
     async with killed(nodes, 0, 2):
         asked = asyncio.gather(
-            cluster_source.renew(cluster_lock, grant.handle, 60_000),
-            cluster_source.mint(cluster_lock, grant.handle, 1),
-            cluster_source.inspect(cluster_lock),
-            granted(cluster_source, f"{cluster_lock}/other", wait_s=0),
-            granted(cluster_source, f"{cluster_lock}/other"),
+            cluster_source.renew(lock, grant.handle, 60_000),
+            cluster_source.mint(lock, grant.handle, 1),
+            cluster_source.inspect(lock),
+            granted(cluster_source, f"{lock}/other", wait_s=0),
+            granted(cluster_source, f"{lock}/other"),
             cluster_source.issued(1),
             return_exceptions=True,
         )
         assert all(isinstance(each, SourceUnavailableError) for each in await asyncio.wait_for(asked, PATIENCE))
-    assert await cluster_source.renew(cluster_lock, grant.handle, 60_000) is True
-    more = await cluster_source.mint(cluster_lock, grant.handle, 1)
+    assert await cluster_source.renew(lock, grant.handle, 60_000) is True
+    more = await cluster_source.mint(lock, grant.handle, 1)
     assert more is not None
     assert more > grant.tokens
-    await granted(cluster_source, f"{cluster_lock}/other", wait_s=PATIENCE)
+    await granted(cluster_source, f"{lock}/other", wait_s=PATIENCE)
 
 
 @pytest.mark.long("tests of etcd")

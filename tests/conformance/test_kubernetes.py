@@ -26,6 +26,8 @@ from fencepost.server.locks.source import (
 from fencepost.testing.servers.kubernetes import ADMIN, NAMESPACE, Cluster
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
+pytestmark = pytest.mark.long("tests of Kubernetes")
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 _yaml: Any = importlib.import_module("yaml")  # it has no hints
 
@@ -133,7 +135,6 @@ def leases(kube: Cluster, url: str) -> Leases:
 # Leases that an operator deletes, expired locks that are taken again, and what a token is.
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_its_holder(
     make: Make, leases: Leases
 ) -> None:
@@ -151,7 +152,6 @@ async def test_a_lease_that_an_operator_deletes_is_lost_and_not_made_again_by_it
     assert await source.mint(LOCK, grant.handle, 1) is None
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_who_takes_his_own_expired_lock_again_gets_a_newer_token_under_a_new_identity(
     make: Make, leases: Leases
 ) -> None:
@@ -164,7 +164,6 @@ async def test_who_takes_his_own_expired_lock_again_gets_a_newer_token_under_a_n
     assert await source.mint(LOCK, first.handle, 1) is None
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_clock_that_stands_still_draws_new_numbers_all_the_same(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +177,6 @@ async def test_a_clock_that_stands_still_draws_new_numbers_all_the_same(
     assert drawn == sorted(set(drawn))
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_token_is_the_resource_version_that_its_own_update_drew(make: Make, leases: Leases) -> None:
     source = make()
     for count in (1, 3):
@@ -190,7 +188,6 @@ async def test_a_token_is_the_resource_version_that_its_own_update_drew(make: Ma
         await source.release(LOCK, grant.handle)
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize("time", ["2999-01-01T00:00:00.000000Z", None])
 async def test_times_in_a_lease_decide_nothing(make: Make, leases: Leases, time: str | None) -> None:
     source = make()
@@ -209,7 +206,6 @@ async def test_times_in_a_lease_decide_nothing(make: Make, leases: Leases, time:
 # Names and contents of Leases, shared with client-go; what doctor reports; the manifests.
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_lock_that_a_lease_can_be_named_after_is_shared_with_client_go(make: Make, leases: Leases) -> None:
     source = make("&names=own")
     lease = leases.post(elected("the-leader", "pod-1_0b1c2d", seconds=600))
@@ -234,7 +230,6 @@ async def test_a_lock_that_a_lease_can_be_named_after_is_shared_with_client_go(m
     assert leases.get("", "the-leader")["spec"]["holderIdentity"] == "pod-2_0b1c2d"
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_two_locks_never_share_a_lease_by_accident(make: Make) -> None:
     source = make("&names=own")
     other = hashed_name("orders/1")
@@ -243,7 +238,6 @@ async def test_two_locks_never_share_a_lease_by_accident(make: Make) -> None:
         await granted(source, other)
 
 
-@pytest.mark.long("tests of Kubernetes")
 def test_each_lock_has_a_lease_name_that_kubernetes_takes() -> None:
     names = ("a", "A", "orders/1", "orders//1", "..", "*", "ünï", "x" * 512, "-", "a.b-c", "1", " ", "x" * 253)
     assert len({hashed_name(name) for name in names}) == len(names)
@@ -252,7 +246,6 @@ def test_each_lock_has_a_lease_name_that_kubernetes_takes() -> None:
     assert [name for name in names if own_name(name)] == ["a", "a.b-c", "1", "x" * 253]
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_what_newer_versions_put_into_a_lease_stays_there(make: Make, leases: Leases) -> None:
     source = make()
     grant = await granted(source, ttl_ms=30_000)
@@ -265,7 +258,6 @@ async def test_what_newer_versions_put_into_a_lease_stays_there(make: Make, leas
     assert "fencepost" in {one["manager"] for one in leases.get(LOCK)["metadata"]["managedFields"]}
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_doctor_names_an_old_version_and_a_counter_that_runs_out(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +277,6 @@ async def test_doctor_names_an_old_version_and_a_counter_that_runs_out(
     assert counter.startswith("the cluster's resourceVersion is 140737488355329")
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.yaml")))
 def test_the_api_server_takes_the_manifests_to_the_last_field(kube: Cluster, file: str) -> None:
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "fencepost"}})
@@ -305,7 +296,6 @@ def test_the_api_server_takes_the_manifests_to_the_last_field(kube: Cluster, fil
 Real = Callable[[dict[str, Any]], Awaitable[LeaseObject | None]]
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize("what", ["create", "update"])
 @pytest.mark.parametrize("twice", [False, True], ids=["its answer is lost", "it is sent twice on its way"])
 async def test_a_grant_is_found_though(make: Make, monkeypatch: pytest.MonkeyPatch, what: str, twice: bool) -> None:
@@ -327,7 +317,6 @@ async def test_a_grant_is_found_though(make: Make, monkeypatch: pytest.MonkeyPat
     assert await make().mint(LOCK, grant.handle, 1) is not None
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize("landed", [True, False], ids=["after it landed", "before it landed"])
 async def test_an_acquire_that_is_cancelled_while_it_writes_leaves_nothing(
     make: Make, monkeypatch: pytest.MonkeyPatch, landed: bool
@@ -352,7 +341,6 @@ async def test_an_acquire_that_is_cancelled_while_it_writes_leaves_nothing(
     assert await other.inspect(LOCK) is None
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_an_acquire_that_fails_while_it_mints_leaves_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make()
 
@@ -365,7 +353,6 @@ async def test_an_acquire_that_fails_while_it_mints_leaves_nothing(make: Make, m
     assert await make().inspect(LOCK) is None
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_number_that_has_no_room_in_a_token_is_refused_and_nothing_is_held(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +367,6 @@ async def test_a_number_that_has_no_room_in_a_token_is_refused_and_nothing_is_he
 # Who gets an expired or released Lease.
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_those_who_only_ask_now_and_then_get_an_expired_lock_too(make: Make) -> None:
     await granted(make())
     other = make()
@@ -392,7 +378,6 @@ async def test_those_who_only_ask_now_and_then_get_an_expired_lock_too(make: Mak
     await eventually(asks, what="the lock of a holder that does not renew")
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.realtime
 async def test_a_mint_keeps_waiters_away_as_a_renewal_does(make: Make) -> None:
     source = make()
@@ -404,7 +389,6 @@ async def test_a_mint_keeps_waiters_away_as_a_renewal_does(make: Make) -> None:
     assert isinstance(await waiter, Holder)
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize("deleted", [False, True])
 async def test_a_waiter_sees_a_release_and_a_deletion_at_once(make: Make, leases: Leases, deleted: bool) -> None:
     source = make()
@@ -500,12 +484,10 @@ async def do_all(source: KubernetesLeases, lock: str) -> None:
     await acquired(source, lock, wait_s=1)
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_pod_with_the_role_of_the_manifests_can_do_everything(make_by_url: MakeByUrl, pod: Path) -> None:
     assert await works(make_by_url(f"kubernetes://in-cluster?serviceaccount={pod}"), "a pod's")
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_service_accounts_token_that_was_renewed_on_disk_is_used(
     make_by_url: MakeByUrl, kube_with_roles: Cluster, pod: Path
 ) -> None:
@@ -519,7 +501,6 @@ async def test_a_service_accounts_token_that_was_renewed_on_disk_is_used(
     assert kube_with_roles.ask("GET", "/version").is_success
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize("verb", VERBS)
 async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
     make_by_url: MakeByUrl, kube_with_roles: Cluster, verb: str
@@ -558,7 +539,6 @@ async def test_each_verb_of_the_role_is_needed_and_named_when_it_is_missing(
 # Outside of pods: kubeconfigs, certificates, exec plugins, wrong URLs.
 
 
-@pytest.mark.long("tests of Kubernetes")
 async def test_a_client_certificate(make_by_url: MakeByUrl, kube_with_roles: Cluster) -> None:
     files = {"client-certificate": "client.crt", "client-key": "client.key"}
     config = kube_with_roles.kubeconfig("certificate", files)
@@ -566,7 +546,6 @@ async def test_a_client_certificate(make_by_url: MakeByUrl, kube_with_roles: Clu
         await acquired(make_by_url(f"kubernetes://kubeconfig?file={config}"))
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize(
     ("content", "reported"),
     [
@@ -597,7 +576,6 @@ async def test_a_kubeconfig_that_cannot_be_read_is_named_and_not_quoted(
 # API servers that do not answer, answer with errors, or are left in the TLS handshake.
 
 
-@pytest.mark.long("tests of Kubernetes")
 @pytest.mark.parametrize(
     ("status", "body", "error", "reported"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from redis.exceptions import ResponseError
-from tests.conformance.benches import RedisBench, redis_command, redis_server, running_redis
+from tests.conformance.benches import RedisBench, redis_command, redis_has, redis_server, running_redis
 from tests.support.postgres import cutting_proxy
 from tests.support.servers import self_signed
 
@@ -386,14 +386,8 @@ async def test_what_makes_tokens_repeat_is_named(bench: RedisBench, source: Sour
         ({"maxmemory": "100mb", "maxmemory-policy": "volatile-ttl"}, "locks too, and they are granted a second time"),
     ]
     for settings, words in repeating:
-        before = {name: (await redis_command(port, "CONFIG GET", name))[name] for name in settings}
-        for name, value in settings.items():
-            await redis_command(port, "CONFIG SET", name, value)
-        try:
+        async with redis_has(port, settings):
             (sentence,) = await source.advice()
-        finally:
-            for name, value in before.items():
-                await redis_command(port, "CONFIG SET", name, value)
         assert words in sentence
     await redis_command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
     (sentence,) = await source_of(bench.url.replace("//", "//modest:x@")).advice()

@@ -27,6 +27,8 @@ from fencepost.testing.servers.lock_services import zookeeper as zookeeper_servi
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port
 from fencepost.testing.servers.server import Server
 
+pytestmark = pytest.mark.long("tests of ZooKeeper")
+
 # A lock of the source zookeeper, its queue, and who waits in it.
 
 
@@ -97,7 +99,6 @@ def lock(request: pytest.FixtureRequest) -> str:
 # Sessions of the source zookeeper that are suspended, lost or ended, and answers that get lost.
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_suspended_is_not_lost(zookeeper: ZooKeeperBench, open_source: Open, lock: str) -> None:
     source = await open_source(session_s=20)
     grant = await granted(source, lock)
@@ -122,7 +123,6 @@ async def test_suspended_is_not_lost(zookeeper: ZooKeeperBench, open_source: Ope
     assert (await waiter).tokens > grant.tokens
 
 
-@pytest.mark.long("tests of ZooKeeper")
 @pytest.mark.realtime
 async def test_a_lost_session_is_lost_locks_and_a_new_session(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
@@ -147,7 +147,6 @@ async def test_a_lost_session_is_lost_locks_and_a_new_session(
         assert (await waiter).tokens > theirs.tokens, "it queues again, in the new session"
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_create_whose_answer_was_lost_blocks_no_waiter(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
@@ -164,7 +163,6 @@ async def test_a_create_whose_answer_was_lost_blocks_no_waiter(
         assert len(await zookeeper.children(lock)) == 1
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_create_that_was_given_up_or_cancelled_is_removed_later(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
@@ -188,7 +186,6 @@ async def test_a_create_that_was_given_up_or_cancelled_is_removed_later(
         await granted(other, each)
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_release_that_could_not_be_sent_is_sent_later(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
@@ -203,7 +200,6 @@ async def test_a_release_that_could_not_be_sent_is_sent_later(
         assert await granted(await open_source(), lock)
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_mint_whose_answer_was_lost_is_drawn_again(
     zookeeper: ZooKeeperBench, open_source: Open, lock: str
 ) -> None:
@@ -220,7 +216,6 @@ async def test_a_mint_whose_answer_was_lost_is_drawn_again(
         assert grant.tokens[0] < minted[0] < minted[1] < minted[2]
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_client_whose_thread_has_died_is_replaced(source: ZooKeeperSource, lock: str) -> None:
     await granted(source, lock)
     session = source._session  # noqa: SLF001 - the thread to end
@@ -234,7 +229,6 @@ async def test_a_client_whose_thread_has_died_is_replaced(source: ZooKeeperSourc
     assert await eventually(back)
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_closed_source_reports_it_also_to_a_waiter(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, open_source: Open, lock: str
 ) -> None:
@@ -249,7 +243,6 @@ async def test_a_closed_source_reports_it_also_to_a_waiter(
     assert await zookeeper.children(lock) == [json.loads(grant.handle)["node"]]
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_session_that_outlives_an_outage_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second client finds the servers as well, but the first one is not refused."""
     clients: list[Any] = []
@@ -296,7 +289,6 @@ async def kazoo(zookeeper: ZooKeeperBench) -> AsyncIterator[Any]:
         yield connected
 
 
-@pytest.mark.long("tests of ZooKeeper")
 @pytest.mark.parametrize("recipe", ["Lock", "WriteLock", "ReadLock"])
 async def test_kazoos_recipes_wait_for_us_and_we_for_them(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, kazoo: Any, lock: str, recipe: str
@@ -314,7 +306,6 @@ async def test_kazoos_recipes_wait_for_us_and_we_for_them(
     assert (await waiter).tokens > grant.tokens
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_kazoo_program_gets_its_number_by_writing_on_its_node(
     source: ZooKeeperSource, kazoo: Any, lock: str
 ) -> None:
@@ -332,7 +323,6 @@ async def test_a_kazoo_program_gets_its_number_by_writing_on_its_node(
     assert before.tokens[0] < token < (await granted(source, lock)).tokens[0]
 
 
-@pytest.mark.long("tests of ZooKeeper")
 @pytest.mark.parametrize("replaced", [False, True])
 async def test_a_node_that_an_operator_deletes_is_a_lost_lock_also_where_another_is_in_its_place(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, kazoo: Any, lock: str, replaced: bool
@@ -348,7 +338,6 @@ async def test_a_node_that_an_operator_deletes_is_a_lost_lock_also_where_another
     assert await source.mint(lock, grant.handle, 1) is None
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_waiter_whose_place_is_deleted_queues_again(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, kazoo: Any, lock: str
 ) -> None:
@@ -362,7 +351,6 @@ async def test_a_waiter_whose_place_is_deleted_queues_again(
     assert await waiter
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_each_waiter_watches_the_one_before_it_and_a_mint_wakes_no_waiter(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,7 +376,6 @@ async def test_each_waiter_watches_the_one_before_it_and_a_mint_wakes_no_waiter(
     await queued(zookeeper, lock, 1)
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_who_leaves_the_queue_takes_no_other_along(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, lock: str
 ) -> None:
@@ -410,7 +397,6 @@ async def test_who_leaves_the_queue_takes_no_other_along(
 # Permissions, what `doctor` reports, and which numbers are issued.
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_nodes_of_a_source_with_credentials_are_its_own(
     zookeeper: ZooKeeperBench, open_source: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -436,7 +422,6 @@ def client_acls(port: int) -> Any:
         return other.get_acls("/with/credentials/fencepost/it")
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_doctor_reports_what_is_unsafe(
     zookeeper: ZooKeeperBench, source: ZooKeeperSource, open_source: Open, lock: str
 ) -> None:
@@ -451,7 +436,6 @@ async def test_doctor_reports_what_is_unsafe(
     assert any("127.0.0.1:1 does not answer" in advice for advice in beside)
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_issued_by_another_process_is_known_and_before_anything_was(
     source: ZooKeeperSource, open_source: Open, zookeeper: ZooKeeperBench, lock: str
 ) -> None:
@@ -516,7 +500,6 @@ def leading(ensemble: dict[int, Server]) -> int:
     return leader
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Server]) -> None:
     leader = leading(ensemble)
     others = [port for port in ensemble if port != leader]
@@ -548,7 +531,6 @@ async def test_a_hold_and_its_waiter_outlive_the_leader(ensemble: dict[int, Serv
         assert (await waiter).tokens[0] > minted[-1]
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_a_leader_that_has_lost_its_followers_neither_grants_nor_refuses(ensemble: dict[int, Server]) -> None:
     """It does not know it for a while, and still answers what needs no majority."""
     leader = leading(ensemble)
@@ -563,7 +545,6 @@ async def test_a_leader_that_has_lost_its_followers_neither_grants_nor_refuses(e
         assert all(isinstance(each, SourceUnavailableError) for each in await asked)
 
 
-@pytest.mark.long("tests of ZooKeeper")
 async def test_an_empty_lock_is_removed_and_its_numbers_go_on(tmp_path: Path) -> None:
     port = free_port()
     with or_skipped():

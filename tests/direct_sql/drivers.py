@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import asyncpg
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 
 OWNER = "plain_owner"
 CLERK = "plain_clerk"
@@ -44,12 +44,9 @@ class Session:
 @asynccontextmanager
 async def session(dsn: str, login: str | None = None) -> AsyncIterator[Session]:
     """Connect, and be `login` from then on."""
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connection_to(dsn) as connection:
         await connection.execute(f"SET SESSION AUTHORIZATION {login}" if login else "SELECT")
         yield Session(connection)
-    finally:
-        await connection.close()
 
 
 @asynccontextmanager

@@ -7,10 +7,9 @@ import os
 import subprocess
 from collections.abc import AsyncIterator
 
-import asyncpg
 import pytest
 from tests.direct_sql.test_logical_replication import write
-from tests.support.interleave import Connect, Connection, start
+from tests.support.interleave import Connect, Connection, connection_to, start
 from tests.support.racing import Race, open_race, outcome, owner
 
 from fencepost.server.ops.checks import ProtectError
@@ -40,11 +39,10 @@ def dump_and_restore(server: PostgresServer, source: str, target: str, *options:
 async def target(postgres: PostgresServer) -> AsyncIterator[str]:
     """Give the URL of an empty database."""
     name = f"restored_{next(_numbers)}"
-    server = await asyncpg.connect(postgres.url)
-    await server.execute(f"CREATE DATABASE {name} TEMPLATE template0")
-    yield in_database(postgres.url, name)
-    await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await server.close()
+    async with connection_to(postgres.url) as server:
+        await server.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield in_database(postgres.url, name)
+        await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.mark.parametrize("options", [("--inserts",), ("--no-owner", "--no-privileges")])
@@ -78,8 +76,7 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
         assert await write(owner, number, statement) == "", statement
     await asyncio.to_thread(dump_and_restore, postgres, database, target, *options)
 
-    restored = await asyncpg.connect(target)
-    try:
+    async with connection_to(target) as restored:
         for number, statement, refusal in (
             (None, "UPDATE orders SET status = 'x'", "FP428"),
             (39, "UPDATE orders SET status = 'x'", "FP409"),
@@ -96,8 +93,6 @@ async def test_what_is_restored_from_a_dump_refuses_what_was_refused(
         ):
             assert await write(restored, number, statement) == refusal, statement
         assert await restored.fetchval("SELECT nextval('fencepost.tokens')") == token + 1
-    finally:
-        await restored.close()
 
 
 # Text keys whatever their collation: one name for one key, and one order in which everybody takes rows.

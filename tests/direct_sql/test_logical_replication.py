@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import asyncpg
 import pytest
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.recipes import recipe
 
 from fencepost.server.ops.embedded import PostgresServer
@@ -128,12 +128,11 @@ def servers(postgres: PostgresServer) -> Iterator[tuple[PostgresServer, Postgres
 async def _make_template(url: str) -> None:
     await run_on(url, "CREATE DATABASE shop")
     await upgrade(in_database(url, "shop"))
-    connection = await asyncpg.connect(in_database(url, "shop"))
-    await connection.execute(TABLES)
-    await protect(connection, "orders")
-    await protect(connection, "items", scope="account/{account_id}")
-    await protect(connection, "issued", source="builtin")
-    await connection.close()
+    async with connection_to(in_database(url, "shop")) as connection:
+        await connection.execute(TABLES)
+        await protect(connection, "orders")
+        await protect(connection, "items", scope="account/{account_id}")
+        await protect(connection, "issued", source="builtin")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-import asyncpg
 import django
 import pytest
 from alembic.migration import MigrationContext
@@ -22,7 +21,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from tests.support.gateways import serving
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, connection_to
 from tests.support.recipes import PAGE, recipe, recipes, run, run_recipe, steps
 from tests.support.shops import OrmShop, orm_shop
 
@@ -121,12 +120,11 @@ def shop(postgres: PostgresServer, template: str, app: Any) -> Iterator[OrmShop]
 
 
 async def _protect(shop: OrmShop) -> None:
-    superuser = await asyncpg.connect(shop.superuser)
-    await protect(superuser, "orders")
-    await protect(superuser, "lines")
-    plain = urlsplit(shop.plain).username
-    await superuser.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines TO {plain}")
-    await superuser.close()
+    async with connection_to(shop.superuser) as superuser:
+        await protect(superuser, "orders")
+        await protect(superuser, "lines")
+        plain = urlsplit(shop.plain).username
+        await superuser.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines TO {plain}")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import asyncpg
 import httpx
 from tests.support.asking import Api, code
 from tests.support.gateways import serving
+from tests.support.interleave import connection_to
 from tests.support.postgres import ReadyMade
 from tests.support.violations import promised
 
@@ -68,31 +69,22 @@ class SealedShop:
     names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     async def sql(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
-        connection = await asyncpg.connect(self.dsn)
-        try:
+        async with connection_to(self.dsn) as connection:
             rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
-        finally:
-            await connection.close()
         return rows
 
     async def run(self, statements: str) -> None:
         """Execute statements, in one transaction."""
-        connection = await asyncpg.connect(self.dsn)
-        try:
+        async with connection_to(self.dsn) as connection:
             await connection.execute(statements)
-        finally:
-            await connection.close()
 
     async def reset(self) -> None:
         """Have the rows of ROWS, unwritten, no marks, and nothing held."""
         tables = ", ".join(f"public.{table}" for table in (*SEALED, "transfers", "plain"))
-        connection = await asyncpg.connect(self.dsn)
-        try:
+        async with connection_to(self.dsn) as connection:
             await connection.execute("SET session_replication_role = replica")  # no trigger judges this
             await connection.execute(f"TRUNCATE {tables}; DELETE FROM fencepost.marks; {ROWS}")
             await connection.execute("DELETE FROM fencepost.locks; DELETE FROM fencepost.leases")
-        finally:
-            await connection.close()
 
     async def state(self) -> list[asyncpg.Record]:
         """Everything that a write could change: rows with their marks, and marks of keys and scopes."""
@@ -206,12 +198,9 @@ def sealed_shop(databases: ReadyMade, keys: Path, **settings: object) -> Iterato
 
 
 async def _prepare(dsn: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connection_to(dsn) as connection:
         await connection.execute(SQL)
         for table in SEALED:
             await protect(connection, table, source="builtin", sealed=True)
         await protect(connection, "transfers", source="builtin", scope="account/{account}", sealed=True)
         await protect(connection, "plain", source="builtin")
-    finally:
-        await connection.close()

@@ -13,6 +13,7 @@ import pytest
 from tests.http.conftest import StartGateway
 from tests.support.asking import Api
 from tests.support.gateways import in_process
+from tests.support.interleave import connection_to
 from tests.support.shops import Shop
 
 from fencepost.server.gateway import group_commit
@@ -130,9 +131,8 @@ async def test_what_casts_make_on_their_way_counts(small: httpx.AsyncClient, sho
         "INSERT INTO public.cast_away VALUES"
         """ (1, '[1e400]', '[1e400]', '{"s": "[1e400]"}', 7), (2, '{}', '{1\\e1200}', '{"s": "[1e400, 1E+800]"}', 7)"""
     )
-    owner = await asyncpg.connect(shop.dsn)
-    await protect(owner, "cast_away")
-    await owner.close()
+    async with connection_to(shop.dsn) as owner:
+        await protect(owner, "cast_away")
     few, many = (",".join(f"a{n}:j::varchar({n})" for n in range(1, most)) for most in (3, 4))
     for select in (few, "t::jsonb", "o->>s::jsonb", "n::numeric,m:n::text", "j::jsonb"):
         for answer in (await small.get(f"data/cast_away/1?select={select}"), await patched(small, select)):
@@ -150,13 +150,12 @@ async def patched(client: httpx.AsyncClient, select: str) -> httpx.Response:
 
 
 async def test_pieces_make_a_whole_and_have_the_time_of_one_statement(database: str) -> None:
-    owner = await asyncpg.connect(database)
-    counts = (499, 500, 501, 1203)
-    for count in counts:
-        await owner.execute(f"CREATE TABLE public.pieces_{count} AS SELECT n FROM generate_series(1, {count}) n")
-    slow = "CASE WHEN n % 500 = 1 THEN pg_sleep(0.5)::text END"
-    await owner.execute(f"CREATE VIEW public.slowly AS SELECT n, {slow} AS s FROM generate_series(1, 5000) n")
-    await owner.close()
+    async with connection_to(database) as owner:
+        counts = (499, 500, 501, 1203)
+        for count in counts:
+            await owner.execute(f"CREATE TABLE public.pieces_{count} AS SELECT n FROM generate_series(1, {count}) n")
+        slow = "CASE WHEN n % 500 = 1 THEN pg_sleep(0.5)::text END"
+        await owner.execute(f"CREATE VIEW public.slowly AS SELECT n, {slow} AS s FROM generate_series(1, 5000) n")
     async with in_process(database, serve_unprotected=True, statement_timeout=2) as client:
         for count in counts:
             path = f"/v1/data/pieces_{count}"
@@ -235,15 +234,14 @@ class Bounded:
 
 @pytest.fixture
 async def bounded(database: str) -> AsyncIterator[Bounded]:
-    owner = await asyncpg.connect(database)
-    await owner.execute(SQL)
-    await protect(owner, "plain")
-    await protect(owner, "triggered")
-    await protect(owner, "scoped", scope="room/{room}")
-    await owner.execute(ROWS_OF_EACH)
-    async with in_process(database, max_answer_bytes=MOST) as client:
-        yield Bounded(client, owner)
-    await owner.close()
+    async with connection_to(database) as owner:
+        await owner.execute(SQL)
+        await protect(owner, "plain")
+        await protect(owner, "triggered")
+        await protect(owner, "scoped", scope="room/{room}")
+        await owner.execute(ROWS_OF_EACH)
+        async with in_process(database, max_answer_bytes=MOST) as client:
+            yield Bounded(client, owner)
 
 
 def refused(answer: httpx.Response, detail: str = f"The rows have more than {MOST} bytes.") -> None:
@@ -348,11 +346,10 @@ KEPT_ROWS = "return=representation"
 
 @pytest.fixture
 async def owner(database: str) -> AsyncIterator[asyncpg.Connection]:
-    owner = await asyncpg.connect(database)
-    await owner.execute(KEPT_SQL)
-    await protect(owner, "plain")
-    yield owner
-    await owner.close()
+    async with connection_to(database) as owner:
+        await owner.execute(KEPT_SQL)
+        await protect(owner, "plain")
+        yield owner
 
 
 async def ask(

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 from playwright.async_api import ConsoleMessage, Page, Request, async_playwright, expect
@@ -16,6 +15,7 @@ from tests.http.conftest import StartGateway
 from tests.support.asking import SECRET, token
 from tests.support.gateways import FOR_ALL
 from tests.support.histories import paused_holder
+from tests.support.interleave import connection_to
 
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import api_keys
@@ -34,6 +34,11 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason="no Chromium: apt-get install chromium"),
 ]
 expect.set_options(timeout=PATIENCE * 1000)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "postgres" in metafunc.fixturenames:
+        metafunc.definition.add_marker(pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True))
 
 
 class Seen:
@@ -78,7 +83,6 @@ async def page() -> AsyncIterator[Page]:
         yield page
 
 
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_trying_the_same_write_twice_shows_200_and_then_409(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -102,7 +106,6 @@ async def test_trying_the_same_write_twice_shows_200_and_then_409(
     assert sum(url == f"{demo_url}/v1/data/orders/order-123" for url in seen.urls) == 2
 
 
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one_is_sent(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -124,14 +127,12 @@ async def test_the_demo_opens_with_a_token_that_it_takes_and_a_write_without_one
     assert [each for each in seen.complaints if "428" not in each] == []
 
 
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_authorize_takes_a_jwt_or_an_api_key_and_keeps_neither_longer_than_the_page(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
     url = await start_gateway(demo_database, demo=True, jwt_secret=SECRET, jwt_role_claim_key="", api_keys=True)
-    connection = await asyncpg.connect(demo_database)
-    _, key = await api_keys.create(connection, FOR_ALL)
-    await connection.close()
+    async with connection_to(demo_database) as connection:
+        _, key = await api_keys.create(connection, FOR_ALL)
     seen = Seen(page)
     await page.goto(f"{url}/docs")
     await page.get_by_role("button", name="Authorize", exact=True).click()
@@ -171,17 +172,15 @@ async def authorize(page: Page, credential: str) -> None:
     await page.locator(".auth-btn-wrapper .authorize").click()
 
 
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_a_write_to_a_real_table_cannot_be_sent_from_the_page(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
-    connection = await asyncpg.connect(demo_database)
-    await connection.execute("CREATE TABLE public.bills (id int PRIMARY KEY, paid bool)")
-    await protect(connection, "bills")
-    await cannot_be_sent(page, await start_gateway(demo_database, demo=False), "orders", claims=0)
-    await cannot_be_sent(page, await start_gateway(demo_database, demo=True), "bills", claims=1)
-    await connection.execute("COMMENT ON TABLE public.orders IS 'what our customers want'")  # no demo any more
-    await connection.close()
+    async with connection_to(demo_database) as connection:
+        await connection.execute("CREATE TABLE public.bills (id int PRIMARY KEY, paid bool)")
+        await protect(connection, "bills")
+        await cannot_be_sent(page, await start_gateway(demo_database, demo=False), "orders", claims=0)
+        await cannot_be_sent(page, await start_gateway(demo_database, demo=True), "bills", claims=1)
+        await connection.execute("COMMENT ON TABLE public.orders IS 'what our customers want'")  # no demo any more
     changed = await start_gateway(demo_database, demo=True)
     async with httpx.AsyncClient() as http:
         assert 'data-writes=""' in (await http.get(f"{changed}/docs")).text
@@ -208,7 +207,6 @@ async def cannot_be_sent(page: Page, url: str, table: str, *, claims: int) -> No
     await expect(claim.get_by_role("button", name="Execute")).to_have_count(claims)
 
 
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_errors_are_folded(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -230,7 +228,6 @@ async def test_writes_to_all_tables_can_be_sent_where_the_operator_says_so_and_e
     await expect(block.locator(STATUS)).to_have_count(0)
 
 
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_what_the_page_can_send_as_it_stands_is_right(
     page: Page, demo_database: str, start_gateway: StartGateway
 ) -> None:
@@ -290,7 +287,6 @@ async def locks(url: str) -> list[str]:
         return [lock["name"] for lock in (await client.get("/v1/locks")).json()]
 
 
-@pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True)
 async def test_a_page_of_another_site_takes_a_lease_only_where_its_site_is_allowed(
     page: Page, demo_database: str, start_gateway: StartGateway, another_site: str
 ) -> None:

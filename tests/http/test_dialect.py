@@ -20,7 +20,7 @@ from tests.http.conftest import StartGateway
 from tests.http.test_data_routes import of, some_orders
 from tests.support.asking import Api, code
 from tests.support.gateways import in_process
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.shops import Shop
 
 from fencepost.cli.main import main
@@ -53,9 +53,8 @@ async def test_one_row_more_than_max_affected_refuses_all_and_a_write_counts(api
 async def test_max_affected_holds_for_rows_that_share_a_mark(api: Api, shop: Shop) -> None:
     await shop.sql("CREATE TABLE public.seats (id int PRIMARY KEY, hall int NOT NULL, taken bool)")
     await shop.sql("INSERT INTO public.seats SELECT n, n % 2, false FROM generate_series(1, 4) n")
-    connection = await asyncpg.connect(shop.dsn)
-    await protect(connection, "seats", scope="hall/{hall}")
-    await connection.close()
+    async with connection_to(shop.dsn) as connection:
+        await protect(connection, "seats", scope="hall/{hall}")
     for method, body in (("PATCH", {"taken": True}), ("DELETE", None)):
         path = "data/seats?id=gt.0"
         assert code(await api.ask(method, path, body, token=5, prefer="max-affected=3")) == (400, "FP016"), method
@@ -96,9 +95,8 @@ async def test_a_delete_takes_no_body_but_an_empty_object(api: Api, shop: Shop) 
 
 async def test_a_number_past_all_floats_is_read_and_sent_back(api: Api, shop: Shop) -> None:
     await shop.sql("CREATE TABLE public.large (id text PRIMARY KEY, n numeric, j jsonb)")
-    connection = await asyncpg.connect(shop.dsn)
-    await protect(connection, "large")
-    await connection.close()
+    async with connection_to(shop.dsn) as connection:
+        await protect(connection, "large")
     for number in ("-1e400", "9" * 2000 + ".5"):
         key, json_type = shop.key(), {"Content-Type": "application/json"}
         body = f'{{"id": "{key}", "n": {number}, "j": {{"a": [{number}]}}}}'.encode()
@@ -183,13 +181,12 @@ class Client:
 
 
 async def test_a_key_value_finds_its_row_and_has_one_name(database: str) -> None:
-    owner = await asyncpg.connect(database)
-    labels = ", ".join("'" + mood.replace("'", "''") + "'" for mood in MOODS)
-    await owner.execute(f"CREATE TYPE public.mood AS ENUM ({labels})")
-    for number, sql in enumerate(TYPES):
-        await owner.execute(f"CREATE TABLE public.by_{number} (key {sql} PRIMARY KEY, n int)")
-        await protect(owner, f"by_{number}")
-    await owner.close()
+    async with connection_to(database) as owner:
+        labels = ", ".join("'" + mood.replace("'", "''") + "'" for mood in MOODS)
+        await owner.execute(f"CREATE TYPE public.mood AS ENUM ({labels})")
+        for number, sql in enumerate(TYPES):
+            await owner.execute(f"CREATE TABLE public.by_{number} (key {sql} PRIMARY KEY, n int)")
+            await protect(owner, f"by_{number}")
     async with in_process(database) as http:
         for number, sql in enumerate(TYPES):
             await keyed_by(Client(http), number, sql)
@@ -478,12 +475,9 @@ INSERT INTO sales.leads VALUES (1, 'lead');
 
 @pytest.fixture
 async def tables(demo_database: str) -> str:
-    connection = await asyncpg.connect(demo_database)
-    try:
+    async with connection_to(demo_database) as connection:
         await connection.execute(SERVED_SQL)
         await protect(connection, "sales.leads")
-    finally:
-        await connection.close()
     return demo_database
 
 
@@ -507,11 +501,8 @@ async def test_what_is_not_protected_is_not_read_nor_shown_until_it_is(
         assert ">orders<" in index
         assert ">plain<" not in index
         # The picture of the tables may be old: the refusal is looked into before it is given.
-        connection = await asyncpg.connect(tables)
-        try:
+        async with connection_to(tables) as connection:
             await protect(connection, "plain")
-        finally:
-            await connection.close()
         assert (await http.get("/v1/data/plain")).status_code == 200
 
 

@@ -24,7 +24,7 @@ from tests.http.conftest import StartGateway
 from tests.http.raw import Answer, RawConnection, ask
 from tests.support.asking import SECRET, token
 from tests.support.gateways import DemoGateway, Gateway, demo_gateway, serving_process, workers
-from tests.support.interleave import blocks_another_session
+from tests.support.interleave import blocks_another_session, connection_to
 from tests.support.lease_gateways import post, release
 from tests.support.postgres import ReadyMade
 from tests.support.use_cases import Sent, patch_line
@@ -329,9 +329,8 @@ async def test_a_client_that_pipelines_without_an_end_is_read_as_it_is_answered(
 @pytest.fixture
 async def large(demo_database: str, start_gateway: StartGateway) -> str:
     """Start a gateway with a table whose one row has 12 MB."""
-    database = await asyncpg.connect(demo_database)
-    await database.execute("CREATE TABLE large AS SELECT repeat('x', 12000000) AS note")
-    await database.close()
+    async with connection_to(demo_database) as database:
+        await database.execute("CREATE TABLE large AS SELECT repeat('x', 12000000) AS note")
     return await start_gateway(demo_database, serve_unprotected=True, max_answer_bytes=13_000_000)
 
 
@@ -368,11 +367,10 @@ async def test_one_caller_cannot_have_all_that_is_kept_of_answers(large: str) ->
 async def test_verdicts_that_are_not_taken_are_kept_answers_too(
     demo_database: str, start_gateway: StartGateway
 ) -> None:
-    database = await asyncpg.connect(demo_database)
-    await database.execute("CREATE TABLE wide (id int PRIMARY KEY, note text)")
-    await database.execute("INSERT INTO wide SELECT n, repeat('x', 1000000) FROM generate_series(0, 17) n")
-    await protect(database, "wide")
-    await database.close()
+    async with connection_to(demo_database) as database:
+        await database.execute("CREATE TABLE wide (id int PRIMARY KEY, note text)")
+        await database.execute("INSERT INTO wide SELECT n, repeat('x', 1000000) FROM generate_series(0, 17) n")
+        await protect(database, "wide")
     url = await start_gateway(demo_database, max_answer_bytes=13_000_000)
     batch = b"POST /v1/batch HTTP/1.1\r\nContent-Type: application/x-ndjson\r\n" + HOST
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import asyncpg
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -35,7 +34,7 @@ from tests.support.asking import (
 )
 from tests.support.gateways import FOR_ALL, DemoGateway, demo_gateway, in_process, serving_process
 from tests.support.gateways import serving as serving_here
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.postgres import ReadyMade, Unmade
 from tests.support.racing import ORDERS as ROLE_ORDERS
 from tests.support.racing import open_race
@@ -211,13 +210,10 @@ async def test_a_lease_that_claims_needs_both_scopes(api: Api) -> None:
 async def test_an_anonymous_role_reads_and_writes_and_takes_no_locks(
     demo_database: str, start_gateway: StartGateway
 ) -> None:
-    connection = await asyncpg.connect(demo_database)
-    try:
+    async with connection_to(demo_database) as connection:
         if not await connection.fetchval("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = 'anon_of_tests')"):
             await connection.execute("CREATE ROLE anon_of_tests")
         await connection.execute("GRANT SELECT, INSERT ON orders TO anon_of_tests")
-    finally:
-        await connection.close()
     async with gateway(start_gateway, demo_database, anon_role="anon_of_tests", roles="anon_of_tests") as api:
         assert (await api.http.get("/openapi.json")).status_code == 200
         assert 'data-before=""' in (await api.http.get("/docs")).text, "it shows the tables to this role"
@@ -321,10 +317,9 @@ def served(databases: ReadyMade) -> Iterator[list[DemoGateway]]:
 
 @pytest.fixture
 async def owner(served: list[DemoGateway]) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(served[0].dsn)
-    yield connection
-    await connection.execute("ALTER TABLE fencepost.api_keys ENABLE TRIGGER announce")
-    await connection.close()
+    async with connection_to(served[0].dsn) as connection:
+        yield connection
+        await connection.execute("ALTER TABLE fencepost.api_keys ENABLE TRIGGER announce")
 
 
 @pytest.fixture
@@ -490,9 +485,8 @@ def request(method: str, path: str, **more: Any) -> httpx.Request:
 
 @pytest.fixture
 async def key_owner(demo_database: str) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(demo_database)
-    yield connection
-    await connection.close()
+    async with connection_to(demo_database) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -618,12 +612,11 @@ def of(user: str, **claims: object) -> dict[str, str]:
 async def notes(database: str) -> AsyncIterator[str]:
     found = SQL.search(PAGE.read_text("utf-8"))
     assert found is not None
-    connection = await asyncpg.connect(database)
-    await connection.execute(ROLES)
-    await connection.execute(found[1])
-    await protect(connection, "notes")
-    yield database
-    await connection.close()
+    async with connection_to(database) as connection:
+        await connection.execute(ROLES)
+        await connection.execute(found[1])
+        await protect(connection, "notes")
+        yield database
 
 
 async def shown(http: httpx.AsyncClient, headers: dict[str, str]) -> list[object]:

@@ -26,7 +26,7 @@ from tests.http.sealed_ways import (
     sealed_shop,
 )
 from tests.support.asking import SECRET, Api, bearer, code, token
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, connection_to
 from tests.support.postgres import ReadyMade
 
 from fencepost import Client, FenceToken, SealRefused, SyncClient
@@ -207,12 +207,9 @@ async def test_a_refused_seal_is_recorded_without_authentication_too(shop: Seale
     assert code(await api.ask("PATCH", "data/orders/a", {"status": "x"}, token=held["sealed_token"])) == REFUSED
 
     async def recorded() -> str | None:
-        connection = await asyncpg.connect(shop.dsn)
-        try:
+        async with connection_to(shop.dsn) as connection:
             found: str | None = await connection.fetchval("SELECT caller FROM fencepost.refusals WHERE code = 'FP041'")
             return found
-        finally:
-            await connection.close()
 
     assert await eventually(recorded, what="an entry") == "anybody"
 
@@ -381,12 +378,9 @@ async def append(shop: SealedShop, token: object, resource: str = "orders/a") ->
     message = message_of(WriteMessage(resource, "PATCH", b'{"status": "direct"}'))
     headers = (*message.headers, ("fence-token", str(token).encode()))
     row = MessageRow(partition_of(message.key, PARTITIONS), message.key, headers, message.value)
-    connection = await asyncpg.connect(shop.dsn)
-    try:
+    async with connection_to(shop.dsn) as connection:
         await queues.append(connection, [row])
         await connection.execute(f"NOTIFY {queues.CHANNEL}")
-    finally:
-        await connection.close()
 
 
 async def reasons(shop: SealedShop) -> list[str]:

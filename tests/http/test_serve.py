@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from tests.http.raw import RawConnection
 from tests.support.gateways import STARTS_WITHIN, Gateway, launch, refused, serving_as_it_is, serving_process, workers
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.servers import all_gone, established
 
 from fencepost.cli.main import main
@@ -211,11 +211,8 @@ async def test_other_addresses_are_served_when_asked_for_and_the_embedded_server
         assert (await client.get(gateway.url + "/healthz")).status_code == 200
         url = running_url(short_dir / "data")
         assert url is not None
-        connection = await asyncpg.connect(url)
-        try:
+        async with connection_to(url) as connection:
             assert int(await connection.fetchval("SHOW max_connections")) > 150 + 4 + 7 + 1
-        finally:
-            await connection.close()
 
 
 async def test_a_table_orders_of_the_users_own_is_no_demo(short_dir: Path, database: str, connect: Connect) -> None:

@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 from tests.support.asking import asked_by
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, connection_to
 from tests.support.postgres import Unmade
 from tests.support.racing import BOTH_RULES, ISSUED, Race, mark, open_race, scoped_race
 from tests.support.use_cases import delete, gateway_pid, keyed, listed, once, open_gateway, patch, post, put, result_of
@@ -563,14 +562,13 @@ MANY = 40
 
 @pytest.fixture
 async def http(database: str) -> AsyncIterator[httpx.AsyncClient]:
-    connection = await asyncpg.connect(database)
-    await connection.execute(SQL)
-    for table in ("parents", "children", "tree", "traced", "cards", "late"):
-        await protect(connection, table)
-    for table in ("accounts", "entries"):
-        await protect(connection, table, scope="account/{account}")
-    await protect(connection, "queued", queue="postgres:default")
-    await connection.close()
+    async with connection_to(database) as connection:
+        await connection.execute(SQL)
+        for table in ("parents", "children", "tree", "traced", "cards", "late"):
+            await protect(connection, table)
+        for table in ("accounts", "entries"):
+            await protect(connection, table, scope="account/{account}")
+        await protect(connection, "queued", queue="postgres:default")
     async with in_process(database) as client:
         yield client
 

@@ -20,7 +20,7 @@ from tests.integration.test_lease_claims import ask as ask_as
 from tests.integration.test_lease_claims import asking
 from tests.support.gateways import Gateway as GatewayProcess
 from tests.support.gateways import in_process, launch, serving_process, workers
-from tests.support.interleave import Connect, Connection, blocks_another_session
+from tests.support.interleave import Connect, Connection, blocks_another_session, connection_to
 from tests.support.manual_clock import UNHURRIED, ManualClock, settled
 from tests.support.postgres import Unmade, cutting_proxy, pooled
 from tests.support.racing import NEW, Race, open_race, protected_table
@@ -587,9 +587,8 @@ async def race(connect: Connect, unmade: Unmade) -> Race:
     ],
 )
 async def test_the_next_request_finds_the_session_as_it_was_made(race: Race, ddl: str, way: Way) -> None:
-    owner = await asyncpg.connect(race.dsn)
-    await owner.execute(ddl)
-    await owner.close()  # the code ran in its session, too
+    async with connection_to(race.dsn) as owner:
+        await owner.execute(ddl)
     async with open_gateway(race.dsn, batch_pool_size=1, lease_pool_size=1) as gateway:
         before = await states(gateway.database)
         assert not isinstance(answer := await way(gateway), Problem), answer
@@ -812,27 +811,23 @@ async def test_health_is_answered_while_all_processes_of_postgresql_are_stopped(
 @pytest.mark.long("gateways that stop, and databases that hang")
 async def test_a_gateway_without_a_free_connection_is_ready_and_reports_it(database: str) -> None:
     await load(database)
-    owner = await asyncpg.connect(database)
-    try:
-        async with in_process(database, pool_size=1) as client:
-            await ready_again(client)
-            async with owner.transaction():
-                await owner.execute("LOCK TABLE orders")
-                waiting = asyncio.create_task(client.get("/v1/data/orders"))
-                await blocks_another_session(owner, owner)
-                ready = await client.get("/readyz")
-                assert not waiting.done()
-            assert ready.status_code == 200
-            assert ready.json()["database"] == "reachable; all connections of this process are in use"
-            assert (await waiting).status_code == 200
+    async with connection_to(database) as owner, in_process(database, pool_size=1) as client:
+        await ready_again(client)
+        async with owner.transaction():
+            await owner.execute("LOCK TABLE orders")
+            waiting = asyncio.create_task(client.get("/v1/data/orders"))
+            await blocks_another_session(owner, owner)
+            ready = await client.get("/readyz")
+            assert not waiting.done()
+        assert ready.status_code == 200
+        assert ready.json()["database"] == "reachable; all connections of this process are in use"
+        assert (await waiting).status_code == 200
 
-            async def closed() -> bool:
-                return await sessions(owner) == 3  # one in each pool
+        async def closed() -> bool:
+            return await sessions(owner) == 3  # one in each pool
 
-            await eventually(closed, what="what was opened for the question is closed")
-            await ready_again(client)
-    finally:
-        await owner.close()
+        await eventually(closed, what="what was opened for the question is closed")
+        await ready_again(client)
 
 
 @pytest.mark.long("gateways that stop, and databases that hang")

@@ -6,11 +6,12 @@ import pytest
 from tests.support.asking import code
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection
+from tests.support.racing import meanwhile
 from tests.support.racing import owner as connected
 from tests.support.servers import command, complaints
 
 from fencepost.server.ops.doctor_tables import FOR_ALL, FOR_TRIGGERS_ONLY, NOT_FOR_ALL
-from fencepost.server.ops.protect import protect, unprotect
+from fencepost.server.ops.protect import protect
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text);
@@ -372,9 +373,7 @@ async def test_taking_up_marks_lets_the_tables_own_triggers_find_their_names(con
     )
     await protect(owner, "orders")
     await owner.execute("INSERT INTO orders (id, last_fence_token) VALUES (1, 5)")
-    await unprotect(owner, "orders")
-    await owner.execute("UPDATE orders SET last_fence_token = 0")
-    await protect(owner, "orders")
+    await meanwhile(owner, "orders", "UPDATE orders SET last_fence_token = 0")
     assert await owner.fetchval("SELECT last_fence_token FROM orders") == 5
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from tests.support.interleave import connection_to
 from tests.support.servers import all_gone
 
 from fencepost.server.ops import embedded_files
@@ -52,11 +53,8 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 async def fetch(url: str, statement: str) -> list[asyncpg.Record]:
-    connection = await asyncpg.connect(url)
-    try:
+    async with connection_to(url) as connection:
         return await connection.fetch(statement)
-    finally:
-        await connection.close()
 
 
 async def test_a_server_that_is_stopped_leaves_no_process_and_the_second_start_finds_what_was_written(

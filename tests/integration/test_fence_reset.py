@@ -18,6 +18,7 @@ from tests.support.racing import (
     STRANGER,
     Race,
     assert_seen,
+    meanwhile,
     open_race,
     operators,
     outcome,
@@ -406,9 +407,7 @@ async def test_a_column_that_was_taken_away_after_unprotect_is_made_anew_with_al
     connect: Connect, unmade: Unmade, source: str
 ) -> None:
     race = await opened(connect, unmade, source)
-    await unprotect(race.observer, "orders")
-    await race.observer.execute(GONE)
-    await protect(race.observer, "orders")
+    await meanwhile(race.observer, "orders", GONE)
     assert await race.direct(race.a, UPDATE, 50) == "FP409"
     assert await race.direct(race.a, INSERT, 40) == "FP409"
     for statement in (UPDATE, INSERT):

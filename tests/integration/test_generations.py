@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from tests.races.test_generations import Isolation
 from tests.races.test_pruning import absent
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.lease_racing import MINUTE, step_back
 from tests.support.racing import (
     ISSUED,
@@ -231,11 +231,8 @@ async def test_a_deadlock_in_each_try_is_reported_and_nothing_changes(connect: C
 async def test_readiness_shows_a_generation_that_was_raised_while_connections_were_open(database: str) -> None:
     async with in_process(database) as http:
         assert (await http.get("/readyz")).json()["origin"] == "accepted: generation 0"
-        connection = await asyncpg.connect(database)
-        try:
+        async with connection_to(database) as connection:
             raised = await upkeep.raise_generation(connection, "on purpose")
-        finally:
-            await connection.close()
         assert (await http.get("/readyz")).json()["origin"] == f"accepted: generation {raised}"
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 from tests.statements.recording import Recorder
 from tests.statements.tables import ORDERS, TABLES, Driver, Rows, make
 from tests.support.asking import asked_by
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, connection_to
 from tests.support.interleave import Connection as PreparedConnection
 from tests.support.manual_clock import ManualClock
 from tests.support.servers import command
@@ -603,11 +602,8 @@ def tables(postgres: PostgresServer, template: str) -> Iterator[str]:
 
 async def _make(server: str, template: str) -> None:
     await clone(server, DATABASE, template)
-    connection = await asyncpg.connect(in_database(server, DATABASE))
-    try:
+    async with connection_to(in_database(server, DATABASE)) as connection:
         await make(connection)
-    finally:
-        await connection.close()
 
 
 @pytest.mark.parametrize("rows", TABLES, ids=[rows.path for rows in TABLES])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.filter_oracle import ORDERS, ROWS, THINGS, Leaf, Tree, ordered, trees
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import Unmade
-from tests.support.racing import Race, entered, mutate, open_race, scoped_race
+from tests.support.racing import Race, entered, meanwhile, mutate, open_race, scoped_race
 from tests.support.use_cases import open_gateway
 
 from fencepost.server import wiring
@@ -122,9 +122,7 @@ async def refused_up_to_the_floor(race: Race, key: int, table: str = "t") -> Non
 
 async def made_meanwhile(race: Race) -> None:
     await pruned(race)
-    await unprotect(race.observer, "t")
-    await race.observer.execute("INSERT INTO t VALUES (3); INSERT INTO t (id, last_fence_token) VALUES (4, 7)")
-    await protect(race.observer, "t")
+    await meanwhile(race.observer, "t", "INSERT INTO t VALUES (3); INSERT INTO t (id, last_fence_token) VALUES (4, 7)")
     for key in (3, 4):
         await refused_up_to_the_floor(race, key)
 
@@ -132,9 +130,7 @@ async def made_meanwhile(race: Race) -> None:
 async def was_there(race: Race) -> None:
     """The floor is not about rows that are there: of these the marks are known."""
     await pruned(race)
-    await unprotect(race.observer, "t")
-    await race.observer.execute("DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1)")
-    await protect(race.observer, "t")
+    await meanwhile(race.observer, "t", "DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (1)")
     assert await race.direct(race.a, UPDATE.format("t", 1), 10) == "FP409"
     assert await race.direct(race.a, UPDATE.format("t", 1), 11) == "ok"
 
@@ -173,9 +169,7 @@ async def deleted_in_a_scope(race: Race) -> None:
     await protect(race.observer, "t", scope="of/{id}")
     assert await race.direct(race.a, "DELETE FROM t", 50) == "ok"
     await protect(race.observer, "t", scope="")
-    await unprotect(race.observer, "t")
-    await race.observer.execute("INSERT INTO t VALUES (1)")
-    await protect(race.observer, "t")
+    await meanwhile(race.observer, "t", "INSERT INTO t VALUES (1)")
     assert await race.direct(race.a, UPDATE.format("t", 1), 40) == "FP409"
     assert await race.direct(race.a, UPDATE.format("t", 1), 51) == "ok"
 
@@ -208,9 +202,9 @@ async def renamed(race: Race) -> None:
     """The floor that another table has left is not for this one's rows; its own is."""
     await race.observer.execute("CREATE TABLE u (id int PRIMARY KEY, n int DEFAULT 0); INSERT INTO u VALUES (3)")
     await pruned(race)
-    await unprotect(race.observer, "t")
-    await race.observer.execute("ALTER TABLE t RENAME TO v; ALTER TABLE u RENAME TO t; INSERT INTO v VALUES (3)")
-    await protect(race.observer, "t")
+    await meanwhile(
+        race.observer, "t", "ALTER TABLE t RENAME TO v; ALTER TABLE u RENAME TO t; INSERT INTO v VALUES (3)"
+    )
     await protect(race.observer, "v")
     assert await race.direct(race.a, UPDATE.format("t", 3), 5) == "ok"
     await refused_up_to_the_floor(race, 3, "v")
@@ -218,9 +212,7 @@ async def renamed(race: Race) -> None:
 
 async def of_another_type(race: Race) -> None:
     assert await race.observer.fetchval("SELECT fencepost.prune('t', 100)") == 0
-    await unprotect(race.observer, "t")
-    await race.observer.execute("INSERT INTO t VALUES (3); ALTER TABLE t ALTER id TYPE text")
-    await protect(race.observer, "t")
+    await meanwhile(race.observer, "t", "INSERT INTO t VALUES (3); ALTER TABLE t ALTER id TYPE text")
     await refused_up_to_the_floor(race, key="'3'")  # type: ignore[arg-type]
 
 
@@ -258,13 +250,13 @@ async def test_a_row_that_was_made_meanwhile_takes_up_the_floor(
 
 async def test_the_table_s_triggers_find_their_names_while_marks_are_written(items_race: Race) -> None:
     await pruned(items_race)
-    await unprotect(items_race.observer, "t")
-    await items_race.observer.execute(
+    await meanwhile(
+        items_race.observer,
+        "t",
         "CREATE TABLE seen (id int); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
         " 'BEGIN INSERT INTO seen VALUES (NEW.id); RETURN NEW; END'; INSERT INTO t VALUES (3);"
-        "CREATE TRIGGER note BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION note()"
+        "CREATE TRIGGER note BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION note()",
     )
-    await protect(items_race.observer, "t")
     assert await items_race.observer.fetchval("SELECT array_agg(id ORDER BY id) FROM seen") == [2, 3]
 
 

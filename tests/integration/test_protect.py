@@ -11,10 +11,8 @@ import pytest
 from tests.races.test_moved_tokens import HIGH, draw, issued, table, with_token
 from tests.support.interleave import Connect, Connection, blocked, start
 from tests.support.postgres import Unmade
-from tests.support.racing import Race, entered, mark, open_race, outcome, scoped_race
-from tests.support.racing import owner as ceiling_owner
+from tests.support.racing import Race, entered, mark, meanwhile, open_race, outcome, scoped_race
 from tests.support.racing import owner as connected
-from tests.support.racing import owner as owner_of
 from tests.support.servers import command
 from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
@@ -58,9 +56,7 @@ async def state(connection: Connection) -> list[str]:
 
 @pytest.fixture
 async def owner(connect: Connect) -> Connection:
-    connection = await connect()
-    await connection.execute("SET search_path = public")
-    return connection
+    return await connected(connect)
 
 
 async def reasons(connection: Connection, table: str) -> str:
@@ -224,9 +220,7 @@ async def test_a_later_protect_goes_on_from_the_marks(owner: Connection) -> None
     await protect(owner, "t")
     await owner.execute("INSERT INTO t (id, last_fence_token) VALUES (1, 50), (2, 60)")
     await owner.execute("BEGIN; SET LOCAL fencepost.token = '70'; DELETE FROM t WHERE id = 2; COMMIT")
-    await unprotect(owner, "t")
-    await owner.execute("INSERT INTO t VALUES (2, 'back, while nobody watched'); UPDATE t SET v = 'x'")
-    await protect(owner, "t")
+    await meanwhile(owner, "t", "INSERT INTO t VALUES (2, 'back, while nobody watched'); UPDATE t SET v = 'x'")
     rows = await owner.fetch("SELECT id, last_fence_token FROM t ORDER BY id")
     assert [tuple(row) for row in rows] == [(1, 50), (2, 70)]
     for token, row in ((49, 1), (69, 2)):
@@ -285,8 +279,8 @@ ABOVE = 1 << 48
 
 @pytest.fixture
 async def queue_owner(connect: Connect) -> asyncpg.Connection:
-    connection = await connect()
-    await connection.execute("SET search_path = public; CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)")
+    connection = await connected(connect)
+    await connection.execute("CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL DEFAULT 0)")
     return connection
 
 
@@ -622,7 +616,7 @@ def test_every_argument_is_here() -> None:
 
 @pytest.mark.parametrize("argument", GIVEN)
 async def test_what_was_given_is_stored_and_kept(connect: Connect, argument: str) -> None:
-    kept_db = await owner_of(connect)
+    kept_db = await connected(connect)
     await kept_db.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
     await sources.register(kept_db, "asked", "mock", "source", verifies=True)
     others = {name: value for name, value in GIVEN[argument].items() if name != argument}
@@ -824,7 +818,7 @@ async def test_columns_that_have_swapped_names_fence_every_scope_up_to_the_highe
 
 @pytest.fixture
 async def ceiling_db(connect: Connect) -> Connection:
-    connection = await ceiling_owner(connect)
+    connection = await connected(connect)
     await connection.execute(
         "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1); CREATE TABLE u (a int PRIMARY KEY)"
     )
@@ -894,7 +888,7 @@ async def test_doctor_finds_a_mark_that_would_refuse_everybody(ceiling_db: Conne
 
 @pytest.fixture
 async def sealed_db(connect: Connect) -> Connection:
-    connection = await ceiling_owner(connect)
+    connection = await connected(connect)
     await connection.execute("CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
     await connection.execute("CREATE TABLE u (id int PRIMARY KEY, a int NOT NULL DEFAULT 1)")
     return connection

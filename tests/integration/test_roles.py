@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from tests.integration.test_lease_claims import ask, asking
 from tests.support.asking import LOGIN, NOTHING, OTHER, READER, WEB, Acting, acting, asked_by
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, connection_to
 from tests.support.lost_answers import IN_A_HURRY
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade
@@ -595,15 +595,12 @@ async def a_web_role_that_logs_in_gets_nothing(stage: Acting, race: Race) -> Non
     allowed = {row[0].partition("(")[0].removeprefix("fencepost.") for row in await race.observer.fetch(DENIED, WEB)}
     assert allowed == set(CALLS), "the rest is denied, and these look at who logged in"
     await race.observer.execute(f"ALTER ROLE {WEB} LOGIN PASSWORD 'x'")
-    theirs = await asyncpg.connect(stage.dsn.replace(LOGIN, WEB))
-    try:
+    async with connection_to(stage.dsn.replace(LOGIN, WEB)) as theirs:
         for name, arguments in CALLS.items():
             refused = await outcome(theirs.execute(f"SELECT * FROM fencepost.{name}{arguments}"))
             assert refused == "42501", name
         await theirs.execute("SET fencepost.caller = 'x'; SET request.jwt.claims = '{}'")
         assert await marks(race) == {}
-    finally:
-        await theirs.close()
 
 
 @pytest.mark.versions

@@ -12,7 +12,7 @@ from tests.support.gateways import FOR_ALL, OwnedDatabase, building
 from tests.support.interleave import Connect, Connection
 from tests.support.manual_clock import ManualClock
 from tests.support.postgres import Unmade, cutting_proxy
-from tests.support.racing import Race, open_race, outcome, scoped_race
+from tests.support.racing import Race, meanwhile, open_race, outcome, scoped_race
 from tests.support.use_cases import keyed, listed, once, open_gateway, patch, put, result_of
 
 from fencepost.server.fence.caller import EVERY_ACCESS, Caller
@@ -68,43 +68,37 @@ async def tried(connection: Connection, sql: str, token: int = 90) -> str:
     return "ok"
 
 
-CHANGES = {
-    "the mark's type": (
-        "bigint", "77", "DROP TRIGGER zzz_fencepost_ins ON t; DROP TRIGGER zzz_fencepost_upd ON t;"
-        "ALTER TABLE t DROP CONSTRAINT fencepost_mark; ALTER TABLE t ALTER last_fence_token DROP DEFAULT;"
-        "ALTER TABLE t ALTER last_fence_token TYPE public.ct USING ROW(last_fence_token)::public.ct",
-        "INSERT INTO t VALUES ('b', 1, ROW('91'))", "DELETE FROM t"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES)
-async def test_a_column_that_gets_a_type_of_its_owners_is_not_read_in_our_name(
-    owned: OwnedDatabase, change: str
-) -> None:
-    type_, value, alter, insert, delete = CHANGES[change]
+async def evil_owner(owned: OwnedDatabase, type_: str, value: str) -> Connection:
+    """Connect as the owner of a protected table, who has made a type with a cast to this one."""
     app = await owned.login(owned.app)
     await app.execute("CREATE TABLE public.t (id text PRIMARY KEY, n int)")
     await protect(owned.root, "t")
     await app.execute("INSERT INTO t (id, last_fence_token) VALUES ('a', 10)")
     await app.execute(EVIL.format(type=type_, value=value))
-    await app.execute(alter)
+    return app
+
+
+RETYPED_MARK = (
+    "DROP TRIGGER zzz_fencepost_ins ON t; DROP TRIGGER zzz_fencepost_upd ON t;"
+    "ALTER TABLE t DROP CONSTRAINT fencepost_mark; ALTER TABLE t ALTER last_fence_token DROP DEFAULT;"
+    "ALTER TABLE t ALTER last_fence_token TYPE public.ct USING ROW(last_fence_token)::public.ct"
+)
+
+
+async def test_a_column_that_gets_a_type_of_its_owners_is_not_read_in_our_name(owned: OwnedDatabase) -> None:
+    app = await evil_owner(owned, "bigint", "77")
+    await app.execute(RETYPED_MARK)
     fresh = await owned.login(owned.app)
-    for statement in (insert, delete):
+    for statement in ("INSERT INTO t VALUES ('b', 1, ROW('91'))", "DELETE FROM t"):
         assert await tried(fresh, statement) == "FP000", statement
     await unprotect(owned.root, "t")
     assert await seen_as(owned) <= {owned.app}, "in no other name than the owner's"
 
 
-@pytest.mark.parametrize("change", CHANGES)
-async def test_unprotect_reads_no_column_that_has_changed_since_it_looked(owned: OwnedDatabase, change: str) -> None:
-    type_, value, alter, *_ = CHANGES[change]
-    app = await owned.login(owned.app)
-    await app.execute("CREATE TABLE public.t (id text PRIMARY KEY, n int)")
-    await protect(owned.root, "t")
-    await app.execute("INSERT INTO t (id, last_fence_token) VALUES ('a', 10)")
-    await app.execute(EVIL.format(type=type_, value=value))
+async def test_unprotect_reads_no_column_that_has_changed_since_it_looked(owned: OwnedDatabase) -> None:
+    app = await evil_owner(owned, "bigint", "77")
     plan = await plan_unprotect(owned.root, "t")
-    await app.execute(alter)
+    await app.execute(RETYPED_MARK)
     with pytest.raises(asyncpg.PostgresError) as refused:
         await apply(owned.root, plan)
     assert refused.value.sqlstate == "FP000"
@@ -124,11 +118,7 @@ async def test_a_domain_over_a_type_of_postgresqls_is_read(owned: OwnedDatabase)
 
 
 async def test_the_columns_of_the_key_keep_their_types(owned: OwnedDatabase) -> None:
-    app = await owned.login(owned.app)
-    await app.execute("CREATE TABLE public.t (id text PRIMARY KEY, n int)")
-    await protect(owned.root, "t")
-    await app.execute("INSERT INTO t (id, last_fence_token) VALUES ('a', 10)")
-    await app.execute(EVIL.format(type="text", value="'x'"))
+    app = await evil_owner(owned, "text", "'x'")
     plan = await plan_unprotect(owned.root, "t")
     assert await tried(app, "ALTER TABLE t ALTER id TYPE public.ct USING ROW(id)::public.ct") == "0A000"
     await app.execute("ALTER TABLE t RENAME id TO was; ALTER TABLE t ADD id public.ct DEFAULT ROW('q')")
@@ -177,9 +167,7 @@ async def test_protect_is_not_led_astray_by_operators_in_public(owned: OwnedData
     await owned.root.execute("INSERT INTO t VALUES ('a', 'b', 10), ('c', 'b', 10)")
     assert await tried(owned.root, "DELETE FROM t WHERE id OPERATOR(pg_catalog.=) 'c'") == "ok"
     await protect(owned.root, "t")
-    await unprotect(owned.root, "t")
-    await owned.root.execute("INSERT INTO t VALUES ('c', 'b', 0)")
-    await protect(owned.root, "t")
+    await meanwhile(owned.root, "t", "INSERT INTO t VALUES ('c', 'b', 0)")
     assert await owned.root.fetchval("SELECT min(last_fence_token) FROM t WHERE starts_with(id, 'c')") == 90
     await protect(owned.root, "t", scope="acc/{a}")
     await protect(owned.root, "t", scope="")
@@ -504,9 +492,7 @@ async def test_a_key_of_another_type_is_fenced_up_to_the_highest_mark(texts_race
         table = f"t{number}"
         kind, key, retype, then = OTHER_TYPES[name]
         await deleted(texts_race, kind, key, table)
-        await unprotect(texts_race.observer, table)
-        await texts_race.observer.execute(f"ALTER TABLE {table} {retype}")
-        await protect(texts_race.observer, table)
+        await meanwhile(texts_race.observer, table, f"ALTER TABLE {table} {retype}")
         for token, answer in ((40, "FP409"), (50, "FP409"), (51, "ok")):
             assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({then})", token) == answer, (
                 name,
@@ -526,9 +512,7 @@ async def test_a_key_whose_values_have_the_same_texts_in_a_wider_type_keeps_its_
         table = f"t{number}"
         kind, key, wider = WIDER[name]
         await deleted(texts_race, kind, key, table)
-        await unprotect(texts_race.observer, table)
-        await texts_race.observer.execute(f"ALTER TABLE {table} ALTER k TYPE {wider}, ALTER k SET NOT NULL")
-        await protect(texts_race.observer, table)
+        await meanwhile(texts_race.observer, table, f"ALTER TABLE {table} ALTER k TYPE {wider}, ALTER k SET NOT NULL")
         assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({key})", 50) == "FP409", name
         other = "8" if kind == "int" else "'cd'"
         assert await texts_race.direct(texts_race.a, f"INSERT INTO {table} (k) VALUES ({other})", 10) == "ok", (
@@ -561,21 +545,19 @@ async def test_a_key_in_another_order_is_fenced_up_to_the_highest_mark(texts_rac
 
 async def test_also_if_it_was_turned_while_nothing_protected_it(texts_race: Race) -> None:
     await pair(texts_race)
-    await unprotect(texts_race.observer, "t")
-    await texts_race.observer.execute(TURNED)
-    await protect(texts_race.observer, "t")
+    await meanwhile(texts_race.observer, "t", TURNED)
     assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (1, 2)", 40) == "FP409"
     assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES (1, 2)", 51) == "ok"
 
 
 async def test_another_column_of_the_key_s_name_is_another_key(texts_race: Race) -> None:
     await deleted(texts_race, "int", "7")
-    await unprotect(texts_race.observer, "t")
-    await texts_race.observer.execute(
+    await meanwhile(
+        texts_race.observer,
+        "t",
         "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t RENAME k TO was; ALTER TABLE t RENAME n TO k;"
-        "ALTER TABLE t ALTER was DROP NOT NULL, ADD PRIMARY KEY (k)"
+        "ALTER TABLE t ALTER was DROP NOT NULL, ADD PRIMARY KEY (k)",
     )
-    await protect(texts_race.observer, "t")
     assert await texts_race.direct(texts_race.a, "INSERT INTO t (k) VALUES (8)", 40) == "FP409"
 
 
@@ -585,9 +567,7 @@ async def test_a_renamed_key_keeps_its_marks(texts_race: Race) -> None:
     async with open_gateway(texts_race.dsn) as gateway:
         assert result_of(await put(gateway, keyed("7", 40, "t"))) == "FP005"
     await protect(texts_race.observer, "t")
-    await unprotect(texts_race.observer, "t")
-    await texts_race.observer.execute("ALTER TABLE t RENAME id TO no")
-    await protect(texts_race.observer, "t")
+    await meanwhile(texts_race.observer, "t", "ALTER TABLE t RENAME id TO no")
     assert await texts_race.direct(texts_race.a, "INSERT INTO t (no) VALUES (7)", 50) == "FP409"
     assert await texts_race.direct(texts_race.a, "INSERT INTO t (no) VALUES (8)", 10) == "ok", "no floor has risen"
 
@@ -610,9 +590,7 @@ async def test_rows_that_have_kept_their_marks_keep_them(texts_race: Race) -> No
     await deleted(texts_race, "date", "'2024-01-01'")
     assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-02', 1)", 10) == "ok"
     assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-03', 1)", 90) == "ok"
-    await unprotect(texts_race.observer, "t")
-    await texts_race.observer.execute("ALTER TABLE t ALTER k TYPE timestamp")
-    await protect(texts_race.observer, "t")
+    await meanwhile(texts_race.observer, "t", "ALTER TABLE t ALTER k TYPE timestamp")
     assert await texts_race.direct(texts_race.a, "UPDATE t SET n = 2 WHERE k = '2024-01-02'", 11) == "ok"
     assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-01')", 89) == "FP409"
 
@@ -620,9 +598,7 @@ async def test_rows_that_have_kept_their_marks_keep_them(texts_race: Race) -> No
 async def test_in_one_transaction_a_key_gets_another_type(texts_race: Race) -> None:
     await deleted(texts_race, "date", "'2024-01-01'")
     async with texts_race.observer.transaction():
-        await unprotect(texts_race.observer, "t")
-        await texts_race.observer.execute("ALTER TABLE public.t ALTER k TYPE timestamp")
-        await protect(texts_race.observer, "t")
+        await meanwhile(texts_race.observer, "t", "ALTER TABLE public.t ALTER k TYPE timestamp")
     assert await texts_race.direct(texts_race.a, "INSERT INTO t VALUES ('2024-01-01')", 40) == "FP409"
 
 
@@ -631,9 +607,9 @@ async def test_a_row_made_again_while_unprotected_rises_where_its_keys_text_chan
     for number, (kind, key, retype, _) in enumerate(OTHER_TYPES.values()):
         table = f"t{number}"
         await deleted(texts_race, kind, key, table)
-        await unprotect(texts_race.observer, table)
-        await texts_race.observer.execute(f"INSERT INTO {table} (k) VALUES ({key}); ALTER TABLE {table} {retype}")
-        await protect(texts_race.observer, table)
+        await meanwhile(
+            texts_race.observer, table, f"INSERT INTO {table} (k) VALUES ({key}); ALTER TABLE {table} {retype}"
+        )
         assert await texts_race.direct(texts_race.a, f"UPDATE {table} SET n = 1", 40) == "FP409", kind
         assert await texts_race.direct(texts_race.a, f"UPDATE {table} SET n = 1", 51) == "ok", kind
 

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from click.testing import CliRunner, Result
 from tests.support.gateways import CHANGE, FILES, in_process, next_version
 from tests.support.gateways import next_version as becoming
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.postgres import dump
 
 from fencepost.cli.main import main
@@ -64,15 +64,13 @@ async def others(connection: Connection) -> list[str]:
 @pytest.fixture
 async def empty(postgres: PostgresServer) -> AsyncIterator[str]:
     """Give the URL of a database that was never migrated, with a user's table in it."""
-    server = await asyncpg.connect(postgres.url)
-    await server.execute("CREATE DATABASE empty_one")
-    url = in_database(postgres.url, "empty_one")
-    connection = await asyncpg.connect(url)
-    await connection.execute("CREATE TABLE public.theirs (id int PRIMARY KEY, v text)")
-    await connection.close()
-    yield url
-    await server.execute("DROP DATABASE empty_one WITH (FORCE)")
-    await server.close()
+    async with connection_to(postgres.url) as server:
+        await server.execute("CREATE DATABASE empty_one")
+        url = in_database(postgres.url, "empty_one")
+        async with connection_to(url) as connection:
+            await connection.execute("CREATE TABLE public.theirs (id int PRIMARY KEY, v text)")
+        yield url
+        await server.execute("DROP DATABASE empty_one WITH (FORCE)")
 
 
 @pytest.mark.versions
@@ -191,19 +189,15 @@ async def empty_database(postgres: PostgresServer) -> AsyncIterator[Empty]:
 @asynccontextmanager
 async def _empty(postgres: PostgresServer) -> AsyncIterator[str]:
     name = f"compared_{next(_numbers)}"
-    server = await asyncpg.connect(postgres.url)
-    await server.execute(f"CREATE DATABASE {name}")
-    yield in_database(postgres.url, name)
-    await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await server.close()
+    async with connection_to(postgres.url) as server:
+        await server.execute(f"CREATE DATABASE {name}")
+        yield in_database(postgres.url, name)
+        await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 async def dumped(url: str) -> str:
-    connection = await asyncpg.connect(url)
-    try:
+    async with connection_to(url) as connection:
         return await dump(connection)
-    finally:
-        await connection.close()
 
 
 async def as_released(url: str, sql: str) -> None:

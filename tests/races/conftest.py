@@ -19,6 +19,15 @@ async def race(request: pytest.FixtureRequest, connect: Connect, unmade: Unmade)
         yield race
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with each of what it is `opened` with: by itself or, where it says nothing, by its file."""
+    mark = metafunc.definition.get_closest_marker("opened")
+    if mark is not None:
+        found = [pytest.param(each, id=each.name, marks=each.marks) for each in mark.args]
+        metafunc.parametrize("race", found, indirect=True)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Have what a test asserts of the product be a Violation. Of a mutant it is what is wanted."""

@@ -37,9 +37,8 @@ class Opening:
 
 
 def opened(*openings: Opening) -> pytest.MarkDecorator:
-    """Run a test once with each of these."""
-    found = [pytest.param(each, id=each.name, marks=each.marks) for each in openings]
-    return pytest.mark.parametrize("race", found, indirect=True)
+    """Run a test once with each of these; as `pytestmark`, each test of the file that does not say another one."""
+    return pytest.mark.opened(*openings)
 
 
 def openings_of(test: Callable[..., object]) -> list[Opening]:
@@ -49,8 +48,8 @@ def openings_of(test: Callable[..., object]) -> list[Opening]:
     found = getattr(sys.modules[function.__module__], "pytestmark", None)
     marks += [] if found is None else [found.mark]
     for mark in marks:
-        if mark.name == "parametrize" and mark.args[0] == "race":
-            return [each.values[0] for each in mark.args[1]]
+        if mark.name == "opened":
+            return list(mark.args)
     return [CONNECTIONS if "connect" in inspect.signature(function).parameters else STRICT]
 
 

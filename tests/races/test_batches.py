@@ -11,6 +11,7 @@ from fencepost.server.fence.token import MAX_TOKEN
 
 ENTER = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 STRICT, EPOCH, BUILTIN = on_scopes(), on_scopes("epoch"), on_scopes(source="builtin")
+pytestmark = opened(STRICT)
 
 _ENTER = (
     "SELECT e.verdict FROM fencepost.enter_each('account', $1, $2, 'items'::regclass, 'account/{account_id}') AS e"
@@ -48,7 +49,6 @@ async def test_an_unissued_token_stays_out_where_there_is_no_mark(race: Race) ->
     assert (await mark(race), await mark(race, "account/7")) == (None, 40)
 
 
-@opened(STRICT)
 async def test_a_floor_counts_above_a_mark(race: Race) -> None:
     await marked(race, 20)
     await race.observer.execute("UPDATE fencepost.floors SET floor = 45 WHERE name = 'account'")
@@ -66,13 +66,11 @@ async def test_a_mark_refuses(race: Race) -> None:
     assert await enter(race.b, ("account/42", 40)) == ["refused" if race.strict else "entered"]
 
 
-@opened(STRICT)
 async def test_a_mark_that_is_raised_meanwhile_refuses(race: Race) -> None:
     assert await _meanwhile(race, "UPDATE fencepost.marks SET last_fence_token = 45") == ["refused"]
     assert await mark(race) == 45
 
 
-@opened(STRICT)
 async def test_a_floor_that_rises_meanwhile_undoes_what_was_entered(race: Race) -> None:
     assert await _meanwhile(race, "UPDATE fencepost.floors SET floor = 50 WHERE name = 'account'") == "40001"
     assert await mark(race) == 30
@@ -99,7 +97,6 @@ async def _meanwhile(race: Race, statement: str) -> list[str] | str:
     return entered
 
 
-@opened(STRICT)
 async def test_a_mark_that_is_locked_is_not_waited_for(race: Race) -> None:
     await marked(race, 30)
     holder = await race.begin(race.a)
@@ -125,13 +122,11 @@ async def test_one_operation_enters_a_scope_and_the_mark_is_its_token(race: Race
         assert await race.observer.fetchval("SELECT bool_and(row_absent) FROM fencepost.marks")
 
 
-@opened(STRICT)
 async def test_a_scope_of_no_table_is_not_entered(race: Race) -> None:
     sql = _ENTER.replace("'account/{account_id}'", "'accounts/{account_id}'")
     assert await outcome(race.b.fetch(sql, ["account/42"], [40])) == "FP000"
 
 
-@opened(STRICT)
 async def test_keys_are_distinguished(race: Race) -> None:
     """New, in flight, reused, and a replay: something in the log, so that its commit waits for the standby."""
     record = (

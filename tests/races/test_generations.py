@@ -14,6 +14,8 @@ from fencepost.server.postgres import leases, sources, upkeep
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.server.postgres.sources import KnownSource
 
+pytestmark = opened(BUILTIN)
+
 REDIS, KAFKA = on_service("redis", "strict"), on_service("kafka:Orders.eu-1", "epoch")
 
 
@@ -47,7 +49,6 @@ async def test_update_under_an_old_token_is_refused(race: Race) -> None:
     assert await race.live_mark("k") == token == first
 
 
-@opened(BUILTIN)
 async def test_insert_under_an_old_token_is_refused(race: Race) -> None:
     await raised(race)
     await race.observer.execute(WITHOUT_FLOORS)  # the trigger by itself
@@ -56,7 +57,6 @@ async def test_insert_under_an_old_token_is_refused(race: Race) -> None:
     assert await outcome(race.insert(race.a, "k", token)) != "FP409"
 
 
-@opened(BUILTIN)
 async def test_delete_under_an_old_token_is_refused(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     await raised(race)
@@ -67,7 +67,6 @@ async def test_delete_under_an_old_token_is_refused(race: Race) -> None:
     assert await race.delete(race.a, "k", token)
 
 
-@opened(BUILTIN)
 async def test_keys_without_a_row_are_refused(race: Race) -> None:
     """By the floor, which is what is asked where no trigger sees anything."""
     first = await raised(race)
@@ -78,14 +77,12 @@ async def test_keys_without_a_row_are_refused(race: Race) -> None:
     assert await race.claim_absent(race.a, "k", token) is None
 
 
-@opened(BUILTIN)
 async def test_a_claim_under_an_old_token_is_refused_without_the_floor(race: Race) -> None:
     await raised(race)
     await race.observer.execute(WITHOUT_FLOORS)
     assert await outcome(race.claim_absent(race.a, "k", 40)) == "FP409"
 
 
-@opened(BUILTIN)
 async def test_a_generation_waits_for_a_write_under_way(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     writer = await race.begin(race.a)
@@ -97,7 +94,6 @@ async def test_a_generation_waits_for_a_write_under_way(race: Race) -> None:
     assert await outcome(race.update(race.a, "k", 41)) == "FP409"
 
 
-@opened(BUILTIN)
 async def test_a_grant_under_way_is_over_once_the_generation_is_raised(race: Race) -> None:
     grant = await race.begin(race.a)
     await granted(race.a, "mine")
@@ -113,7 +109,6 @@ async def test_a_grant_under_way_is_over_once_the_generation_is_raised(race: Rac
     assert again == first + 2**47 + 1, "a lease's number is above all that the other database may have given"
 
 
-@opened(BUILTIN)
 async def test_a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock(race: Race) -> None:
     await granted(race.a, "mine")
     mint = await race.begin(race.a)
@@ -125,7 +120,6 @@ async def test_a_mint_that_has_its_lease_and_no_token_yet_does_not_deadlock(race
     assert isinstance(await raising, int)
 
 
-@opened(BUILTIN)
 async def test_a_generation_goes_beyond_tokens_that_were_moved_far(race: Race) -> None:
     await race.observer.execute("SELECT fencepost.issue_beyond($1)", (900 << 48) + 9)
     first = await raised(race)
@@ -133,7 +127,6 @@ async def test_a_generation_goes_beyond_tokens_that_were_moved_far(race: Race) -
     assert await drawn(race) == first
 
 
-@opened(BUILTIN)
 async def test_two_histories_raise_different_numbers(race: Race) -> None:
     """By chance: the same number nine times of ten would be a mend of nothing."""
     numbers = set()
@@ -145,7 +138,6 @@ async def test_two_histories_raise_different_numbers(race: Race) -> None:
     assert max(numbers) <= 512
 
 
-@opened(BUILTIN)
 async def test_an_external_table_takes_its_tokens_as_before(race: Race) -> None:
     await race.observer.execute("CREATE TABLE public.external (id text PRIMARY KEY)")
     await protect(race.observer, "external")
@@ -155,7 +147,6 @@ async def test_an_external_table_takes_its_tokens_as_before(race: Race) -> None:
     assert found == 0
 
 
-@opened(BUILTIN)
 async def test_a_floor_that_is_higher_does_not_fall(race: Race) -> None:
     """The floor never falls, whatever raises it."""
     await absent(race, "k", 50)

@@ -4,16 +4,19 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from asyncpg.transaction import Transaction
 from tests.races.openings import on_audited_table, opened
 from tests.support.racing import Race, applied
 from tests.support.use_cases import gateway_pid, keyed, once, open_gateway, patch, result_of
 
+from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.postgres import keyed as idempotency
 from fencepost.testing.servers.processes import PATIENCE
 
 STRICT, EPOCH = on_audited_table("strict"), on_audited_table("epoch")
+pytestmark = opened(EPOCH)
 
 
 RECORD = """
@@ -23,7 +26,6 @@ LOOK_UP_AGAIN = "SELECT * INTO r FROM fencepost.idempotency i WHERE i.caller = p
 TRY = "IF NOT pg_try_advisory_xact_lock"
 
 
-@opened(EPOCH)
 async def test_two_racers_with_one_key_land_once(race: Race) -> None:
     async with open_gateway(race.dsn) as one, open_gateway(race.dsn, lock_timeout=1) as two:
         holder = await race.begin(race.a)
@@ -39,7 +41,18 @@ async def test_two_racers_with_one_key_land_once(race: Race) -> None:
     assert await applied(race) == 1
 
 
-@opened(EPOCH)
+async def their_record_is_replayed(race: Race, gateway: Gateway, holder: Transaction) -> None:
+    """While a write waits for what the holder has locked, another request's record of its key commits."""
+    pid = await gateway_pid(gateway)
+    write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())))
+    await race.observer.execute(RECORD)
+    await holder.commit()
+    answer = await write
+    assert isinstance(answer, Replayed)
+    assert answer.rows == ["theirs"]
+    assert await applied(race) == 0
+
+
 async def test_a_record_that_commits_between_look_up_and_lock_is_seen(race: Race) -> None:
     """The second look-up is a statement of its own: the step between the two is held open by a lock of the test's."""
     begin = await race.observer.fetchval(
@@ -51,33 +64,17 @@ async def test_a_record_that_commits_between_look_up_and_lock_is_seen(race: Race
     step = await race.begin(race.b)
     await race.b.execute("SELECT pg_advisory_xact_lock(4242)")
     async with open_gateway(race.dsn) as gateway:
-        pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())))
-        await race.observer.execute(RECORD)
-        await step.commit()
-        answer = await write
-    assert isinstance(answer, Replayed)
-    assert answer.rows == ["theirs"]
-    assert await applied(race) == 0
+        await their_record_is_replayed(race, gateway, step)
 
 
-@opened(EPOCH)
 async def test_a_lock_that_was_got_around_ends_in_a_replay(race: Race) -> None:
     """Another request's record is there at the end although no transaction had the key's lock."""
     async with open_gateway(race.dsn) as gateway:
         holder = await race.begin(race.a)
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
-        pid = await gateway_pid(gateway)
-        write = await race.waits_at(pid, patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once())))
-        await race.observer.execute(RECORD)
-        await holder.commit()
-        answer = await write
-    assert isinstance(answer, Replayed)
-    assert answer.rows == ["theirs"]
-    assert await applied(race) == 0
+        await their_record_is_replayed(race, gateway, holder)
 
 
-@opened(EPOCH)
 async def test_a_refusal_gives_its_key_back(race: Race) -> None:
     # A session in which users' code ran gives up all its locks afterwards. Without it, this keeps the write alone.
     alone = "ALTER TABLE public.orders ADD UNIQUE (order_id, n) DEFERRABLE"
@@ -89,7 +86,6 @@ async def test_a_refusal_gives_its_key_back(race: Race) -> None:
         assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once()))) == "ok"
 
 
-@opened(EPOCH)
 async def test_a_key_is_for_one_payload(race: Race) -> None:
     async with open_gateway(race.dsn) as gateway:
         assert result_of(await patch(gateway, replace(keyed("k", 31, n=1), idempotency_key=once()))) == "ok"
@@ -109,7 +105,6 @@ async def test_a_write_that_landed_is_replayed_after_the_lock_changed_hands(race
     assert await applied(race) == 2
 
 
-@opened(EPOCH)
 async def test_a_write_that_landed_is_replayed_after_its_lock_changed_hands(race: Race) -> None:
     """Another client looks at the same key at this moment: that is no reason to answer that it is in flight."""
     await race.observer.execute(RECORD)
@@ -121,7 +116,6 @@ async def test_a_write_that_landed_is_replayed_after_its_lock_changed_hands(race
         assert result_of(other) == "ok", "another key, another lock"
 
 
-@opened(EPOCH)
 async def test_only_old_records_are_forgotten(race: Race) -> None:
     await race.observer.execute(RECORD)
     await race.observer.execute(RECORD.replace("'k1'", "'old'"))
@@ -133,7 +127,6 @@ async def test_only_old_records_are_forgotten(race: Race) -> None:
     assert await idempotency.prune(race.observer, 60) == 0
 
 
-@opened(EPOCH)
 async def test_the_second_look_up_needs_no_error_to_see_a_record(race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lines of defence: without that of the primary key, the second look-up alone has to see it, and does."""
     monkeypatch.setattr("fencepost.server.gateway.idempotency.RECORD", ("another", "key", "23505"))

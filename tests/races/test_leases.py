@@ -8,6 +8,8 @@ from tests.support.racing import outcome
 from fencepost.server.postgres import leases
 from fencepost.server.postgres.leases import Acquired
 
+pytestmark = opened(LEASES)
+
 
 def granted(answer: Acquired | str) -> Acquired:
     assert isinstance(answer, Acquired), answer
@@ -22,7 +24,6 @@ async def assert_lost(race: LeaseRace, lease: Acquired, secret: str) -> None:
     assert await leases.find_ended(race.a, lease.lease_id or 0) is not None, "it looks unknown, or alive"
 
 
-@opened(LEASES)
 async def test_token_is_drawn_after_the_wait(race: LeaseRace) -> None:
     """R9."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
@@ -38,7 +39,6 @@ async def test_token_is_drawn_after_the_wait(race: LeaseRace) -> None:
     assert await race.mint(race.a, old.lease_id, "old") is None
 
 
-@opened(LEASES)
 async def test_clock_is_read_after_the_wait(race: LeaseRace) -> None:
     """R9: a request that waits for a lease's row until past its time has lost it, renewing as well as minting."""
     for name, extend in (("renewed", race.renew), ("minted", race.mint)):
@@ -53,7 +53,6 @@ async def test_clock_is_read_after_the_wait(race: LeaseRace) -> None:
         assert await race.holder(name) is None, name
 
 
-@opened(LEASES)
 async def test_superseded_lease_stays_lost(race: LeaseRace) -> None:
     """R9: once another one has the lock, no clock that steps back revives the old lease."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
@@ -67,7 +66,6 @@ async def test_superseded_lease_stays_lost(race: LeaseRace) -> None:
     assert again.lease_id == new.lease_id
 
 
-@opened(LEASES)
 async def test_opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
     """Several locks are taken in one order, however they are named, also where a collation would sort otherwise."""
     for first, second in (("a", "b"), ("C", "d"), ("z", "ä")):
@@ -83,7 +81,6 @@ async def test_opposite_orders_do_not_deadlock(race: LeaseRace) -> None:
         assert verdicts == ["granted", "held"], f"{first}, {second}: {verdicts}"
 
 
-@opened(LEASES)
 async def test_all_or_none(race: LeaseRace) -> None:
     """One of three locks is held: nothing is granted, and the others stay free."""
     holder = granted(await race.acquire(race.a, "b", secret="holder"))
@@ -107,7 +104,6 @@ async def test_all_or_none(race: LeaseRace) -> None:
 # Whose a lease is: by its secret, and by nothing else
 
 
-@opened(LEASES)
 async def test_repeated_secret_is_the_same_lease(race: LeaseRace) -> None:
     """An acquire whose answer got lost is repeated with its secret: the same lease and tokens, while it lives."""
     first = granted(await race.acquire(race.a, "x", "y", secret="mine", tokens=3, owner="me"))
@@ -125,7 +121,6 @@ async def test_repeated_secret_is_the_same_lease(race: LeaseRace) -> None:
     assert swept.tokens == first.tokens
 
 
-@opened(LEASES)
 async def test_repeated_secret_of_other_locks_is_a_mismatch(race: LeaseRace) -> None:
     """A secret belongs to one request: other locks or other claims are refused while its lease lives."""
     first = granted(await race.acquire(race.a, "x", "y", secret="mine", claims=("t/1",)))
@@ -138,7 +133,6 @@ async def test_repeated_secret_of_other_locks_is_a_mismatch(race: LeaseRace) -> 
     assert first.claim_token < min(first.tokens)
 
 
-@opened(LEASES)
 async def test_repeated_secret_after_expiry_is_a_new_lease(race: LeaseRace) -> None:
     """A lease that is over is not found again: its secret makes a new one, of whatever locks."""
     first = granted(await race.acquire(race.a, "x", secret="mine"))
@@ -156,7 +150,6 @@ async def test_repeated_secret_after_expiry_is_a_new_lease(race: LeaseRace) -> N
     assert fourth.lease_id != third.lease_id
 
 
-@opened(LEASES)
 async def test_two_at_once_with_one_secret_are_one_lease(race: LeaseRace) -> None:
     """The repeated request may come while the first one is still under way."""
     first_under_way = await race.begin(race.a)
@@ -170,7 +163,6 @@ async def test_two_at_once_with_one_secret_are_one_lease(race: LeaseRace) -> Non
     assert (await race.counts())["leases"] == 1
 
 
-@opened(LEASES)
 async def test_lease_is_its_holders(race: LeaseRace) -> None:
     """Renewing, minting and releasing need the secret."""
     lease = granted(await race.acquire(race.a, "x", secret="mine"))
@@ -184,7 +176,6 @@ async def test_lease_is_its_holders(race: LeaseRace) -> None:
 # What the sweeper must leave and what it must not
 
 
-@opened(LEASES)
 async def test_swept_lease_stays_lost(race: LeaseRace) -> None:
     """A lease whose lock row was swept is over: another client may have had the lock meanwhile."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
@@ -196,7 +187,6 @@ async def test_swept_lease_stays_lost(race: LeaseRace) -> None:
     granted(await race.acquire(race.a, "x", secret="old"))
 
 
-@opened(LEASES)
 async def test_swept_lock_row_is_made_anew(race: LeaseRace) -> None:
     """R9: the lock row is deleted under an acquirer that waits for it; it makes a new one, and tokens still rise."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
@@ -215,7 +205,6 @@ async def test_swept_lock_row_is_made_anew(race: LeaseRace) -> None:
     assert newest > max(late.minted)
 
 
-@opened(LEASES)
 async def test_sweep_skips_what_is_in_use(race: LeaseRace) -> None:
     """The sweeper waits for no transaction."""
     old = granted(await race.acquire(race.a, "x", secret="old"))
@@ -233,7 +222,6 @@ async def test_sweep_skips_what_is_in_use(race: LeaseRace) -> None:
     assert await race.holder("x") == new.lease_id
 
 
-@opened(LEASES)
 async def test_sweep_looks_again(race: LeaseRace) -> None:
     """A lock that was idle when the sweeper first looked, and is held when it gets there, stays."""
     idle = {name: granted(await race.acquire(race.a, name, secret=name * 3)) for name in ("a", "b")}
@@ -250,7 +238,6 @@ async def test_sweep_looks_again(race: LeaseRace) -> None:
     assert (await race.acquire(race.a, "b", secret="another")).verdict == "held"
 
 
-@opened(LEASES)
 async def test_idle_locks_leave_nothing(race: LeaseRace) -> None:
     """Everything that ended leases left goes; what a live lease needs stays."""
     live = granted(await race.acquire(race.a, "live", secret="live", tokens=2))
@@ -274,7 +261,6 @@ async def test_idle_locks_leave_nothing(race: LeaseRace) -> None:
     assert await race.counts() == dict.fromkeys(("locks", "leases", "draws", "waiters", "gateways"), 0)
 
 
-@opened(LEASES)
 async def test_history_is_kept_as_long_as_asked(race: LeaseRace) -> None:
     """Of ended leases it is remembered who came after whom, and whose token is whose, for the time that is set."""
     old = granted(await race.acquire(race.a, "x", secret="old", owner="old"))

@@ -10,6 +10,8 @@ from fencepost.server.postgres import upkeep
 from fencepost.server.postgres.leases import hash_secret
 from fencepost.server.postgres.upkeep import Horizon, PruneStep
 
+pytestmark = opened(BUILTIN)
+
 AT_ONCE = 0.0
 """Seconds of retention: every mark is old enough."""
 
@@ -40,7 +42,6 @@ async def marked(race: Race, key: str) -> bool:
 # What pruning must not let in
 
 
-@opened(BUILTIN)
 async def test_stale_insert_waits_for_the_mark_that_goes(race: Race) -> None:
     """The mark goes while a stale INSERT waits for it: the floor, read afterwards, refuses."""
     await absent(race, "k", 50)
@@ -67,7 +68,6 @@ async def test_stale_writes_after_pruning_are_refused(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.b, "other", 51)), list)
 
 
-@opened(BUILTIN)
 async def test_an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
     """Pruning does not wait for a mark that another transaction is raising, and leaves it."""
     await absent(race, "k", 50)
@@ -86,7 +86,6 @@ async def test_an_insert_before_the_mark_goes_keeps_it(race: Race) -> None:
 # What pruning must leave to those who hold a lease
 
 
-@opened(BUILTIN)
 async def test_a_live_lease_stays_above_the_floor(race: Race) -> None:
     mine = await granted(race.a, "mine")
     await a_younger_mark(race, "k")
@@ -95,7 +94,6 @@ async def test_a_live_lease_stays_above_the_floor(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
-@opened(BUILTIN)
 async def test_an_expired_lease_without_a_successor_stays_above_the_floor(race: Race) -> None:
     mine = await granted(race.a, "mine")
     await race.observer.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
@@ -111,7 +109,6 @@ async def a_younger_mark(race: Race, key: str) -> None:
     await released(race.c, race, "theirs")
 
 
-@opened(BUILTIN)
 async def test_a_grant_under_way_stays_above_the_floor(race: Race) -> None:
     """It has drawn and not committed: its lease cannot be seen, and its token is below the horizon."""
     grant = await race.begin(race.a)
@@ -127,7 +124,6 @@ async def test_a_grant_under_way_stays_above_the_floor(race: Race) -> None:
     assert (await prune(race.b, until)).pruned == 1, "no transaction is in the way any more"
 
 
-@opened(BUILTIN)
 async def test_a_grant_younger_than_the_newest_that_has_ended_stays_above_the_floor(race: Race) -> None:
     """A transaction that is under way may have a number above the snapshot's xmax."""
     older = await race.begin(race.c)
@@ -144,7 +140,6 @@ async def test_a_grant_younger_than_the_newest_that_has_ended_stays_above_the_fl
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
-@opened(BUILTIN)
 async def test_tokens_from_after_the_horizon_are_left_alone(race: Race) -> None:
     until = await upkeep.horizon(race.a)
     grant = await race.begin(race.a)
@@ -155,7 +150,6 @@ async def test_tokens_from_after_the_horizon_are_left_alone(race: Race) -> None:
     assert isinstance(await outcome(race.insert(race.a, "other", mine)), list)
 
 
-@opened(BUILTIN)
 async def test_a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_already(race: Race) -> None:
     early = await race.begin(race.b)
     await race.b.execute("SELECT pg_current_xact_id()")
@@ -170,7 +164,6 @@ async def test_a_horizon_is_not_asked_for_in_a_transaction_that_has_its_number_a
 # What is pruned at all
 
 
-@opened(BUILTIN)
 async def test_only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
     await absent(race, "gone", 50)
     await race.insert(race.a, "lives", 51)
@@ -182,7 +175,6 @@ async def test_only_old_marks_of_keys_without_a_row_go(race: Race) -> None:
     assert await floor(race) == 50
 
 
-@opened(BUILTIN)
 async def test_a_table_of_another_source_is_not_pruned(race: Race) -> None:
     await absent(race, "k", 50)
     await race.observer.execute("UPDATE fencepost.protected SET source = 'external'")
@@ -192,7 +184,6 @@ async def test_a_table_of_another_source_is_not_pruned(race: Race) -> None:
     assert await floor(race) == 0
 
 
-@opened(BUILTIN)
 async def test_a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Race) -> None:
     await absent(race, "k", 50)
     until = await upkeep.horizon(race.a)
@@ -204,7 +195,6 @@ async def test_a_table_that_changes_its_source_meanwhile_is_not_pruned(race: Rac
     assert await marked(race, "k")
 
 
-@opened(BUILTIN)
 async def test_two_pruners_do_not_wait_for_each_other(race: Race) -> None:
     for number in range(3):
         await absent(race, f"k{number}", 50 + number)
@@ -221,7 +211,6 @@ async def test_two_pruners_do_not_wait_for_each_other(race: Race) -> None:
 # With generations (R19)
 
 
-@opened(BUILTIN)
 async def test_pruning_waits_for_a_generation_that_is_being_raised(race: Race) -> None:
     await absent(race, "k", ISSUED)
     until = await upkeep.horizon(race.a)

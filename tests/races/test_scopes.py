@@ -2,12 +2,13 @@
 
 import asyncpg
 from tests.races.openings import Opening, on_scopes, opened
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.racing import CASCADES, ITEMS, PARTS, Race, entered, mark, open_race, outcome
 
 from fencepost.server.ops.protect import protect, unprotect
 
 STRICT, EPOCH, BUILTIN = on_scopes(), on_scopes("epoch"), on_scopes(source="builtin")
+pytestmark = opened(STRICT)
 
 
 @opened(STRICT, EPOCH)
@@ -22,7 +23,6 @@ async def test_first_touch_is_ordered(race: Race) -> None:
         assert await waiter == {scope: refused_by}
 
 
-@opened(STRICT)
 async def test_later_statements_see_the_older_holders_work(race: Race) -> None:
     """R8: the write follows the mark in a later statement, so nothing that an older holder commits is missed."""
     holder = await race.begin(race.a)
@@ -36,7 +36,6 @@ async def test_later_statements_see_the_older_holders_work(race: Race) -> None:
     await newer.commit()
 
 
-@opened(STRICT)
 async def test_crossing_writers_do_not_deadlock(race: Race) -> None:
     """Scopes are taken in one order, however they are named."""
     await race.a.execute("SET lock_timeout = '300ms'")
@@ -78,7 +77,6 @@ async def test_pruned_scope_leaves_a_floor(race: Race) -> None:
     assert await entered(race, race.a, 45, "account/43") == {"account/43": 45 if race.strict else None}
 
 
-@opened(STRICT)
 async def test_old_snapshot_fails(race: Race) -> None:
     """REPEATABLE READ: what was committed, or pruned, after the snapshot is a serialization failure."""
     for change in ("SELECT fencepost.enter('account', '{account/42}', 60)", "SELECT fencepost.prune('account', 61)"):
@@ -90,7 +88,6 @@ async def test_old_snapshot_fails(race: Race) -> None:
         await snapshot.rollback()
 
 
-@opened(STRICT)
 async def test_an_old_snapshot_reads_no_old_rule(race: Race) -> None:
     snapshot = race.a.transaction(isolation="repeatable_read")
     await snapshot.start()
@@ -100,7 +97,6 @@ async def test_an_old_snapshot_reads_no_old_rule(race: Race) -> None:
     await snapshot.rollback()
 
 
-@opened(STRICT)
 async def test_a_scope_of_no_table_is_not_entered(race: Race) -> None:
     assert await outcome(race.a.fetch("SELECT fencepost.enter('accounts', '{accounts/1}', 50)")) == "FP000"
 
@@ -130,7 +126,6 @@ async def test_no_stale_token_gets_in_by_entering_and_leaving_a_scope(race: Race
     assert await race.direct(a, "UPDATE items SET n = 2 WHERE id = 1", 41) == "ok"
 
 
-@opened(STRICT)
 async def test_only_the_gateway_may_enter(race: Race) -> None:
     await race.observer.execute("CREATE ROLE scope_stranger")
     try:
@@ -144,7 +139,6 @@ async def test_only_the_gateway_may_enter(race: Race) -> None:
 # Direct SQL
 
 
-@opened(STRICT)
 async def test_a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) -> None:
     """BEFORE triggers fire by name, and a user's may come after ours."""
     mover = """
@@ -159,7 +153,6 @@ async def test_a_later_trigger_moves_no_row_into_a_scope_unjudged(race: Race) ->
     assert await race.direct(race.a, "UPDATE items SET n = 99 WHERE id = 1", 82) == "FP400"
 
 
-@opened(STRICT)
 async def test_a_column_of_the_scope_keeps_its_type(race: Race) -> None:
     """As numeric(9, 1) the account 42 would be 42.0, and its mark forgotten."""
     for change in ("TYPE numeric(9, 1)", "TYPE text"):
@@ -167,24 +160,19 @@ async def test_a_column_of_the_scope_keeps_its_type(race: Race) -> None:
     assert await outcome(race.observer.execute("ALTER TABLE items DROP COLUMN account_id")) == "2BP01"
 
 
-@opened(STRICT)
 async def test_a_renamed_column_stays_the_scopes(race: Race) -> None:
     """Another column takes the name that the template has: the rows' scopes, and their marks, stay theirs."""
     await race.observer.execute("ALTER TABLE items ADD other int NOT NULL DEFAULT 7")
     await entered(race, race.a, 50, "account/42")
     for old, new in (("account_id", "was"), ("other", "account_id")):
         await race.observer.execute(f"ALTER TABLE items RENAME {old} TO {new}")
-    fresh = await asyncpg.connect(race.dsn)  # other sessions have plans that know the column by its name
-    try:
+    async with connection_to(race.dsn) as fresh:  # other sessions have plans that know the column by its name
         assert await race.direct(fresh, "UPDATE items SET n = 9 WHERE id = 1", 49) == "FP409"
         assert await race.direct(fresh, "UPDATE items SET n = 9 WHERE id = 1", 51) == "ok"
         assert await race.direct(fresh, "UPDATE items SET account_id = 8 WHERE id = 1", 52) == "ok", "no scope's column"
         assert await race.direct(fresh, "UPDATE items SET was = 8 WHERE id = 1", 53) == "FP400"
-    finally:
-        await fresh.close()
 
 
-@opened(STRICT)
 async def test_every_kind_of_statement_is_judged(race: Race) -> None:
     a = race.a
     await entered(race, a, 50, "account/42")
@@ -223,7 +211,6 @@ async def copy(connection: Connection, token: int, account: int) -> str:
     return "ok"
 
 
-@opened(STRICT)
 async def test_an_older_writer_that_waited_for_the_row_is_refused(race: Race) -> None:
     """The newer holder has written the row: the older UPDATE waits for it, and is judged afterwards."""
     holder = await race.begin(race.a)
@@ -238,7 +225,6 @@ async def test_an_older_writer_that_waited_for_the_row_is_refused(race: Race) ->
     assert await race.observer.fetchval("SELECT n FROM items WHERE id = 1") == 40
 
 
-@opened(STRICT)
 async def test_cascades_are_judged_by_the_scopes_of_what_they_reach(race: Race) -> None:
     a, source = race.a, race.fence.source
     await race.observer.execute(CASCADES)
@@ -259,7 +245,6 @@ async def test_cascades_are_judged_by_the_scopes_of_what_they_reach(race: Race) 
     assert await race.observer.fetchval("SELECT count(*) FROM lines") == 0
 
 
-@opened(STRICT)
 async def test_partitions_are_judged_whichever_way_they_are_reached(race: Race) -> None:
     a = race.a
     await race.observer.execute(PARTS)
@@ -279,7 +264,6 @@ async def test_partitions_are_judged_whichever_way_they_are_reached(race: Race) 
     assert await mark(race) == 52
 
 
-@opened(STRICT)
 async def test_broken_glass_is_recorded_and_a_claim_waits_for_it(race: Race) -> None:
     """A claimant reads once its claim is through: what broke the glass before must be there by then."""
     await entered(race, race.a, 40, "account/42")
@@ -312,7 +296,6 @@ async def test_broken_glass_is_recorded_and_a_claim_waits_for_it(race: Race) -> 
     ]
 
 
-@opened(STRICT)
 async def test_a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor(race: Race) -> None:
     await entered(race, race.a, 40, "account/42")
     pruning = await race.begin(race.b)
@@ -322,7 +305,6 @@ async def test_a_stale_first_touch_waits_for_the_pruning_and_meets_the_floor(rac
     assert await stale == {"account/42": 45}
 
 
-@opened(STRICT)
 async def test_a_table_that_left_the_scope_is_not_entered_for(race: Race) -> None:
     """The gateway believes that items has the scope, waits for the transaction that changes that, and is refused
     (FP000).

@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner, Result
-from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read, sql
+from tests.robustness.test_failover import REFUSED, Holder, acquire, code, holder, patch, put, read
 from tests.support.consuming import Queue, make_tables, opened, write, wrong_effects
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect, Connection
+from tests.support.interleave import Connect, Connection, connection_to
 from tests.support.manual_clock import UNHURRIED
 from tests.support.violations import assert_none, promised
 
@@ -38,6 +38,8 @@ from fencepost.testing.servers.processes import (
     new_directory,
     remove_directory,
 )
+
+pytestmark = pytest.mark.long("crashes and restores of PostgreSQL")
 
 # Processes of `fencepost consume` that are asked to end, and workers of one that are killed: each acknowledged message
 # has one effect, in the order of its resource. The oracle is a trigger's log in the database. Consumers that are
@@ -218,7 +220,7 @@ class Copied:
         assert done.returncode == 0, done.stderr
 
     async def on_server(self, *statements: str) -> None:
-        async with sql(in_database(self.server.url, "postgres")) as db:
+        async with connection_to(in_database(self.server.url, "postgres")) as db:
             for statement in statements:
                 await db.execute(statement)
 
@@ -282,7 +284,7 @@ async def shop(copied: Copied, times: Times = UNHURRIED) -> AsyncIterator[httpx.
     """Make the database, and serve it."""
     await copied.on_server("CREATE DATABASE shop")
     await upgrade(copied.url)
-    async with sql(copied.url) as db:
+    async with connection_to(copied.url) as db:
         await db.execute("CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new')")
         await protect(db, "orders", source="builtin")
     async with in_process(copied.url, times) as http:
@@ -353,7 +355,6 @@ async def paused_holder(http: httpx.AsyncClient) -> Holder:
     return paused
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_a_dump_restored_over_its_own_database(copied: Copied, tmp_path: Path) -> None:
     async with shop(copied) as http:
         await copied.run(f"pg_dump -Fc '{copied.url}' > {tmp_path}/dump")
@@ -363,7 +364,6 @@ async def test_a_dump_restored_over_its_own_database(copied: Copied, tmp_path: P
         await is_refused_until_raised(http, copied.url, paused, "a dump was restored over it")
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_open_connections_do_not_outlive_a_restore(copied: Copied, tmp_path: Path) -> None:
     """The gateway's connections stay open through it, and none asks /readyz: it looks by itself."""
     async with shop(copied) as http:
@@ -375,13 +375,12 @@ async def test_open_connections_do_not_outlive_a_restore(copied: Copied, tmp_pat
             return "fencepost_origin_accepted 0.0" in (await http.get("/metrics")).text
 
         await eventually(refuses, what="the gateway's own look")
-        async with sql(copied.url) as db:  # as if others were given the numbers again
+        async with connection_to(copied.url) as db:  # as if others were given the numbers again
             await db.execute("SELECT nextval('fencepost.tokens') FROM generate_series(1, 20)")
         answers = await asyncio.gather(*(patch(http, "k", token, "ZOMBIE") for token in paused.tokens[2:]))
         assert {code(answer) for answer in answers} == {REFUSED}, "by each connection"
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_a_dump_restored_into_another_database_of_the_cluster(copied: Copied, tmp_path: Path) -> None:
     async with shop(copied) as http:
         await copied.run(f"pg_dump -Fc '{copied.url}' > {tmp_path}/dump")
@@ -393,7 +392,6 @@ async def test_a_dump_restored_into_another_database_of_the_cluster(copied: Copi
         await is_refused_until_raised(http, other, paused, "was raised in another database of this cluster")
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 @pytest.mark.parametrize("way", ["dump", "template"])
 async def test_a_copy_that_was_given_the_originals_name(copied: Copied, tmp_path: Path, way: str) -> None:
     async with shop(copied) as http:
@@ -417,19 +415,17 @@ async def test_a_copy_that_was_given_the_originals_name(copied: Copied, tmp_path
         await is_refused_until_raised(http, copied.url, paused, "was raised in another database of this cluster")
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_renaming_the_original_needs_no_operator(copied: Copied) -> None:
     async with shop(copied) as http:
         paused = await paused_holder(http)
     await copied.on_server("ALTER DATABASE shop RENAME TO store")
     store = in_database(copied.server.url, "store")
-    async with sql(store) as db:
+    async with connection_to(store) as db:
         await db.execute("VACUUM FULL fencepost.generations")
     async with in_process(store) as http:
         assert (await patch(http, "k", paused.tokens[2], "second")).status_code == 200
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_lived_through_it(
     copied: Copied,
 ) -> None:
@@ -441,14 +437,13 @@ async def test_an_older_copy_of_the_data_directory_is_refused_by_a_gateway_that_
         assert (await http.get("/readyz")).status_code == 200, "the gateway has met the position after A's write"
         copied.put_the_copy_in_place()
         await answering(http)
-        async with sql(copied.url) as db:  # which soon carries the copy past the position that gave it away
+        async with connection_to(copied.url) as db:  # which soon carries the copy past the position that gave it away
             await db.execute("CREATE TABLE public.filler AS SELECT repeat('x', 100) FROM generate_series(1, 10000)")
         await is_refused_until_raised(
             http, copied.url, paused, "was replaced by an older copy of its data directory", seen_by_doctor=False
         )
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_an_older_copy_that_is_ahead_is_refused(copied: Copied) -> None:
     """The copy is started by itself first, and written to: by its WAL it is ahead of what the gateway has met."""
     async with shop(copied) as http:
@@ -458,7 +453,7 @@ async def test_an_older_copy_that_is_ahead_is_refused(copied: Copied) -> None:
         await moment_met(http, copied.url)
         copied.server.stop()
         with copied.spare_server() as spare:
-            async with sql(in_database(spare.url, "shop")) as db:
+            async with connection_to(in_database(spare.url, "shop")) as db:
                 await db.execute("CREATE TABLE public.filler AS SELECT repeat('x', 100) FROM generate_series(1, 10000)")
                 await db.execute("SELECT pg_switch_wal()")
                 await db.execute("SELECT fencepost.leave_moment()")  # as another gateway on it would
@@ -469,7 +464,6 @@ async def test_an_older_copy_that_is_ahead_is_refused(copied: Copied) -> None:
         )
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_of_two_hosts_of_a_url_the_copy_is_refused(copied: Copied) -> None:
     """The original is served before and after it, for what was seen of the copy is nothing about the original."""
     async with shop(copied) as http:
@@ -478,7 +472,7 @@ async def test_of_two_hosts_of_a_url_the_copy_is_refused(copied: Copied) -> None
     with copied.spare_server() as spare:
         port, other = (httpx.URL(url).port for url in (copied.server.url, spare.url))
         both = copied.url.replace(f":{port}/", f":{port},{httpx.URL(copied.url).host}:{other}/")
-        async with sql(in_database(spare.url, "shop")) as db:
+        async with connection_to(in_database(spare.url, "shop")) as db:
             await db.execute("SELECT pg_switch_wal()")
         async with in_process(both) as http:
             paused = await paused_holder(http)
@@ -500,19 +494,18 @@ async def moment_met(http: httpx.AsyncClient, url: str) -> None:
     """Return once the gateway has left a moment behind all that was written, and has met it."""
 
     async def left() -> bool:
-        async with sql(url) as db:
+        async with connection_to(url) as db:
             return not await db.fetchval("SELECT fencepost.moment_due()")
 
     await eventually(left, what="a moment")
     assert await ready(http)
 
 
-@pytest.mark.long("crashes and restores of PostgreSQL")
 async def test_a_crash_that_loses_unacknowledged_commits_is_not_taken_for_a_copy(copied: Copied) -> None:
     async with shop(copied) as http:
         paused = await paused_holder(http)
         for number in range(3):
-            async with sql(copied.url) as db:
+            async with connection_to(copied.url) as db:
                 await db.execute("SET synchronous_commit = off")
                 await db.execute(f"CREATE TABLE public.lost_{number} AS SELECT n FROM generate_series(1, 3000) n")
                 for n in range(100):

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.robustness.test_cuts import AUDIT, SCHEMA, TABLE, TABLES, Writers, judge
 from tests.support.gateways import gateway_process, in_process
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.postgres import server_bin_dir
 from tests.support.violations import assert_none, promised
 
@@ -28,6 +28,8 @@ from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
 from fencepost.testing.servers.postgres import Pair, in_database, replicated
 from fencepost.testing.servers.processes import PATIENCE, eventually, free_port, new_directory, remove_directory
+
+pytestmark = pytest.mark.long("failovers")
 
 # Failover with a real primary and a real standby (R19): what a gateway lets through, and what an operator does.
 
@@ -42,24 +44,15 @@ CREATE TABLE public.jobs (id text PRIMARY KEY, status text NOT NULL DEFAULT 'new
 async def shop(bin_dir: Path) -> AsyncIterator[Pair]:
     """Run a pair with a database `shop` on it: orders takes built-in tokens, jobs those of somewhere else."""
     async with replicated(bin_dir) as pair:
-        async with sql(pair.primary.url) as connection:
+        async with connection_to(pair.primary.url) as connection:
             await connection.execute("CREATE DATABASE shop")
         await upgrade(in_database(pair.primary.url, "shop"))
-        async with sql(in_database(pair.primary.url, "shop")) as connection:
+        async with connection_to(in_database(pair.primary.url, "shop")) as connection:
             await connection.execute(SQL)
             await protect(connection, "orders", source="builtin")
             await protect(connection, "jobs")
         await pair.caught_up()
         yield pair
-
-
-@asynccontextmanager
-async def sql(url: str) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 def by_link(pair: Pair) -> str:
@@ -142,7 +135,7 @@ async def raised(url: str, reason: str = "standby promoted") -> Result:
 
 
 async def first_token(url: str) -> int:
-    async with sql(url) as connection:
+    async with connection_to(url) as connection:
         return int(await connection.fetchval("SELECT fencepost.oldest()"))
 
 
@@ -154,7 +147,6 @@ async def doctor(pair: Pair) -> str:
 REFUSED = (503, "FP015")
 
 
-@pytest.mark.long("failovers")
 async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_acts(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         old = await holder(http, "old")
@@ -169,7 +161,7 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         pair.lead_to(pair.standby.url)
 
         assert await read(http, "k") == "first", "the acknowledged write is lost"
-        async with sql(of_standby(pair)) as db:
+        async with connection_to(of_standby(pair)) as db:
             # Straight to the triggers, as a gateway would that does not ask for the origin: the tokens repeat, and the
             # old one passes.
             token = old.tokens[-1]
@@ -228,7 +220,6 @@ async def test_a_promoted_standby_that_lost_writes_is_refused_until_an_operator_
         assert "fencepost_origin_accepted 1.0" in (await http.get("/metrics")).text
 
 
-@pytest.mark.long("failovers")
 async def test_a_synchronous_standby_loses_nothing_and_still_waits_for_the_operator(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         assert "1 standby is attached: a promoted standby forgets" in await doctor(pair)
@@ -249,15 +240,14 @@ async def test_a_synchronous_standby_loses_nothing_and_still_waits_for_the_opera
         assert (await patch(http, "k0", successor.tokens[0], "second")).status_code == 200
 
 
-@pytest.mark.long("failovers")
 async def test_a_standby_serves_reads_and_its_connections_follow_its_promotion(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair:
-        async with sql(in_database(pair.primary.url, "shop")) as db:
+        async with connection_to(in_database(pair.primary.url, "shop")) as db:
             await db.execute("SELECT nextval('fencepost.tokens')")
             await db.execute("INSERT INTO public.orders (order_id, last_fence_token) VALUES ('k', 1)")
         await pair.caught_up()
         # Without a consumer: its questions would be the first to meet the promotion.
-        async with in_process(of_standby(pair), consume_here=False) as http, sql(of_standby(pair)) as look:
+        async with in_process(of_standby(pair), consume_here=False) as http, connection_to(of_standby(pair)) as look:
             assert await read(http, "k") == "new"
             for answer in (
                 await patch(http, "k", 2, "written"),
@@ -285,7 +275,6 @@ async def pool(look: Connection) -> set[int]:
     return {row["pid"] for row in rows}
 
 
-@pytest.mark.long("failovers")
 async def test_a_former_primary_that_comes_back_is_refused_by_gateways_that_met_its_successor(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         old = await holder(http, "old", tokens=9)
@@ -321,12 +310,11 @@ async def _holder(http: httpx.AsyncClient, owner: str) -> Holder | None:
     return Holder(http, lease["lease_id"], lease["secret"], [int(token) for token in lease["tokens"]])
 
 
-@pytest.mark.long("failovers")
 async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_its_successor_is_met(
     bin_dir: Path,
 ) -> None:
     """Split brain: the link turns while connections to the old primary are open, and it knows nothing of it."""
-    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http, sql(of_standby(pair)) as new:
+    async with shop(bin_dir) as pair, in_process(by_link(pair)) as http, connection_to(of_standby(pair)) as new:
         first = await holder(http, "first", tokens=20)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         await pair.caught_up()
@@ -337,7 +325,7 @@ async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_it
         assert (await patch(http, "k", first.tokens[1], "still there")).status_code == 200, "no other was met yet"
         pair.lead_to(pair.standby.url, hang_up=False)
         # As many at once as it takes for the pool to open a connection, which leads to the new primary.
-        async with sql(in_database(pair.primary.url, "shop")) as db:
+        async with connection_to(in_database(pair.primary.url, "shop")) as db:
             blocked = db.transaction()
             await blocked.start()
             await db.execute("LOCK TABLE public.orders IN ACCESS EXCLUSIVE MODE")
@@ -357,7 +345,6 @@ async def test_connections_to_a_former_primary_that_lives_on_are_dropped_once_it
         promised(await read(http, "k") == "first", "what was refused is there")
 
 
-@pytest.mark.long("failovers")
 async def test_a_server_that_crashed_and_came_back_needs_no_operator(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=3)
@@ -392,7 +379,6 @@ async def cancel(db: Connection, beside: Collection[int] = ()) -> None:
     assert await db.fetchval("SELECT pg_cancel_backend($1)", await waiting_for_the_standby(db, beside))
 
 
-@pytest.mark.long("failovers")
 async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=5)
@@ -400,7 +386,7 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
         await pair.caught_up()
         await pair.synchronous()
         await pair.cut()
-        async with sql(in_database(pair.primary.url, "shop")) as db:
+        async with connection_to(in_database(pair.primary.url, "shop")) as db:
             await db.execute("SET synchronous_commit = local")
             write = asyncio.create_task(patch(http, "k", first.tokens[1], "second"))
 
@@ -441,13 +427,12 @@ async def test_a_commit_whose_wait_for_the_standby_was_cancelled_is_no_success(b
         promised(await read(http, "k") == "third", "an acknowledged write is lost by a promotion")
 
 
-@pytest.mark.long("failovers")
 @pytest.mark.parametrize(("repeatable", "error"), [(False, OutcomeUnknownError), (True, UnavailableError)])
 async def test_the_gateways_own_writes_are_no_success_either(
     bin_dir: Path, *, repeatable: bool, error: type[Exception]
 ) -> None:
     """Also of those that are done again, and look up what was recorded: it may be lost yet."""
-    async with shop(bin_dir) as pair, sql(in_database(pair.primary.url, "shop")) as db:
+    async with shop(bin_dir) as pair, connection_to(in_database(pair.primary.url, "shop")) as db:
         await db.execute("SET synchronous_commit = local")
         database = await Database.open(in_database(pair.primary.url, "shop"), Limits(pool_size=1))
         await pair.synchronous()
@@ -465,7 +450,6 @@ async def test_the_gateways_own_writes_are_no_success_either(
         await database.close()
 
 
-@pytest.mark.long("failovers")
 async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_standby(bin_dir: Path) -> None:
     """What the message in the log is for: without it, a repeat would acknowledge what a promotion may forget."""
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
@@ -473,7 +457,7 @@ async def test_the_control_a_replay_that_writes_nothing_does_not_wait_for_the_st
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         await pair.caught_up()
         await pair.synchronous()
-        async with sql(in_database(pair.primary.url, "shop")) as db:
+        async with connection_to(in_database(pair.primary.url, "shop")) as db:
             await db.execute("SET synchronous_commit = local")
             definition = await db.fetchval(
                 "SELECT pg_get_functiondef('fencepost.idem_begin(text, text, bytea)'::regprocedure)"
@@ -500,14 +484,13 @@ async def keyed_patch(http: httpx.AsyncClient, token: int, status: str) -> httpx
     return await http.patch("/v1/data/orders/k", json={"status": status}, headers=headers)
 
 
-@pytest.mark.long("failovers")
 async def test_what_was_under_way_at_a_promotion_is_unknown_and_not_done_on_the_other_history(bin_dir: Path) -> None:
     async with shop(bin_dir) as pair, in_process(by_link(pair)) as http:
         first = await holder(http, "first", tokens=5)
         assert (await put(http, "k", first.tokens[0], "first")).status_code == 201
         assert (await put(http, "j", 1, "first", "jobs")).status_code == 201
         await pair.caught_up()
-        async with sql(in_database(pair.primary.url, "shop")) as db:
+        async with connection_to(in_database(pair.primary.url, "shop")) as db:
             blocked = db.transaction()
             await blocked.start()
             await db.execute("LOCK TABLE public.orders, public.jobs IN ACCESS EXCLUSIVE MODE")
@@ -562,13 +545,12 @@ async def server(bin_dir: Path) -> AsyncIterator[Crashing]:
         await connection.close()
         dsn = in_database(postgres.url, "shop")
         await upgrade(dsn)
-        connection = await asyncpg.connect(dsn)
-        await connection.execute(SCHEMA)
-        for table, rule in TABLES.items():
-            await connection.execute(TABLE.format(table))
-            await protect(connection, table, rule="epoch" if rule == "epoch" else "strict")
-            await connection.execute(AUDIT.format(table))
-        await connection.close()
+        async with connection_to(dsn) as connection:
+            await connection.execute(SCHEMA)
+            for table, rule in TABLES.items():
+                await connection.execute(TABLE.format(table))
+                await protect(connection, table, rule="epoch" if rule == "epoch" else "strict")
+                await connection.execute(AUDIT.format(table))
         yield Crashing(postgres, directory)
     finally:
         postgres.stop()
@@ -608,7 +590,6 @@ async def test_crashes_of_postgresql_and_of_the_gateway_lose_nothing_and_double_
                 await more()
             over.set()
             await writing
-        connection = await asyncpg.connect(dsn)
-        wrong = await judge(connection, writers)
-        await connection.close()
+        async with connection_to(dsn) as connection:
+            wrong = await judge(connection, writers)
     assert_none(wrong, f"FENCEPOST_STORM_SEED={seed} {dict(writers.answers)}")

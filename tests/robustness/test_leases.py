@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.conformance.benches import running_etcd, zookeeper_says
 from tests.support.elections import WITHIN, Candidate, Contest, contest
 from tests.support.gateways import Gateway, serving_process
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.lease_gateways import Grant, History, Side, in_line, look_on, open_side, post, release, running
 from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, sweep_all
 from tests.support.servers import all_gone, or_skipped
@@ -44,6 +44,8 @@ from fencepost.testing.servers.processes import (
     remove_directory,
 )
 from fencepost.testing.servers.server import Server
+
+pytestmark = pytest.mark.long("holders, leaders and gateways that are paused or killed")
 
 # Locks over several gateways, HTTP and all, of which one is killed, or whose PostgreSQL restarts.
 # The gateway that is killed is a process of its own.
@@ -126,7 +128,6 @@ async def processes(server: PostgresServer, short_dir: Path) -> AsyncIterator[li
         yield list(zip(gateways, clients, strict=True))
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_waiters_of_a_killed_gateway_hold_no_other_up(
     processes: list[tuple[Gateway, httpx.AsyncClient]], observer: Connection
 ) -> None:
@@ -144,7 +145,6 @@ async def test_waiters_of_a_killed_gateway_hold_no_other_up(
     await release(client, await lease(await asyncio.wait_for(third, PATIENCE)))
 
 
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_waiter_gets_the_lock_though_postgresql_restarts_meanwhile(
     server: PostgresServer, observer: Connection
 ) -> None:
@@ -221,9 +221,8 @@ def sequential(postgres: PostgresServer, template: str, runner: asyncio.Runner) 
     async def drop(race: LeaseRace) -> None:
         for connection in (race.a, race.b, race.c, race.observer):
             await connection.close()
-        server = await asyncpg.connect(postgres.url)
-        await server.execute(f"DROP DATABASE {name}")
-        await server.close()
+        async with connection_to(postgres.url) as server:
+            await server.execute(f"DROP DATABASE {name}")
 
     race = runner.run(make())
     yield race
@@ -333,14 +332,13 @@ async def test_tokens_rise_while_everything_happens_at_once(database: str) -> No
 async def stir(dsn: str, done: asyncio.Event, seed: int) -> None:
     """Let leases run out, and sweep, until it is done."""
     rng = random.Random(seed)
-    connection = await asyncpg.connect(dsn)
-    while not done.is_set():
-        await connection.execute(EXPIRE_ANY, rng.choice((0.001, 11.0)))
-        if rng.random() < 0.5:
-            await sweep_all(connection, 0)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(done.wait(), rng.random() / 50)
-    await connection.close()
+    async with connection_to(dsn) as connection:
+        while not done.is_set():
+            await connection.execute(EXPIRE_ANY, rng.choice((0.001, 11.0)))
+            if rng.random() < 0.5:
+                await sweep_all(connection, 0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), rng.random() / 50)
 
 
 async def work(dsn: str, history: History, rng: random.Random, rounds: int) -> None:
@@ -429,10 +427,9 @@ async def test_kill_9_of_postgresql_right_after_a_grant_never_repeats_a_token(cr
         await crash(crashing, postmaster)
         for connection in (race.a, race.b, race.c, race.observer):
             connection.terminate()
-        connection = await asyncpg.connect(crashing.url)
-        promised(await leases.inspect(connection, got.lease_id or 0), "an acknowledged lease is lost")
-        await connection.execute(EXPIRED, got.lease_id, 1.0)
-        await connection.close()
+        async with connection_to(crashing.url) as connection:
+            promised(await leases.inspect(connection, got.lease_id or 0), "an acknowledged lease is lost")
+            await connection.execute(EXPIRED, got.lease_id, 1.0)
         history.check()
 
 
@@ -448,9 +445,8 @@ async def test_the_control_a_token_that_is_only_drawn_comes_again(crashing: Post
     await crash(crashing, postmaster)
     logging.terminate()
     drawing.terminate()
-    connection = await asyncpg.connect(crashing.url)
-    again = await connection.fetchval("SELECT nextval('fencepost.tokens')")
-    await connection.close()
+    async with connection_to(crashing.url) as connection:
+        again = await connection.fetchval("SELECT nextval('fencepost.tokens')")
     assert again <= drawn[-1], "bare tokens survived: this server flushes too much to show anything"
 
 
@@ -474,7 +470,6 @@ async def succeeded(contest: Contest, second: Candidate, term: int) -> int:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_paused_leader_wakes_up_and_is_refused(database: str) -> None:
     async with running(database) as http, contest(database) as election:
         url = str(http.base_url)
@@ -489,7 +484,6 @@ async def test_a_paused_leader_wakes_up_and_is_refused(database: str) -> None:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_leader_that_is_cut_off_from_the_gateway_is_refused_when_it_is_back(database: str) -> None:
     async with running(database) as http, contest(database) as election:
         with Link.to(str(http.base_url)) as link:
@@ -521,7 +515,6 @@ def cut_off(port: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refused(
     database: str, tmp_path: Path
 ) -> None:
@@ -543,7 +536,6 @@ async def test_a_leader_whose_gateway_is_cut_off_from_the_lock_service_is_refuse
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_etcds_own_leader_is_killed(database: str, tmp_path: Path) -> None:
     with running_etcd(tmp_path, nodes=3) as etcd:
         async with (
@@ -580,7 +572,6 @@ async def ensemble(directory: Path) -> AsyncIterator[dict[int, Server]]:
 
 
 @pytest.mark.parametrize("postgres", ["embedded-18"], indirect=True, scope="session")
-@pytest.mark.long("holders, leaders and gateways that are paused or killed")
 async def test_zookeepers_own_leader_is_killed(database: str, tmp_path: Path) -> None:
     async with ensemble(tmp_path) as servers:
         url = f"zookeeper://{','.join(f'127.0.0.1:{port}' for port in servers)}?session_timeout_s=6"

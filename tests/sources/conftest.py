@@ -6,13 +6,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 from tests.conformance.benches import BENCHES, Bench
 from tests.sources.scripted import NAME, Scripted, Stage
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, connection_to
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.locks.source_leases import SourceLocks
@@ -74,15 +73,12 @@ class Api:
 
 async def orders(database: str, *, source: str | None = None, verify: bool = False, rule: Any = "strict") -> None:
     """Make a table orders with the row k, protected for a source (registered by a gateway before)."""
-    connection = await asyncpg.connect(database)
-    try:
+    async with connection_to(database) as connection:
         await connection.execute(
             "CREATE TABLE public.orders (order_id text PRIMARY KEY, status text NOT NULL DEFAULT 'new');"
             "INSERT INTO public.orders VALUES ('k')"
         )
         await protect(connection, "orders", source=source, verify=verify, rule=rule)
-    finally:
-        await connection.close()
 
 
 def secret() -> str:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tests.conformance.benches import Bench, RedisBench, opened, redis_command
 from tests.sources.conftest import Api, one_source, orders, secret
 from tests.support.gateways import in_process
-from tests.support.interleave import Connect
+from tests.support.interleave import Connect, connection_to
 
 from fencepost.cli.main import main
 from fencepost.server.locks.source import MOST_NATIVE, Grant
@@ -119,9 +119,8 @@ async def test_a_claim_that_is_refused_gives_the_lock_back(api: Api, lock: str) 
     assert (refused.status_code, refused.json()["code"]) == (404, "FP007")
     builtin = await api.client.post("/v1/leases", json={"lock": "x", "claim": [ROW]})
     assert (builtin.status_code, builtin.json()["code"]) == (409, "FP008")
-    connection = await asyncpg.connect(api.database)
-    await connection.execute("SELECT fencepost.raise_mark('orders/absent', 4000000000000, 'strict', true)")
-    await connection.close()
+    async with connection_to(api.database) as connection:
+        await connection.execute("SELECT fencepost.raise_mark('orders/absent', 4000000000000, 'strict', true)")
     too_high = await api.post(lock, claim=["orders/absent"])
     assert (too_high.status_code, too_high.json()["code"]) == (409, "FP008")
     assert (await api.post(lock)).status_code == 201

@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 from click.testing import CliRunner, Result
 from tests.conformance.benches import redis_server, running_etcd, running_zookeeper
 from tests.sources.conftest import Api, orders
 from tests.support.gateways import in_process
+from tests.support.interleave import connection_to
 
 from fencepost.cli.main import main
 from fencepost.testing.servers.lock_services import DURABLE
@@ -165,11 +165,10 @@ async def test_an_old_snapshot_that_is_restored_quarantines_the_source(api: Api,
     assert f"source {NAME}: generation 1, issued" in sound.output
     assert "it has not come as far" not in sound.output
     assert f'fencepost_source_quarantined{{source="{NAME}"}} 0.0' in (await api.client.get("/metrics")).text
-    connection = await asyncpg.connect(api.database)
-    log = await connection.fetch(
-        "SELECT event, generation, detail FROM fencepost.source_log WHERE source = $1 ORDER BY at", NAME
-    )
-    await connection.close()
+    async with connection_to(api.database) as connection:
+        log = await connection.fetch(
+            "SELECT event, generation, detail FROM fencepost.source_log WHERE source = $1 ORDER BY at", NAME
+        )
     assert [(row["event"], row["generation"]) for row in log] == [
         ("registered", 0),
         ("quarantined", 0),

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from tests.conformance.benches import Bench, running_redis
 from tests.sources.conftest import Api, orders
 from tests.support.gateways import in_process
+from tests.support.interleave import connection_to
 from tests.support.lease_gateways import running
 
 from fencepost import Client, StaleToken
@@ -63,9 +64,8 @@ async def test_marks_that_are_there_count_as_issued_and_a_wrong_one_shows(
     await orders(database)
     api = Api(client, NAME, database)
     assert (await api.write(7_000_000)).status_code == 200, "of an external source"
-    connection = await asyncpg.connect(database)
-    await protect(connection, "orders", source=NAME)
-    await connection.close()
+    async with connection_to(database) as connection:
+        await protect(connection, "orders", source=NAME)
     refused = await api.post("orders/k")
     assert (refused.status_code, refused.json()["code"]) == (503, "FP015"), "Redis counts from elsewhere"
     assert (await run(database, "source", "raise", NAME, "--reason", "new here")).exit_code == 0
@@ -116,9 +116,8 @@ async def test_a_service_that_has_issued_no_token_begins_above_another_sources_m
     api = Api(client, "builtin", database)
     before = await api.grant("k", tokens=30)
     assert (await api.write(before["tokens"][-1])).status_code == 200
-    connection = await asyncpg.connect(database)
-    await protect(connection, "orders", source=NAME)
-    await connection.close()
+    async with connection_to(database) as connection:
+        await protect(connection, "orders", source=NAME)
     api.source = NAME
     granted = await api.grant("orders/k-anew")
     assert int(granted["token"]) > 2**48
@@ -128,13 +127,12 @@ async def test_a_service_that_has_issued_no_token_begins_above_another_sources_m
 
 async def test_a_scope_may_be_a_lock_services(bench: Bench, database: str, stack: AsyncExitStack) -> None:
     client = await stack.enter_async_context(in_process(database, sources=f"{NAME}={bench.url}"))
-    connection = await asyncpg.connect(database)
-    await connection.execute(
-        "CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0);"
-        "INSERT INTO public.items SELECT g, 42 FROM generate_series(1, 3) g"
-    )
-    await protect(connection, "items", source=NAME, scope="account/{account_id}")
-    await connection.close()
+    async with connection_to(database) as connection:
+        await connection.execute(
+            "CREATE TABLE public.items (id int PRIMARY KEY, account_id int NOT NULL, n int NOT NULL DEFAULT 0);"
+            "INSERT INTO public.items SELECT g, 42 FROM generate_series(1, 3) g"
+        )
+        await protect(connection, "items", source=NAME, scope="account/{account_id}")
     api = Api(client, NAME, database)
     old = await api.grant("account/42", tokens=3)
 
@@ -164,10 +162,9 @@ async def test_doctor_asks_the_services(bench: Bench, database: str) -> None:
     assert (there.exit_code, "ok       source redis: generation 0" in there.output) == (0, True)
     dead = await run(database, "doctor", FENCEPOST_SOURCES=f"{NAME}=redis://127.0.0.1:1/0")
     assert (dead.exit_code, "ERROR    source redis: " in dead.output) == (1, True)
-    connection = await asyncpg.connect(database)
-    await connection.execute("SELECT fencepost.source_quarantine('redis', 'a test')")
-    await connection.execute("UPDATE fencepost.protected SET source = 'external'")
-    await connection.close()
+    async with connection_to(database) as connection:
+        await connection.execute("SELECT fencepost.source_quarantine('redis', 'a test')")
+        await connection.execute("UPDATE fencepost.protected SET source = 'external'")
     quarantined = await run(database, "doctor", FENCEPOST_SOURCES=f"{NAME}={bench.url}")
     assert (quarantined.exit_code, "quarantined at generation 0: a test" in quarantined.output) == (1, True)
     assert "its source is external, and its functions" in quarantined.output

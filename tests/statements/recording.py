@@ -11,6 +11,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from tests.support.interleave import connection_to
 
 from fencepost.server.fence.token import Rule
 
@@ -71,15 +72,12 @@ class Recorder:
 
     async def know_oids(self, url: str) -> None:
         """Look up the oids of tables, of their keys, and of types, which differ from run to run."""
-        connection = await asyncpg.connect(url)
-        try:
+        async with connection_to(url) as connection:
             rows = await connection.fetch(
                 "SELECT relation::oid AS oid, name FROM fencepost.protected UNION ALL SELECT indexrelid, name || ' key'"
                 " FROM fencepost.protected JOIN pg_index ON indrelid = relation AND indisprimary"
                 " UNION ALL SELECT oid, typname FROM pg_type WHERE typrelid = 0"
             )
-        finally:
-            await connection.close()
         self._oids = {row["oid"]: row["name"] for row in rows}
 
     @contextmanager

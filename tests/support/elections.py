@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
+from tests.support.interleave import connection_to
 from tests.support.violations import promised
 
 from fencepost.server.ops import demo
@@ -103,13 +103,10 @@ class Contest:
 
     async def history(self) -> list[Accepted]:
         """Return what was accepted, in order."""
-        connection = await asyncpg.connect(self._dsn)
-        try:
+        async with connection_to(self._dsn) as connection:
             return [
                 Accepted(*row) for row in await connection.fetch("SELECT mark, term FROM public.history ORDER BY n")
             ]
-        finally:
-            await connection.close()
 
     async def goes_on(self) -> None:
         """Return once another write was accepted, whichever leads."""
@@ -133,11 +130,8 @@ class Contest:
 async def contest(dsn: str, source: str = "builtin", ttl: float = 6) -> AsyncIterator[Contest]:
     """Set the database up, and end all candidates afterwards."""
     await demo.load(dsn)
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connection_to(dsn) as connection:
         await connection.execute(_HISTORY)
         await protect(connection, "orders", source=source)
-    finally:
-        await connection.close()
     async with AsyncExitStack() as stack:
         yield Contest(dsn, source, ttl, stack)

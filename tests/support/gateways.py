@@ -26,7 +26,7 @@ import uvicorn
 from alembic import command as command_alembic
 from alembic.config import Config
 from click.testing import Result
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.manual_clock import UNHURRIED
 from tests.support.postgres import ReadyMade
 from tests.support.servers import all_gone, command
@@ -132,11 +132,8 @@ class DemoGateway:
 
     async def reset(self) -> None:
         """Have the demo's rows unwritten, no marks, and nothing held or waited for."""
-        connection = await asyncpg.connect(self.dsn)
-        try:
+        async with connection_to(self.dsn) as connection:
             await connection.execute(_AS_IT_WAS)
-        finally:
-            await connection.close()
 
 
 @contextmanager
@@ -163,9 +160,8 @@ def shared(databases: ReadyMade) -> Iterator[DemoGateway]:
 @pytest.fixture
 async def owner(shared: DemoGateway) -> AsyncIterator[Connection]:
     """Give a connection to its database, which makes keys."""
-    connection = await asyncpg.connect(shared.dsn)
-    yield connection
-    await connection.close()
+    async with connection_to(shared.dsn) as connection:
+        yield connection
 
 
 # A database that was never migrated, and the roles that migrate it, own its tables, and use them.

@@ -11,19 +11,30 @@ The observer must be outside of a transaction: inside one, pg_stat_activity does
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias, TypeVar
+
+import asyncpg
 
 from fencepost.testing.servers.processes import eventually
-
-if TYPE_CHECKING:
-    import asyncpg
 
 T = TypeVar("T")
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 Connect: TypeAlias = Callable[[], Awaitable["asyncpg.Connection[asyncpg.Record]"]]
 """The type of the fixture `connect`: each call gives a new connection to the test's database."""
+
+
+@asynccontextmanager
+async def connection_to(url: str) -> AsyncIterator[Connection]:
+    """Connect, and close the connection at the end."""
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
 
 _WAITS_FOR_LOCK = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'active' AND wait_event_type = 'Lock')

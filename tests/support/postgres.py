@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import asyncpg
 import pytest
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.embedded_files import EmbeddedServerError, embedded_bin_dir
@@ -388,11 +388,8 @@ async def dump(connection: Connection) -> str:
 
 
 async def _print(url: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
+    async with connection_to(url) as connection:
         sys.stdout.write(await dump(connection))
-    finally:
-        await connection.close()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 from asyncpg.transaction import Transaction
-from tests.support.interleave import Connect, Connection, start
+from tests.support.interleave import Connect, Connection, connection_to, start
 from tests.support.postgres import Unmade
 from tests.support.violations import promised
 
@@ -228,6 +228,13 @@ async def owner(connect: Connect) -> Connection:
     return connection
 
 
+async def meanwhile(connection: Connection, table: str, sql: str) -> None:
+    """Do this while nothing protects the table, and protect it again."""
+    await unprotect(connection, table)
+    await connection.execute(sql)
+    await protect(connection, table)
+
+
 async def racer(connect: Connect) -> Connection:
     """Connect as the gateway's pool does."""
     connection = await connect()
@@ -249,11 +256,8 @@ class Kind:
 
     async def made(self, dsn: str) -> ProtectedTable:
         """Make it in the database `dsn`."""
-        connection = await asyncpg.connect(dsn)
-        try:
+        async with connection_to(dsn) as connection:
             return await self.made_by(connection, dsn)
-        finally:
-            await connection.close()
 
     async def made_by(self, connection: Connection, dsn: str) -> ProtectedTable:
         """Make it over this connection: the table, its protection, and what `then` does."""

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import psycopg
 from tests.support.gateways import serving
+from tests.support.interleave import connection_to
 from tests.support.postgres import ReadyMade
 
 from fencepost.server.ops.embedded import PostgresServer
@@ -86,11 +87,8 @@ class Shop:
         return key
 
     async def sql(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
-        connection = await asyncpg.connect(self.dsn)
-        try:
+        async with connection_to(self.dsn) as connection:
             rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
-        finally:
-            await connection.close()
         return rows
 
     async def mark(self, key: str) -> int | None:
@@ -110,16 +108,13 @@ def running_shop(databases: ReadyMade, builtin: tuple[str, ...] = (), /, **setti
 
 
 async def _make(builtin: tuple[str, ...], dsn: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connection_to(dsn) as connection:
         await connection.execute(SQL)
         for table in PROTECTED:
             await protect(connection, table)
         await protect(connection, "leased", rule="epoch")
         for table in builtin:
             await protect(connection, table, source="builtin")
-    finally:
-        await connection.close()
 
 
 # As an ORM's application meets it: its owner and a plain role, no superuser.
@@ -178,8 +173,7 @@ def _for(url: str, role: str) -> str:
 
 
 async def _make_for_an_orm(shop: OrmShop, owner: str, plain: str, sql: str) -> None:
-    connection = await asyncpg.connect(shop.superuser)
-    try:
+    async with connection_to(shop.superuser) as connection:
         for role in (owner, plain):
             await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
         await connection.execute(
@@ -193,8 +187,6 @@ async def _make_for_an_orm(shop: OrmShop, owner: str, plain: str, sql: str) -> N
         for table in ("orders", "lines"):
             await protect(connection, table)
         await connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON orders, lines TO {plain}")
-    finally:
-        await connection.close()
 
 
 def _fetch(url: str, statement: str, *arguments: object) -> list[tuple[Any, ...]]:

@@ -627,25 +627,17 @@ def directory(tmp_path: Path) -> DataDirectory:
     return DataDirectory(tmp_path / "data", Account(os.geteuid(), os.getegid(), drop=False))
 
 
-def symbolic(target: Path, link: Path) -> None:
-    link.symlink_to(target)
+def pipe(path: Path, _target: Path) -> None:
+    os.mkfifo(path)
 
 
-def hard(target: Path, link: Path) -> None:
-    link.hardlink_to(target)
-
-
-def pipe(_target: Path, link: Path) -> None:
-    os.mkfifo(link)
-
-
-links = pytest.mark.parametrize("link", [symbolic, hard, pipe])
+links = pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to, pipe])
 Link = Callable[[Path, Path], None]
 
 
 @links
 def test_the_pid_file(directory: DataDirectory, valuable: Path, link: Link) -> None:
-    link(valuable, directory.pgdata / "postmaster.pid")
+    link(directory.pgdata / "postmaster.pid", valuable)
     for use in (live_postmaster, disown_stale_pid_file):
         with pytest.raises(EmbeddedServerError, match=r"postmaster.pid is a link, or no plain file"):
             use(directory.pgdata)
@@ -667,7 +659,7 @@ def test_the_pid_file(directory: DataDirectory, valuable: Path, link: Link) -> N
 def test_our_own_files(
     directory: DataDirectory, valuable: Path, link: Link, name: str, use: Callable[[DataDirectory], object]
 ) -> None:
-    link(valuable, directory.path / name)
+    link(directory.path / name, valuable)
     with pytest.raises(EmbeddedServerError, match="is a link, or no plain file"):
         use(directory)
     assert valuable.read_text() == VALUABLE

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from confluent_kafka.cimpl import NewTopic
-from tests.conformance.benches import redis_command, redis_server
+from tests.conformance.benches import Harmed, redis_command, redis_server
 from tests.support.consuming import make_tables, settings_of, write
 from tests.support.interleave import Connection
 from tests.support.postgres import first_server, server_bin_dir
@@ -48,7 +48,7 @@ from fencepost.testing.servers.processes import PATIENCE, eventually, free_port,
 from fencepost.testing.servers.server import Server
 
 
-class QueueBench(Protocol):
+class QueueBench(Harmed, Protocol):
     """The server of one kind of log, running. A class for each, a line in BENCHES, and one in LOGS."""
 
     name: str
@@ -61,22 +61,6 @@ class QueueBench(Protocol):
 
     async def make_again(self, url: str) -> None:
         """Delete this log, and make it again under the same name with as many partitions."""
-        ...
-
-    async def crash(self) -> None:
-        """SIGKILL the server, all of its nodes."""
-        ...
-
-    async def restart(self) -> None:
-        """Start it again on the same data, and return once it answers."""
-        ...
-
-    async def pause(self) -> None:
-        """SIGSTOP it: connections stay, answers do not come."""
-        ...
-
-    async def resume(self) -> None:
-        """SIGCONT it, and return once it answers."""
         ...
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
-from tests.conformance.benches import RedisBench, redis_command, redis_server, running_redis
+from tests.conformance.benches import RedisBench, redis_command, redis_has, redis_server, running_redis
 from tests.support.consuming import consumed, make_tables, opened, write
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.postgres import cutting_proxy
@@ -259,14 +259,8 @@ async def test_what_loses_messages_is_named(port: int, log: RedisLog, log_at: Op
         ({"maxmemory": "100mb", "maxmemory-policy": "volatile-ttl"}, "who owns a partition, too"),
     ]
     for settings, words in losing:
-        before = {name: (await redis_command(port, "CONFIG GET", name))[name] for name in settings}
-        for name, value in settings.items():
-            await redis_command(port, "CONFIG SET", name, value)
-        try:
+        async with redis_has(port, settings):
             (sentence,) = await log.advice()
-        finally:
-            for name, value in before.items():
-                await redis_command(port, "CONFIG SET", name, value)
         assert words in sentence
     await redis_command(port, "ACL", "SETUSER", "modest", "on", ">x", "+@all", "-config", "~*")
     (sentence,) = await log_at(f"redis://modest:x@127.0.0.1:{port}/orders").advice()
@@ -278,11 +272,8 @@ async def test_what_loses_messages_is_named(port: int, log: RedisLog, log_at: Op
 
 async def test_doctor_shows_what_a_queues_server_may_lose_and_which_cannot_be_asked(port: int) -> None:
     here, away = f"redis://127.0.0.1:{port}/orders", f"redis://127.0.0.1:{free_port()}/other"
-    await redis_command(port, "CONFIG SET", "appendonly", "no")
-    try:
+    async with redis_has(port, {"appendonly": "no"}):
         found = await examine_queues(read_queues(Settings(queues=SecretStr(f"{away} {here}"))))
-    finally:
-        await redis_command(port, "CONFIG SET", "appendonly", "yes")
     by_subject = {each.subject: (each.level, each.text) for each in found}
     assert by_subject.keys() == {"queue redis:other", "queue redis:orders"}
     level, text = by_subject["queue redis:orders"]

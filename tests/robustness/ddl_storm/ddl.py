@@ -15,7 +15,7 @@ import asyncpg
 from tests.robustness.ddl_storm import world as log
 from tests.robustness.ddl_storm.world import APART, TYPES, Kind, Shape, World
 from tests.robustness.ddl_storm.writers import TRIES, Actor, Emitter
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 
 from fencepost.server.ops.embedded_files import Binaries
 from fencepost.testing.servers.postgres import in_database
@@ -153,17 +153,15 @@ class Restores:
         self._world.ddl["pg_dump"] += 1
 
     async def _restore(self, actor: Actor, saved: list[Shape]) -> None:
-        maintenance = await asyncpg.connect(self._server)
-        try:
+        async with connection_to(self._server) as maintenance:
             await maintenance.execute("CREATE DATABASE storm_new TEMPLATE template0")
             new = in_database(self._server, "storm_new")
             await self._run("pg_restore", "--exit-on-error", "-d", new, str(self._file))
-            connection = await asyncpg.connect(new)
-            await log.begin(connection)
-            await connection.execute(
-                "SELECT pg_logical_emit_message(false, 'restored', $1::text)", f'{{"name": "{self._name}"}}'
-            )
-            await connection.close()
+            async with connection_to(new) as connection:
+                await log.begin(connection)
+                await connection.execute(
+                    "SELECT pg_logical_emit_message(false, 'restored', $1::text)", f'{{"name": "{self._name}"}}'
+                )
             await actor.close()
             for shape in self._world.shapes:
                 shape.version += 1
@@ -175,8 +173,6 @@ class Restores:
             self._world.shapes[:] = saved
             self._world.epoch += 1
             oldest = await self._keep_the_log(maintenance)
-        finally:
-            await maintenance.close()
         self._world.ddl["pg_restore"] += 1
         # Its generation was not raised yet: gateways must not write.
         await self._world.after(40, within=1.5)
@@ -204,12 +200,11 @@ class Restores:
     async def _keep_the_log(self, maintenance: Connection) -> int:
         """Take what the log has of the old database, and drop it. Returns the first token of its generation."""
         await maintenance.execute("ALTER DATABASE storm_old WITH ALLOW_CONNECTIONS true")
-        old = await asyncpg.connect(in_database(self._server, "storm_old"))
-        for take in self.drained:
-            await take(old)
-        await log.end(old)
-        oldest: int = await old.fetchval("SELECT fencepost.oldest()")
-        await old.close()
+        async with connection_to(in_database(self._server, "storm_old")) as old:
+            for take in self.drained:
+                await take(old)
+            await log.end(old)
+            oldest: int = await old.fetchval("SELECT fencepost.oldest()")
         await maintenance.execute("DROP DATABASE storm_old WITH (FORCE)")
         return oldest
 

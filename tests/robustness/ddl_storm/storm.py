@@ -14,7 +14,7 @@ from tests.robustness.ddl_storm.oracle import Oracle
 from tests.robustness.ddl_storm.world import GROUPS, World, compare
 from tests.robustness.ddl_storm.writers import SQL, DirectWriter, Emitter, direct_writers, http_writers
 from tests.support.gateways import STARTS_WITHIN, launch
-from tests.support.interleave import Connection
+from tests.support.interleave import Connection, connection_to
 from tests.support.servers import all_gone
 
 from fencepost.server.ops.embedded import PostgresServer
@@ -86,12 +86,11 @@ async def prepare(running: Server, sabotage: str = "") -> None:
     await connection.execute("CREATE DATABASE storm")
     await connection.close()
     await upgrade(running.dsn)
-    connection = await asyncpg.connect(running.dsn)
-    await connection.execute(SQL)
-    if sabotage:
-        await connection.execute(sabotage)
-    await log.begin(connection)
-    await connection.close()
+    async with connection_to(running.dsn) as connection:
+        await connection.execute(SQL)
+        if sabotage:
+            await connection.execute(sabotage)
+        await log.begin(connection)
 
 
 async def rage(running: Server, directory: Path, seed: int, operations: int) -> Storm:
@@ -118,10 +117,9 @@ async def rage(running: Server, directory: Path, seed: int, operations: int) -> 
             group.create_task(ddl.act())
     await emitter.close()
     await ddl.actor.close()
-    connection = await asyncpg.connect(running.dsn)
-    await keep(connection)
-    await log.end(connection)
-    await connection.close()
+    async with connection_to(running.dsn) as connection:
+        await keep(connection)
+        await log.end(connection)
     return judge(world, read)
 
 
@@ -169,8 +167,7 @@ async def steer(running: Server, sabotage: str) -> tuple[dict[str, str], Storm]:
     await emitter.close()
     await ddl.actor.close()
     writer.close()
-    connection = await asyncpg.connect(running.dsn)
-    read = await log.drain(connection, log.Decoder())
-    await log.end(connection)
-    await connection.close()
+    async with connection_to(running.dsn) as connection:
+        read = await log.drain(connection, log.Decoder())
+        await log.end(connection)
     return stale, judge(world, read)

@@ -17,6 +17,7 @@ import asyncpg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from tests.conformance.benches import redis_server
 from tests.conformance.queues.benches import make_topic, secured_broker, topic_url
+from tests.support.interleave import connection_to
 from tests.support.postgres import first_server, server_bin_dir
 from tests.support.servers import self_signed
 
@@ -531,11 +532,8 @@ async def world(
 
 async def _prepare(database: str, queue: str | None) -> None:
     await upgrade(database)
-    connection = await asyncpg.connect(database)
-    try:
+    async with connection_to(database) as connection:
         await connection.execute(SCHEMA)
         if queue is not None:
             await protect(connection, "orders", queue=queue)
         await connection.execute(TRIGGER)
-    finally:
-        await connection.close()
