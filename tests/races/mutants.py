@@ -150,7 +150,6 @@ NO_SCOPE = "fencepost.no_scope(text, text, boolean)"
 TRIGGER = "{stem}_scope"
 ENTER_EACH = "fencepost.enter_each(text, text[], bigint[], oid, text)"
 BEGIN_EACH = "fencepost.idem_begin_each(text, text[], bytea[])"
-RECORD_EACH = "fencepost.idem_record_each(text[], text[], bytea[], json[], text[], text[])"
 BEGIN = "fencepost.idem_begin(text, text, bytea)"
 RECORD = "fencepost.idem_record(text, text, bytea, json, text, text)"
 PRUNE_RECORDS = "fencepost.prune_idempotency(double precision, integer)"
@@ -879,8 +878,6 @@ MUTANTS: list[Mutant] = [
         batches.test_keys_are_distinguished),
     may_hang("a replay leaves nothing in the log", BEGIN_EACH,
         "OR pg_logical_emit_message(true, 'fencepost', '') IS NOT NULL", "OR true",
-        batches.test_keys_are_distinguished),
-    may_hang("headers stay in one piece", RECORD_EACH, "string_to_array(u.headers, E'\\n')", "ARRAY[u.headers]",
         batches.test_keys_are_distinguished),
     # Idempotency-Key
     may_hang("the key's lock is not tried", BEGIN, "IF NOT pg_try_advisory_xact_lock",
