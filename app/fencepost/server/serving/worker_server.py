@@ -85,6 +85,8 @@ class WorkerServer(uvicorn.Server):
             byte, descriptors, _, _ = socket.recv_fds(self._channel, 1, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
+        except ConnectionResetError:  # the parent has gone, and had not read our last report
+            byte, descriptors = b"", []
         if not byte:  # the parent listens no more, and soon asks us to stop
             asyncio.get_running_loop().remove_reader(self._channel)
             return False
