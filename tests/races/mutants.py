@@ -397,7 +397,7 @@ MUTANTS: list[Mutant] = [
     swapped("no row matched, so a newer holder has written", "fencepost.server.postgres.marks.ask", high_marks,
         rows.test_replaced_row_is_written_after_all),
     swapped("a condition is looked at before and not by the statement",
-        "fencepost.server.postgres.keyed._is_named", lambda *_: "",
+        "fencepost.server.postgres.keyed._condition", lambda *_: "",
         rows.test_a_condition_is_judged_by_the_row_as_it_was_left),
     swapped("a DELETE under a condition is looked at by the snapshot", "fencepost.server.postgres.keyed._lock_row",
         look_without_lock, rows.test_a_condition_is_judged_by_the_row_as_it_was_left),

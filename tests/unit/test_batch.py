@@ -249,7 +249,7 @@ def fails(monkeypatch: pytest.MonkeyPatch) -> Any:
     return failing
 
 
-async def told(client: Client, catalog: object = None) -> tuple[list[Any], Any]:
+async def verdicts_of(client: Client, catalog: object = None) -> tuple[list[Any], Any]:
     client.reads.set()
     batches, task, *_ = begun(client, Caller(""), catalog)
     await settled()
@@ -262,7 +262,7 @@ async def told(client: Client, catalog: object = None) -> tuple[list[Any], Any]:
 async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(fails: Any) -> None:
     """But those that wait for it: they are not done before it."""
     lines = b"".join(b'{"claim": "a/%b", "token": 1}\n' % row for row in (b"b", b"b", b"c"))
-    verdicts, last = await told(Client(lines, most=1))
+    verdicts, last = await verdicts_of(Client(lines, most=1))
     assert (last["lines"], fails.call_count) == (3, 2)
     codes = [(verdict["status"], verdict["body"]["code"]) for verdict in verdicts]
     assert codes == [(500, "FP023"), (503, "FP047"), (500, "FP023")]
@@ -272,7 +272,7 @@ async def test_a_fault_of_the_gateway_is_500_for_its_line_and_stops_nobody(fails
 async def test_a_batch_ends_when_too_much_is_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "MOST_AGAIN", 5)
     lines = b"".join(b'{"claim": "a/%d", "token": 1}\n' % row for row in range(100))
-    verdicts, last = await told(Client(lines, most=1))
+    verdicts, last = await verdicts_of(Client(lines, most=1))
     assert len(verdicts) == last["lines"] <= 6 + LINES
     assert "sent again" in last["reason"]
 
@@ -284,7 +284,7 @@ async def test_a_batch_goes_on_over_a_new_picture_unless_a_table_of_lines_to_be_
     monkeypatch.setattr(running, "tables_of", lambda _: tables)
     catalog = SimpleNamespace(current=SimpleNamespace(version=1))
     fails.side_effect = lambda *_, **__: setattr(catalog, "current", SimpleNamespace(version=2))
-    _, last = await told(Client(b'{"claim": "a/b", "token": 1}\n', most=2), catalog)
+    _, last = await verdicts_of(Client(b'{"claim": "a/b", "token": 1}\n', most=2), catalog)
     assert last["lines"] == (2 if "table" in tables else 1), "the table was unprotected, or has a scope now"
 
 
@@ -322,10 +322,10 @@ async def begun_in_order(order: Order, turns: dict[str, Turn]) -> str:
 THREE = "aaa 0 01,aba 01 012,a*b 0 01,*ab 0 012,*** 0 01,ab* 01 01,aij 0 012,i*j 0 01,aib 0 01,kml 01 012,*ob 01 012"
 
 
-@pytest.mark.parametrize("told", THREE.split(","))
-async def test_a_line_waits_for_those_of_its_row_and_of_the_phase_before(told: str) -> None:
+@pytest.mark.parametrize("case", THREE.split(","))
+async def test_a_line_waits_for_those_of_its_row_and_of_the_phase_before(case: str) -> None:
     """Three lines, which of them begin at once, and which when the first is decided."""
-    lines, at_once, then = told.split()
+    lines, at_once, then = case.split()
     order = Order()
     turns = {str(number): order.enter(number, *named(line)) for number, line in enumerate(lines)}
     assert await begun_in_order(order, turns) == at_once
@@ -375,11 +375,11 @@ CONCERNED = """
 1 7 1: PATCH children/1
 None None *: PATCH nowhere/1; claim public.nowhere/1
 """  # noqa: E501
-CASES = [told.partition(": ")[::2] for told in CONCERNED.strip().splitlines()]
+CASES = [case.partition(": ")[::2] for case in CONCERNED.strip().splitlines()]
 
 
-@pytest.mark.parametrize(("concerned", "line"), [(told, line) for told, lines in CASES for line in lines.split("; ")])
-async def test_what_a_line_concerns_is_told_by_the_picture_of_the_tables(concerned: str, line: str) -> None:
+@pytest.mark.parametrize(("concerned", "line"), [(key, line) for key, lines in CASES for line in lines.split("; ")])
+async def test_what_a_line_concerns_is_seen_in_the_picture_of_the_tables(concerned: str, line: str) -> None:
     method, path, *body = line.split(" ", 2)
     written: dict[str, Any] = {"method": method, "path": path, "body": json.loads(body[0]) if body else {}}
     raw = json.dumps({"claim": path, "token": 1} if method == "claim" else {**written, "token": 1}).encode()
@@ -389,9 +389,9 @@ async def test_what_a_line_concerns_is_told_by_the_picture_of_the_tables(concern
     assert f"{found.conflict.group} {found.conflict.table} {row}" == concerned
 
 
-@pytest.mark.parametrize("told", ["aa behind", "ab", "a* behind", "*b behind", "*i", "+i behind", "kl behind", "km"])
-async def test_what_an_earlier_line_concerns_that_is_to_be_sent_again_is_not_done(told: str) -> None:
-    (failed, its_key), (later, key), behind = named(told[0]), named(told[1]), told.endswith("behind")
+@pytest.mark.parametrize("case", ["aa behind", "ab", "a* behind", "*b behind", "*i", "+i behind", "kl behind", "km"])
+async def test_what_an_earlier_line_concerns_that_is_to_be_sent_again_is_not_done(case: str) -> None:
+    (failed, its_key), (later, key), behind = named(case[0]), named(case[1]), case.endswith("behind")
     order = Order()
     first, second = order.enter(1, failed, its_key), order.enter(2, later, key)
     coming = asyncio.ensure_future(order.come(second))

@@ -325,8 +325,11 @@ def read_if_match(value: bytes) -> tuple[int, ...]:
     tags = [tag for each in value.decode("latin-1").split(",") if (tag := each.strip(" \t"))]
     if set(tags) == {"*"}:
         return ()
-    found = [(_MARK_TAG.fullmatch(tag), tag) for tag in tags]
-    for read, tag in found:
+    if not tags:
+        raise RequestError(bad_request("If-Match: it names no ETag.", 'Send the ETag of the row, "34"; or *.'))
+    marks = []
+    for tag in tags:
+        read = _MARK_TAG.fullmatch(tag)
         if read is None or int(read[1]) > MAX_TOKEN:
             raise RequestError(
                 bad_request(
@@ -335,9 +338,8 @@ def read_if_match(value: bytes) -> tuple[int, ...]:
                     " a proxy that changes answers: it is good for reads only.",
                 )
             )
-    if not found:
-        raise RequestError(bad_request("If-Match: it names no ETag.", 'Send the ETag of the row, "34"; or *.'))
-    return tuple(int(read[1]) for read, _ in found if read is not None)
+        marks.append(int(read[1]))
+    return tuple(marks)
 
 
 def is_known(none_match: bytes, etag: bytes) -> bool:

@@ -193,7 +193,7 @@ def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool =
     sets = [f"{quote(column)} = {value}" for column, value in given.values.items()]
     sets += [f"{quote(c)} = DEFAULT" for c in change.defaults]
     sets += [f"{column} = {value}" for column, value in mark.stored]
-    passes = f"{key_match(table)} AND {mark.passes}{_is_named(table, change)}"
+    passes = f"{key_match(table)} AND {mark.passes}{_condition(table, change)}"
     lock = lock_clause(table, "update", change.sets)
     answer = _answer(table, change.target, mark.shown, wait, named=change.named)
     if not sets:  # in a scope: the row as it is
@@ -210,7 +210,7 @@ def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     that the row is locked first, and looked at.
     """
     mark, target = mark_of(table, deletes=True), change.target
-    passes = f"{key_match(table)} AND {mark.passes}{_is_named(table, change)}"
+    passes = f"{key_match(table)} AND {mark.passes}{_condition(table, change)}"
     lock = lock_clause(table, "delete", ())
     if table.fence.scope is not None:
         answer = _answer(table, target, mark.shown, wait)
@@ -325,7 +325,7 @@ def _lock_row(table: Table, passes: str, lock: str, wait: Wait) -> str:
     return f"EXISTS (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock}{' SKIP LOCKED' if wait == 'skip' else ''})"
 
 
-def _is_named(table: ProtectedTable, change: Change) -> str:
+def _condition(table: ProtectedTable, change: Change) -> str:
     """Compare the row's mark with those that the request names, if it does (If-Match). Raises FP000 where the table has
     another rule by now: under epoch a mark may stay the same over several writes.
     """
