@@ -24,7 +24,7 @@ from fencepost.server.http.bodies import MOST_BODIES
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect
 from fencepost.server.ops.schema import newest
-from fencepost.server.quota import most_of
+from fencepost.server.postgres.pool import most_of
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
 # /v1/data/{table}: many rows, over real HTTP (R10).

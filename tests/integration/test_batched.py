@@ -26,8 +26,7 @@ from fencepost.server.gateway.outcomes import Done, Outcome, Turns
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed as keyed_statements
 from fencepost.server.postgres.catalog_cache import load
-from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.keyed import Batch, FencedRow, WriteStatement
+from fencepost.server.postgres.connection import Batch, Connection, FencedRow, WriteStatement
 from fencepost.server.postgres.tables import EVERYTHING
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -22,13 +22,12 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadOne, read_queues
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.protect import protect
+from fencepost.server.postgres.connection import Key
 from fencepost.server.postgres.errors import RefusedError
-from fencepost.server.postgres.pool import Limiter
+from fencepost.server.postgres.pool import Limiter, most_of, waiting_quota
 from fencepost.server.postgres.query import Field, Select, Selected
 from fencepost.server.postgres.reading import MOST_JSON, UNREAD, KeyedReads, keyed_reads
-from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.tables import ProtectedTable
-from fencepost.server.quota import most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

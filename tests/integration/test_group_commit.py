@@ -19,6 +19,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.servers import command
 from tools.walk import walk
 
+from fencepost.server.fence.caller import UNKNOWN
 from fencepost.server.gateway.group_commit import AGAIN, ALONE, HELD, Alone, BatchQueue, Broken, GroupCommit
 from fencepost.server.http import headers as preferences
 from fencepost.server.http.headers import PREFERENCES, Preference
@@ -33,7 +34,6 @@ from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableErr
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.row_sql import literal
 from fencepost.server.postgres.upkeep import all_prepared
-from fencepost.server.quota import UNKNOWN
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.postgres import clone, in_database, run_on
 from fencepost.testing.servers.processes import PATIENCE, eventually

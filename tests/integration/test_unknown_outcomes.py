@@ -39,7 +39,7 @@ from tests.support.use_cases import (
     result_of,
 )
 
-from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.caller import PEER, Caller
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import Resource
 from fencepost.server.fence.token import Rule, Token
@@ -57,7 +57,6 @@ from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import connection
 from fencepost.server.postgres import connection as backends
 from fencepost.server.postgres.connection import Backend, Connection
-from fencepost.server.quota import PEER
 from fencepost.server.times import ConnectionTimes, RequestTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

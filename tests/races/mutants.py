@@ -39,10 +39,10 @@ from fencepost.server.gateway.group_commit import AGAIN
 from fencepost.server.ops.ddl import RowDdl
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres.answers import Shown
-from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.keyed import Change, WriteStatement
+from fencepost.server.postgres.connection import Connection, Key, RowWrite, Wait, WriteStatement
+from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import ElementState, KeyState
-from fencepost.server.postgres.row_sql import TOKEN, Key, RowWrite, key_part
+from fencepost.server.postgres.row_sql import TOKEN, key_part
 from fencepost.server.postgres.tables import Fence, ProtectedTable
 
 InPython = Callable[[pytest.MonkeyPatch], None]
@@ -202,7 +202,7 @@ def claim_reads_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer a claim with a row read from the statement's snapshot."""
     update = keyed.update
 
-    def mutant(table: ProtectedTable, change: keyed.Change, wait: keyed.Wait, *, careful: bool = False) -> Any:
+    def mutant(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool = False) -> Any:
         beside = f"(SELECT row_to_json(o) FROM {table.sql_name} AS o WHERE o.order_id = {key_part(0)})"
         with monkeypatch.context() as here:
             here.setattr(Shown, "one", lambda *_, **__: f"{beside}::text")
@@ -225,7 +225,7 @@ def check_and_write_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[ProtectedTable] = []
     update = keyed.update
 
-    def unconditional(table: ProtectedTable, change: Change, wait: keyed.Wait, *, careful: bool = False) -> Any:
+    def unconditional(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool = False) -> Any:
         tables.append(table)
         with monkeypatch.context() as here:
             here.setattr(marks, "comparison", lambda _rule: "<> 0 AND 0 <")

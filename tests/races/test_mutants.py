@@ -8,9 +8,7 @@ from tests.support.interleave import Connect
 from tests.support.racing import Race, assert_seen
 from tests.support.violations import Violation
 
-from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.keyed import FencedRow, WriteStatement
-from fencepost.server.postgres.row_sql import RowWrite
+from fencepost.server.postgres.connection import Connection, FencedRow, RowWrite, WriteStatement
 
 
 @pytest.mark.long("mutants of the product")

@@ -22,13 +22,12 @@ from tests.support.interleave import Connection
 from tests.support.use_cases import open_gateway
 
 from fencepost.cli.migrate import GRANTS
-from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.caller import ASKING, Caller
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.queues.log import Log, Message, Position
 from fencepost.server.queues.postgres import PostgresLog
-from fencepost.server.quota import ASKING
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -21,13 +21,12 @@ from fencepost.server.postgres import keyed as statements
 from fencepost.server.postgres import marks
 from fencepost.server.postgres.answers import Shown, shown
 from fencepost.server.postgres.catalog_cache import load
-from fencepost.server.postgres.connection import Limits, session_settings
-from fencepost.server.postgres.keyed import Change, FencedRow, WriteStatement
+from fencepost.server.postgres.connection import FencedRow, Limits, RowWrite, WriteStatement, session_settings
+from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.many import ManyOutcome, write_matching
 from fencepost.server.postgres.marks import Appeared, KeyState, claim_absent
 from fencepost.server.postgres.query import Condition, Field
 from fencepost.server.postgres.queues import is_queue
-from fencepost.server.postgres.row_sql import RowWrite
 from fencepost.server.postgres.tables import EVERYTHING, Fence, ProtectedTable, quote
 
 T = TypeVar("T")

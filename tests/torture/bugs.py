@@ -31,10 +31,9 @@ from fencepost.server.postgres import connection as session
 from fencepost.server.postgres import keyed as statements
 from fencepost.server.postgres import many, marks
 from fencepost.server.postgres.connection import Connection as BugsConnection
+from fencepost.server.postgres.connection import FencedRow, RowWrite, WriteStatement, compiled
 from fencepost.server.postgres.database_identity import Origin
-from fencepost.server.postgres.keyed import FencedRow, WriteStatement
 from fencepost.server.postgres.marks import KeyState
-from fencepost.server.postgres.row_sql import RowWrite, compiled
 from fencepost.server.postgres.tables import ProtectedTable
 from fencepost.testing.checker import Model
 from fencepost.testing.servers.postgres import Connection

@@ -33,8 +33,8 @@ from fencepost.server.http.edge import HEADERS, Admission, RateLimitError, RateL
 from fencepost.server.http.guard import Arrival
 from fencepost.server.http.problems import RequestError
 from fencepost.server.identity.authenticator import Authenticator
+from fencepost.server.postgres.connection import RowWrite
 from fencepost.server.postgres.marks import KeyState
-from fencepost.server.postgres.row_sql import RowWrite
 from fencepost.server.postgres.tables import Catalog, Column, ProtectedTable, Table
 from fencepost.server.times import TIMES
 from fencepost.testing.servers.processes import PATIENCE

@@ -10,6 +10,7 @@ from starlette.types import Message, Scope
 from tests.support.manual_clock import ManualClock
 from tests.unit.catalog_tables import column, table
 
+from fencepost.server.fence.caller import UNKNOWN
 from fencepost.server.fence.problem_types import STALE_TOKEN
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.token import Token
@@ -32,7 +33,6 @@ from fencepost.server.http.headers import (
 )
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.postgres.keyed import Recorded
-from fencepost.server.quota import UNKNOWN
 
 # What a body is kept as, how much of bodies a process has, and how large their numbers may become.
 

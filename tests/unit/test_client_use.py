@@ -48,7 +48,7 @@ from fencepost.server.locks.source import SourceUnavailableError
 from fencepost.server.locks.source_leases import HoldWatch
 from fencepost.server.postgres import sources
 from fencepost.server.postgres.leases import LeaseId
-from fencepost.server.quota import Quota
+from fencepost.server.postgres.pool import Quota
 from fencepost.server.times import TIMES, Times, WatchTimes
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

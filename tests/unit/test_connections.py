@@ -15,6 +15,7 @@ from asyncpg.exceptions import _base
 from tests.support.manual_clock import ManualClock
 from tests.unit.test_docs import ROOT
 
+from fencepost.server.fence.caller import ASKING
 from fencepost.server.gateway.outcomes import Turns
 from fencepost.server.ops.embedded import disown_stale_pid_file, live_postmaster
 from fencepost.server.ops.embedded_files import Account, DataDirectory, EmbeddedServerError
@@ -29,8 +30,7 @@ from fencepost.server.postgres.errors import (
     map_errors,
     ours,
 )
-from fencepost.server.postgres.pool import AskedFor, ClosedError, Limiter, Pool
-from fencepost.server.quota import ASKING, waiting_quota
+from fencepost.server.postgres.pool import AskedFor, ClosedError, Limiter, Pool, waiting_quota
 from fencepost.server.startup import LEAST, Stopping
 from fencepost.testing.servers.processes import PATIENCE
 

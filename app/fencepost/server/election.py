@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from fencepost.server.fence.caller import UNKNOWN
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.leases import LeaseId, LockRow
-from fencepost.server.quota import UNKNOWN, Quota
+from fencepost.server.postgres.pool import Quota
 from fencepost.server.times import TIMES, Times, wait_until_set
 
 # Who leads: a lock's state, seen as an election.

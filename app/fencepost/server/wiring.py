@@ -66,10 +66,10 @@ from fencepost.server.postgres.database import AllowedRoles, Database
 from fencepost.server.postgres.database_identity import ORIGIN
 from fencepost.server.postgres.errors import SessionError, StorageError, UnavailableError
 from fencepost.server.postgres.listen import Listener
+from fencepost.server.postgres.pool import Quota
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import Catalog, KnownPrivileges, Served
 from fencepost.server.postgres.upkeep import Pruner, add, leave_moment, prune_records
-from fencepost.server.quota import Quota
 from fencepost.server.settings import Settings
 from fencepost.server.startup import StartupError, Stopping, UnreachableError, within
 from fencepost.server.times import TIMES, Times

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Final, TypeVar
 
-from fencepost.server.fence.caller import EVERYBODY, Caller
+from fencepost.server.fence.caller import ASKING, EVERYBODY, UNKNOWN, Caller
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
     SOURCE_QUARANTINED,
@@ -55,7 +55,6 @@ from fencepost.server.queues.message import (
     read_message,
     verify,
 )
-from fencepost.server.quota import ASKING, UNKNOWN
 
 # What becomes of a message, and what is recorded of it: the page /v1/writes/{id} shows that.
 

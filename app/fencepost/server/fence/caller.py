@@ -1,6 +1,7 @@
 """Who sends a request. The authenticator finds it out (identity/); use cases go by it."""
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -59,6 +60,16 @@ ANYBODY: Final = "anybody"
 """What refusals are recorded under where there is no authentication."""
 CALLER: Final = "fencepost.caller"
 """Under which name the ASGI scope of a request has its Caller."""
+
+# Whom places and turns are counted for (postgres/pool.py): the name of who asks, or the address of the connection
+# (http/edge.py).
+
+UNKNOWN: Final = "?"
+"""The caller where there is no connection: of what the gateway asks for itself."""
+ASKING: Final[ContextVar[str]] = ContextVar("ASKING", default=UNKNOWN)
+"""Who asks, in the task of a request."""
+PEER: Final[ContextVar[str | None]] = ContextVar("PEER", default=None)
+"""The address of its connection; None: it came by none, as a queued write does."""
 
 
 # Patterns of lock names: `orders/*` is every name that begins with `orders/`; without a `*` at its end it is one name.

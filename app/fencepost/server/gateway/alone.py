@@ -46,7 +46,7 @@ from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.write import NO_BODY, Body, KeyCheck, enter, refused_scope, with_column
 from fencepost.server.postgres import connection as backends
 from fencepost.server.postgres import scopes as scope_statements
-from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.connection import Key, RowWrite, Session
 from fencepost.server.postgres.database import as_gateway, in_transaction
 from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
@@ -57,7 +57,6 @@ from fencepost.server.postgres.errors import (
 )
 from fencepost.server.postgres.marks import KeyState, keys_may_change, read_resource
 from fencepost.server.postgres.query import NO_QUERY, Query
-from fencepost.server.postgres.row_sql import Key, RowWrite
 from fencepost.server.postgres.scopes import Entered
 from fencepost.server.postgres.tables import ProtectedTable
 

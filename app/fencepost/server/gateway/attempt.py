@@ -38,13 +38,12 @@ from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, ans
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.write import Verb, needs_fitting, refused_scope, require_fitting
 from fencepost.server.postgres import keyed, marks
-from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.connection import FencedRow, Key, RowWrite, Session, Wait, WriteStatement
 from fencepost.server.postgres.database import in_transaction, savepoint
 from fencepost.server.postgres.errors import RefusedError, StorageError, conflict
-from fencepost.server.postgres.keyed import CALLER, Change, FencedRow, Record, Wait, WriteStatement
+from fencepost.server.postgres.keyed import CALLER, Change, Record
 from fencepost.server.postgres.marks import Appeared, KeyState, claim_absent
 from fencepost.server.postgres.query import QueryError
-from fencepost.server.postgres.row_sql import Key, RowWrite
 from fencepost.server.postgres.scopes import Entered, Opened, Prelude, ScopeOf, prelude, scope_of_row
 from fencepost.server.postgres.tables import Fence, ProtectedTable, Table
 

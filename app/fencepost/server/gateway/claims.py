@@ -42,12 +42,12 @@ from fencepost.server.gateway.plan import (
 from fencepost.server.gateway.write import IdempotencyKey, enter, refused_scope
 from fencepost.server.locks.leases import Overtaken
 from fencepost.server.postgres import reading, scopes
-from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.connection import Key, RowWrite, Session
 from fencepost.server.postgres.database import as_caller, users_code
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import in_key_order, read_resource
 from fencepost.server.postgres.query import QueryError
-from fencepost.server.postgres.row_sql import Key, RowWrite, issued_by
+from fencepost.server.postgres.row_sql import issued_by
 from fencepost.server.postgres.scopes import marks as scope_marks
 from fencepost.server.postgres.scopes import scopes_typed
 from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table

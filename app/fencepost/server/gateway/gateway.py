@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Final, TypeVar
 
 from fencepost.server.election import Watches
-from fencepost.server.fence.caller import ANYBODY, EVERYBODY, Caller
+from fencepost.server.fence.caller import ANYBODY, ASKING, EVERYBODY, Caller
 from fencepost.server.fence.problem_types import NO_SEAL_KEYS, OF_CALLERS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
@@ -26,11 +26,10 @@ from fencepost.server.postgres.catalog_cache import CatalogCache
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import AllowedRoles, Database, run_write
 from fencepost.server.postgres.errors import UnavailableError
-from fencepost.server.postgres.pool import Limiter
+from fencepost.server.postgres.pool import Limiter, Quota, most_of
 from fencepost.server.postgres.queues import LetterBound
 from fencepost.server.postgres.tables import KnownPrivileges, Table
 from fencepost.server.queues.log import Log
-from fencepost.server.quota import ASKING, Quota, most_of
 from fencepost.server.times import TIMES, Times
 
 # Seals of tokens at this gateway: its keys as they are now, and what is answered where a seal does not hold.

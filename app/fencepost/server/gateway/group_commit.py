@@ -50,12 +50,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from fencepost.server.fence.caller import EVERYBODY, Caller
-from fencepost.server.postgres.connection import Session
+from fencepost.server.fence.caller import ASKING, EVERYBODY, UNKNOWN, Caller
+from fencepost.server.postgres.connection import Key, Session
 from fencepost.server.postgres.database import Database
 from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE, OutcomeUnknownError, RefusedError, UnavailableError
-from fencepost.server.postgres.row_sql import Key
-from fencepost.server.quota import ASKING, UNKNOWN, most_of, waiting_quota
+from fencepost.server.postgres.pool import most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:

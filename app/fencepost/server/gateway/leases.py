@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from fencepost.server.election import PREFIX, Election, Key, Subscription, election_of, lock_of
-from fencepost.server.fence.caller import EVERYBODY, Caller
+from fencepost.server.fence.caller import EVERYBODY, UNKNOWN, Caller
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
     LEASE_LOST,
@@ -61,7 +61,6 @@ from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.row_sql import encode_name
 from fencepost.server.postgres.scopes import scopes_typed
 from fencepost.server.postgres.tables import Catalog, ProtectedTable
-from fencepost.server.quota import UNKNOWN
 
 # What the tokens of a lease are sealed for: the resources that its locks are named after, that it claims, and that the
 # request for it listed in `writes`.
@@ -521,7 +520,7 @@ async def acquire_lease(
     `gone`: the client has hung up, or its credential is good no longer. It waits no longer, and what it is granted is
     given back, unless it chose the secret: with that it can ask again, on another connection, and may have done so
     already; or `withdraw` it. Once `gone` is done, `may_ask_again` says whether the caller is let in for that.
-    `waits_as`: whose place among those who wait it takes (quota.py).
+    `waits_as`: whose place among those who wait it takes (postgres/pool.py).
     """
     wanted = replace(wanted, caller=gateway.caller)
     if wanted.claims and "write" not in gateway.caller.access:

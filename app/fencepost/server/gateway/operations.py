@@ -43,7 +43,7 @@ from fencepost.server.gateway.write import (
     require_columns_of,
 )
 from fencepost.server.postgres import keyed, marks, scopes
-from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.connection import RowWrite, Session
 from fencepost.server.postgres.errors import RefusedError, conflict
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.many import (
@@ -58,7 +58,6 @@ from fencepost.server.postgres.many import (
 )
 from fencepost.server.postgres.marks import ElementState, KeyState, ask_elements, keys_may_change, place_elements
 from fencepost.server.postgres.query import Query, QueryError
-from fencepost.server.postgres.row_sql import RowWrite
 from fencepost.server.postgres.scopes import Entered, scope_named, scope_of_row
 from fencepost.server.postgres.tables import Table
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
-from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.caller import ASKING, Caller
 from fencepost.server.fence.problem_types import DATABASE_BUSY
 from fencepost.server.fence.problems import Problem
-from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.connection import Key, Session
 from fencepost.server.postgres.database import users_code
 from fencepost.server.postgres.errors import (
     LOCK_NOT_AVAILABLE,
@@ -20,10 +20,8 @@ from fencepost.server.postgres.errors import (
     RefusedError,
     UnavailableError,
 )
-from fencepost.server.postgres.pool import Limiter
-from fencepost.server.postgres.row_sql import Key
+from fencepost.server.postgres.pool import Limiter, most_of, waiting_quota
 from fencepost.server.postgres.tables import Table
-from fencepost.server.quota import ASKING, most_of, waiting_quota
 from fencepost.server.times import SYSTEM_CLOCK, Clock
 
 

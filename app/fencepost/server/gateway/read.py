@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fencepost.server.fence.caller import EVERYBODY, Caller
+from fencepost.server.fence.caller import EVERYBODY, UNKNOWN, Caller
 from fencepost.server.fence.problem_types import ROW_NOT_FOUND
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import Resource, Scope
@@ -17,16 +17,13 @@ from fencepost.server.gateway.plan import require_key, require_protected, requir
 from fencepost.server.gateway.refusals import holder_of, is_visible
 from fencepost.server.gateway.write import with_column
 from fencepost.server.postgres import reading
-from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.connection import FencedRow, Key, Session
 from fencepost.server.postgres.database import as_gateway
-from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.leases import Issued
 from fencepost.server.postgres.marks import ResourceState, read_resource
 from fencepost.server.postgres.query import Query, Select
-from fencepost.server.postgres.row_sql import Key
 from fencepost.server.postgres.scopes import marks, scope_of_row, scopes_typed, tables_of
 from fencepost.server.postgres.tables import Fence, ProtectedTable, Table, is_canonical
-from fencepost.server.quota import UNKNOWN
 
 # Reads: rows by filters, and one row by key. They carry no token and take no lock.
 

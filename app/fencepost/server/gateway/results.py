@@ -5,12 +5,12 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from fencepost.server.fence.caller import Caller
+from fencepost.server.fence.caller import UNKNOWN, Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.errors import StorageError
+from fencepost.server.postgres.pool import Quota
 from fencepost.server.postgres.queues import Result
-from fencepost.server.quota import UNKNOWN, Quota
 from fencepost.server.times import TIMES, Times, wait_until_set
 
 # What becomes of queued writes, and who waits for that: one question at a time, for all that are waited for here.

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from fencepost.server.fence.caller import PEER, UNKNOWN
 from fencepost.server.fence.problem_types import (
     BAD_REQUEST,
     OUTCOME_UNKNOWN,
@@ -52,6 +53,7 @@ from fencepost.server.gateway.write import (
 )
 from fencepost.server.locks.source import SourceError
 from fencepost.server.observe.events import Accepted, Refused, Verb
+from fencepost.server.postgres.connection import RowWrite
 from fencepost.server.postgres.errors import (
     OutcomeUnknownError,
     RefusedError,
@@ -60,9 +62,7 @@ from fencepost.server.postgres.errors import (
     UnavailableError,
 )
 from fencepost.server.postgres.query import OtherKeyError, QueryError, UnknownColumnError
-from fencepost.server.postgres.row_sql import RowWrite
 from fencepost.server.postgres.tables import Catalog, Table
-from fencepost.server.quota import PEER, UNKNOWN
 
 # Each use case on the table of its name: again on a fresh picture of the tables, or in a fresh session, where that may
 # help.

@@ -15,7 +15,7 @@ from fencepost.server.fence.token import Token, refusal
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.postgres import marks
 from fencepost.server.postgres import scopes as scope_statements
-from fencepost.server.postgres.connection import Session
+from fencepost.server.postgres.connection import Key, RowWrite, Session
 from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.marks import converts_key, converts_text, converts_value
@@ -31,7 +31,7 @@ from fencepost.server.postgres.query import (
     Selected,
     cast_type,
 )
-from fencepost.server.postgres.row_sql import Key, RowWrite, encode_name
+from fencepost.server.postgres.row_sql import encode_name
 from fencepost.server.postgres.scopes import Entered
 from fencepost.server.postgres.tables import ProtectedTable, Table, is_canonical
 

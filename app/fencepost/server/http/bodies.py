@@ -19,8 +19,8 @@ from fencepost.server.http.edge import caller_of
 from fencepost.server.http.headers import Headers, by_name
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.postgres.errors import UnavailableError
+from fencepost.server.postgres.pool import Quota, most_of
 from fencepost.server.postgres.query import Query
-from fencepost.server.quota import Quota, most_of
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:

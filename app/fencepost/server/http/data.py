@@ -14,7 +14,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from fencepost.server.fence.caller import CALLER, EVERYBODY
+from fencepost.server.fence.caller import ASKING, CALLER, EVERYBODY, PEER, UNKNOWN
 from fencepost.server.fence.problem_types import MALFORMED_TOKEN, METHOD_NOT_ALLOWED, NO_ROUTE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import (
@@ -83,10 +83,9 @@ from fencepost.server.http.headers import (
 )
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.http.query import only, parse_query
+from fencepost.server.postgres.connection import Key
 from fencepost.server.postgres.query import NO_QUERY, QueryError
-from fencepost.server.postgres.row_sql import Key
 from fencepost.server.queues.message import METHODS, WriteMessage
-from fencepost.server.quota import ASKING, PEER, UNKNOWN
 
 PREFIX: Final = b"/v1/data/"
 COLLECTION_METHODS: Final = "GET, HEAD, POST, PATCH, DELETE"

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
-from fencepost.server.fence.caller import ANONYMOUS, CALLER, EVERY_ACCESS, EVERYBODY, Access, Caller
+from fencepost.server.fence.caller import ANONYMOUS, CALLER, EVERY_ACCESS, EVERYBODY, UNKNOWN, Access, Caller
 from fencepost.server.fence.problem_types import (
     AUTHENTICATION_REQUIRED,
     BODY_TOO_LARGE,
@@ -43,7 +43,6 @@ from fencepost.server.http.guard import STANDING
 from fencepost.server.http.problems import problem_response
 from fencepost.server.identity.authenticator import Authenticator, Standing
 from fencepost.server.observe.events import CallerRefused, Emit, RequestTurnedAway
-from fencepost.server.quota import UNKNOWN
 from fencepost.server.startup import StartupError
 
 # Who sends a request, as far as quotas count callers: the caller that the authenticator has found, or the address of

@@ -25,7 +25,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.http.problems import RequestError
 from fencepost.server.identity.authenticator import Standing
 from fencepost.server.observe.events import Emit, RequestTurnedAway
-from fencepost.server.quota import most_of
+from fencepost.server.postgres.pool import most_of
 from fencepost.server.times import EdgeTimes
 
 GUARD: Final = "fencepost.guard"

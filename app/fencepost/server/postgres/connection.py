@@ -1,15 +1,19 @@
-"""A connection to PostgreSQL as the gateway uses it: what is set and read back (R4, R6), and which backend it has."""
+"""A connection to PostgreSQL as the gateway uses it: what is set and read back (R4, R6), which backend it has, and how
+statements run on it.
+"""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 from weakref import WeakSet
 
 import asyncpg
 
+from fencepost.server.fence.token import Token
 from fencepost.server.postgres.database_identity import ORIGIN_SINCE, Met, Origin, Watch
 from fencepost.server.postgres.errors import FOREIGN, OutcomeUnknownError, SessionError, UnavailableError, ours
 from fencepost.server.times import TIMES
@@ -455,6 +459,137 @@ async def open_connection(dsn: str, settings: dict[str, str], limits: Limits, sh
         connection.terminate()
         raise
     return connection
+
+
+# Statements and their parameters. A parameter is an object with a name and a type: the text that is composed contains
+# it as `{TOKEN}`, and `compiled` numbers what the text contains, as `$2::bigint`. No placeholder is counted by hand.
+#
+# Statements are text, for people to read and to run, and not SQLAlchemy Core: docs/decisions/0029 has why.
+
+Key = tuple[str, ...]
+"""A row's key as texts, in the order of the primary key's columns."""
+S = TypeVar("S")
+"""What the values of a statement are read from."""
+
+_PARAMETER: Final = re.compile("\0([^\0]*)\0")
+"""A parameter in a text. Nothing else in SQL has the character NUL: no identifier, literal or value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter(Generic[S]):
+    """A value of a statement: `read` takes it from what the statement is run for."""
+
+    name: str
+    type: str
+    read: Callable[[S], object]
+
+    def __str__(self) -> str:
+        return f"\0{self.name}\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement(Generic[S]):
+    """A statement's text, and how its values are read, in the order of the placeholders."""
+
+    sql: str
+    reads: tuple[Callable[[S], object], ...]
+
+    def arguments(self, source: S) -> list[object]:
+        """Read the values of one run."""
+        return [read(source) for read in self.reads]
+
+    async def fetch(self, connection: Connection, source: S) -> list[asyncpg.Record]:
+        rows: list[asyncpg.Record] = await connection.fetch(self.sql, *self.arguments(source))
+        return rows
+
+    async def ask(self, connection: Connection, source: S) -> list[asyncpg.Record]:
+        """Run it as a question, which changes nothing."""
+        return await ask(connection, self.sql, *self.arguments(source))
+
+    async def value(self, connection: Connection, source: S) -> Any:
+        """Run it once, and return the first column of its first row; None without a row."""
+        return await connection.fetchval(self.sql, *self.arguments(source))
+
+
+def compiled(text: str, parameters: Iterable[Parameter[S]]) -> Statement[S]:
+    """Number the parameters that the text contains, in the order in which they are given here."""
+    used = set(_PARAMETER.findall(text))
+    numbered = [each for each in parameters if each.name in used]
+    if unknown := used - {each.name for each in numbered}:
+        raise ValueError(f"the statement has no parameter {', '.join(sorted(unknown))}: {text}")
+    placeholders = {each.name: f"${n}::{each.type}" for n, each in enumerate(numbered, 1)}
+    sql = _PARAMETER.sub(lambda found: placeholders[found[1]], text)
+    return Statement(sql, tuple(each.read for each in numbered))
+
+
+@dataclass(slots=True)
+class RowWrite:
+    """A write of one request: of the row `key`, or, where that is empty, of the rows in the body, a JSON array."""
+
+    key: Key
+    token: Token
+    raw: bytes = b"{}"
+    """The body's JSON. It becomes a text, which may take four times as much, when it is sent."""
+    idempotency_key: str = ""
+    """Its Idempotency-Key, and the hash of what that stands for (`Prelude`)."""
+    payload_hash: bytes = b""
+    scope: str = ""
+    """The scope that was entered for it, or is known to be needed."""
+    scopes: Sequence[str] = ()
+    """The scopes that were entered for it, where it may write to rows of several."""
+    number: int = 0
+    """Its place in the batch that carries it."""
+    marks: tuple[int, ...] = ()
+    """If-Match: the marks of which the row must have one; none of them: it may have any (`Change.conditional`)."""
+
+    @property
+    def body(self) -> str:
+        """The body's JSON."""
+        return self.raw.decode()
+
+
+Wait = Literal["block", "skip"]
+Batch = Sequence[RowWrite]
+
+
+# Made for each write, and so not frozen: that would cost more than the rest of its making.
+@dataclass(slots=True)
+class FencedRow:
+    """A row as an accepted operation left it: its JSON text, its mark, and its name where it was asked for."""
+
+    json: str
+    mark: int
+    resource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatement:
+    """A statement that writes."""
+
+    statement: Statement[RowWrite]
+    wait: Wait
+
+    @property
+    def sql(self) -> str:
+        return self.statement.sql
+
+    async def rows(self, connection: Connection, write: RowWrite) -> list[FencedRow]:
+        """Run it for one write, of one row or several."""
+        return [FencedRow(row[1], row[2], row[3]) for row in await self.statement.fetch(connection, write)]
+
+    async def run(self, connection: Connection, batch: Batch) -> list[FencedRow | None]:
+        """Run it for each write, in a batch with one Sync for all; None where nothing came back."""
+        if self.wait == "block":
+            return [next(iter(await self.rows(connection, write)), None) for write in batch]
+        arguments = []
+        for number, write in enumerate(batch):
+            write.number = number
+            arguments.append(self.statement.arguments(write))
+        found: list[FencedRow | None] = [None] * len(batch)
+        # Columns by position: a name's look-up costs more.
+        for row in await connection.fetchmany(self.statement.sql, arguments):
+            found[row[0]] = FencedRow(row[1], row[2], row[3])
+        return found
 
 
 # Ends the server process of a connection that broke, so that what it did is certain (R15).

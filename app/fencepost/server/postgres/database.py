@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import asyncpg
 
-from fencepost.server.fence.caller import EVERYBODY, Caller
+from fencepost.server.fence.caller import ASKING, EVERYBODY, Caller
 from fencepost.server.fence.problems import Problem
 from fencepost.server.postgres.connection import (
     NO_TRIGGERS,
@@ -43,8 +43,7 @@ from fencepost.server.postgres.errors import (
     may_be_running,
     ours,
 )
-from fencepost.server.postgres.pool import AskedFor, ClosedError, Limiter, Pool
-from fencepost.server.quota import ASKING, Quota, most_of, waiting_quota
+from fencepost.server.postgres.pool import AskedFor, ClosedError, Limiter, Pool, Quota, most_of, waiting_quota
 from fencepost.server.times import TIMES, Times
 
 if TYPE_CHECKING:

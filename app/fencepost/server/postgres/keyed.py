@@ -19,7 +19,7 @@ from typing import Final, Literal
 import asyncpg
 
 from fencepost.server.postgres.answers import JSON, Given, Shown, body_record, elements
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection, Wait, WriteStatement, compiled
 from fencepost.server.postgres.marks import mark_of
 from fencepost.server.postgres.row_sql import (
     BODY,
@@ -29,9 +29,6 @@ from fencepost.server.postgres.row_sql import (
     OF_WRITES,
     ORDINAL,
     TOKEN,
-    RowWrite,
-    Statement,
-    compiled,
     key_match,
     key_order,
     key_parameter,
@@ -117,20 +114,6 @@ async def prune(connection: Connection, keep_seconds: float) -> int:
     return pruned
 
 
-Wait = Literal["block", "skip"]
-Batch = Sequence[RowWrite]
-
-
-# Made for each write, and so not frozen: that would cost more than the rest of its making.
-@dataclass(slots=True)
-class FencedRow:
-    """A row as an accepted operation left it: its JSON text, its mark, and its name where it was asked for."""
-
-    json: str
-    mark: int
-    resource: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a write does to each of its rows: it sets `columns` from the JSON body, `defaults` to their defaults (PUT),
@@ -152,36 +135,6 @@ class Change:
     def sets(self) -> tuple[str, ...]:
         """All columns that it sets, whether or not the body names them."""
         return *self.columns, *self.defaults
-
-
-@dataclass(frozen=True, slots=True)
-class WriteStatement:
-    """A statement that writes."""
-
-    statement: Statement[RowWrite]
-    wait: Wait
-
-    @property
-    def sql(self) -> str:
-        return self.statement.sql
-
-    async def rows(self, connection: Connection, write: RowWrite) -> list[FencedRow]:
-        """Run it for one write, of one row or several."""
-        return [FencedRow(row[1], row[2], row[3]) for row in await self.statement.fetch(connection, write)]
-
-    async def run(self, connection: Connection, batch: Batch) -> list[FencedRow | None]:
-        """Run it for each write, in a batch with one Sync for all; None where nothing came back."""
-        if self.wait == "block":
-            return [next(iter(await self.rows(connection, write)), None) for write in batch]
-        arguments = []
-        for number, write in enumerate(batch):
-            write.number = number
-            arguments.append(self.statement.arguments(write))
-        found: list[FencedRow | None] = [None] * len(batch)
-        # Columns by position: a name's look-up costs more.
-        for row in await connection.fetchmany(self.statement.sql, arguments):
-            found[row[0]] = FencedRow(row[1], row[2], row[3])
-        return found
 
 
 def update(table: ProtectedTable, change: Change, wait: Wait, *, careful: bool = False) -> WriteStatement:

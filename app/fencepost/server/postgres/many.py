@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.server.postgres.answers import JSON, body_record, elements
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection, RowWrite, Statement, compiled
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import mark_of
 from fencepost.server.postgres.query import Filter, render_filters
@@ -25,9 +25,6 @@ from fencepost.server.postgres.row_sql import (
     OF_WRITES,
     ORDINAL,
     Bound,
-    RowWrite,
-    Statement,
-    compiled,
     literal,
     lock_clause,
     operator,

@@ -8,7 +8,7 @@ import asyncpg
 
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, NO_MARK, Token, accepts
 from fencepost.server.postgres.answers import Given, body_columns, body_json, elements, key_texts, keys
-from fencepost.server.postgres.connection import Connection, ask_value
+from fencepost.server.postgres.connection import Connection, Key, Parameter, Statement, ask_value, compiled
 from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import VIOLATION, RefusedError
 from fencepost.server.postgres.row_sql import (
@@ -20,12 +20,8 @@ from fencepost.server.postgres.row_sql import (
     SCOPES,
     TOKEN,
     Bound,
-    Key,
-    Parameter,
-    Statement,
     ceiling_of,
     comparison,
-    compiled,
     key_match,
     key_parameter,
     literal,

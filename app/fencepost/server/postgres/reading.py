@@ -8,9 +8,8 @@ from typing import Final
 import asyncpg
 
 from fencepost.server.postgres.answers import added_up, guarded, key_texts, keys, measured
-from fencepost.server.postgres.connection import Connection
+from fencepost.server.postgres.connection import Connection, FencedRow, Key, Statement, compiled
 from fencepost.server.postgres.errors import cancelled, map_errors
-from fencepost.server.postgres.keyed import FencedRow
 from fencepost.server.postgres.query import (
     Condition,
     Filter,
@@ -26,9 +25,6 @@ from fencepost.server.postgres.row_sql import (
     MARK,
     OF_KEY,
     Bound,
-    Key,
-    Statement,
-    compiled,
     json_row,
     literal,
     or_outdated,

@@ -9,111 +9,19 @@ would run it. So columns are compared by `operator`, and functions are named in 
 searched first, has the exact one: bigint < bigint, text || text.
 """
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter, itemgetter
-from typing import Any, Final, Generic, Literal, TypeVar
-
-import asyncpg
+from typing import Any, Final, Literal
 
 from fencepost.server.fence.resource import Scope
-from fencepost.server.fence.token import BUILTIN, EXTERNAL, Rule, Token
-from fencepost.server.postgres.connection import Connection, ask
+from fencepost.server.fence.token import BUILTIN, EXTERNAL, Rule
+from fencepost.server.postgres.connection import Key, Parameter, RowWrite
 from fencepost.server.postgres.tables import MARK_COLUMN, Column, Fence, Table, quote
-
-# Statements and their parameters. A parameter is an object with a name and a type: the text that is composed contains
-# it as `{TOKEN}`, and `compiled` numbers what the text contains, as `$2::bigint`. No placeholder is counted by hand.
-#
-# Statements are text, for people to read and to run, and not SQLAlchemy Core: docs/decisions/0029 has why.
-
-Key = tuple[str, ...]
-"""A row's key as texts, in the order of the primary key's columns."""
-S = TypeVar("S")
-"""What the values of a statement are read from."""
-
-_PARAMETER: Final = re.compile("\0([^\0]*)\0")
-"""A parameter in a text. Nothing else in SQL has the character NUL: no identifier, literal or value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter(Generic[S]):
-    """A value of a statement: `read` takes it from what the statement is run for."""
-
-    name: str
-    type: str
-    read: Callable[[S], object]
-
-    def __str__(self) -> str:
-        return f"\0{self.name}\0"
-
-
-@dataclass(frozen=True, slots=True)
-class Statement(Generic[S]):
-    """A statement's text, and how its values are read, in the order of the placeholders."""
-
-    sql: str
-    reads: tuple[Callable[[S], object], ...]
-
-    def arguments(self, source: S) -> list[object]:
-        """Read the values of one run."""
-        return [read(source) for read in self.reads]
-
-    async def fetch(self, connection: Connection, source: S) -> list[asyncpg.Record]:
-        rows: list[asyncpg.Record] = await connection.fetch(self.sql, *self.arguments(source))
-        return rows
-
-    async def ask(self, connection: Connection, source: S) -> list[asyncpg.Record]:
-        """Run it as a question, which changes nothing."""
-        return await ask(connection, self.sql, *self.arguments(source))
-
-    async def value(self, connection: Connection, source: S) -> Any:
-        """Run it once, and return the first column of its first row; None without a row."""
-        return await connection.fetchval(self.sql, *self.arguments(source))
-
-
-def compiled(text: str, parameters: Iterable[Parameter[S]]) -> Statement[S]:
-    """Number the parameters that the text contains, in the order in which they are given here."""
-    used = set(_PARAMETER.findall(text))
-    numbered = [each for each in parameters if each.name in used]
-    if unknown := used - {each.name for each in numbered}:
-        raise ValueError(f"the statement has no parameter {', '.join(sorted(unknown))}: {text}")
-    placeholders = {each.name: f"${n}::{each.type}" for n, each in enumerate(numbered, 1)}
-    sql = _PARAMETER.sub(lambda found: placeholders[found[1]], text)
-    return Statement(sql, tuple(each.read for each in numbered))
-
 
 MOST_KEY_COLUMNS: Final = 32
 """PostgreSQL's own limit."""
-
-# Writes
-
-
-@dataclass(slots=True)
-class RowWrite:
-    """A write of one request: of the row `key`, or, where that is empty, of the rows in the body, a JSON array."""
-
-    key: Key
-    token: Token
-    raw: bytes = b"{}"
-    """The body's JSON. It becomes a text, which may take four times as much, when it is sent."""
-    idempotency_key: str = ""
-    """Its Idempotency-Key, and the hash of what that stands for (`Prelude`)."""
-    payload_hash: bytes = b""
-    scope: str = ""
-    """The scope that was entered for it, or is known to be needed."""
-    scopes: Sequence[str] = ()
-    """The scopes that were entered for it, where it may write to rows of several."""
-    number: int = 0
-    """Its place in the batch that carries it."""
-    marks: tuple[int, ...] = ()
-    """If-Match: the marks of which the row must have one; none of them: it may have any (`Change.conditional`)."""
-
-    @property
-    def body(self) -> str:
-        """The body's JSON."""
-        return self.raw.decode()
 
 
 @cache

@@ -8,10 +8,10 @@ from typing import Final, Literal
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import Token
 from fencepost.server.postgres.answers import Given, key_texts, typed, unnested
-from fencepost.server.postgres.connection import Connection, ask
+from fencepost.server.postgres.connection import Batch, Connection, Key, Parameter, RowWrite, Statement, ask, compiled
 from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import DATA_EXCEPTION, VIOLATION, RefusedError
-from fencepost.server.postgres.keyed import Batch, Recorded, State, read_state
+from fencepost.server.postgres.keyed import Recorded, State, read_state
 from fencepost.server.postgres.many import TooManyRows
 from fencepost.server.postgres.query import Filter, render_filters
 from fencepost.server.postgres.row_sql import (
@@ -19,11 +19,6 @@ from fencepost.server.postgres.row_sql import (
     OF_KEY,
     OF_WRITES,
     Bound,
-    Key,
-    Parameter,
-    RowWrite,
-    Statement,
-    compiled,
     literal,
     operator,
     resource_sql,
