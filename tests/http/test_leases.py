@@ -15,7 +15,7 @@ import asyncpg
 import httpx
 import pytest
 from tests.http.conftest import StartGateway
-from tests.support.asking import Api, code
+from tests.support.asking import ROUTES, Api, code
 from tests.support.gateways import in_process, serving_process
 from tests.support.lease_gateways import (
     SECRETS,
@@ -258,6 +258,28 @@ async def test_a_foreign_or_unknown_lease_is_410(api: Api) -> None:
         assert code(await api.ask("POST", f"{path}/tokens", headers=wrong)) == (410, "FP012"), unknown
         answer = await api.ask("DELETE", path, headers=wrong)
         assert (answer.status_code, answer.content) == (204, b""), unknown
+
+
+async def test_each_route_answers_what_it_declares(api: Api) -> None:
+    secret = {"X-Lease-Secret": new_secret()}
+    body = {"lock": f"election/{new_name()}", "claim": ["leased/declared"]}
+    given = (await api.ask("POST", "leases", body, headers=secret)).json()
+    await api.ask("POST", "leases", body, headers=secret)
+    one = f"leases/{given['lease_id']}"
+    for method, path in (("GET", one), ("POST", f"{one}/renew"), ("POST", f"{one}/tokens"), ("GET", "locks")):
+        await api.ask(method, path, headers=secret if method == "POST" else None)
+    for path in ("fences?resource=leased/declared", "elections", f"elections?name={given['lock'].partition('/')[2]}"):
+        await api.ask("GET", path)
+    await api.ask("POST", "claims", {"resource": "leased/declared"}, token=given["token"])
+    queued = await api.ask("PATCH", "data/leased/none", {"n": 1}, token=given["token"], prefer="respond-async")
+    write = queued.headers["location"].removeprefix("/v1/")
+    await api.ask("GET", f"{write}?wait=60")
+    await api.ask("GET", write, headers={"Accept": "text/event-stream", "Last-Event-ID": "failed"})
+    await api.ask("DELETE", one, headers=secret)
+    await api.ask("DELETE", "leases", headers={"X-Lease-Secret": new_secret()})
+    async with api.http.stream("GET", "/v1/elections/events?name=x") as stream:
+        await api.check(stream)
+    assert api.declared == {(each.method, each.path, status) for each in ROUTES for status in each.answers}
 
 
 async def test_what_cannot_be_asked_for_is_400_and_names_where(api: Api) -> None:

@@ -5,6 +5,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 from joserfc import jws
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from pydantic import TypeAdapter
 from tests.support.gateways import gateway_of, in_process
 from tests.support.interleave import Connection
 from tests.support.use_cases import open_gateway
@@ -24,6 +26,11 @@ from tests.support.use_cases import open_gateway
 from fencepost.cli.migrate import GRANTS
 from fencepost.server.fence.caller import ASKING, Caller
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway
+from fencepost.server.http.elections import ELECTIONS
+from fencepost.server.http.leases import LEASES
+from fencepost.server.http.queued import WRITES
+from fencepost.server.http.routes import Route
+from fencepost.server.http.system import FENCES
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
 from fencepost.server.queues.log import Log, Message, Position
@@ -128,6 +135,15 @@ class Raw:
         return json.loads(self.body)
 
 
+ROUTES: Final = (*FENCES, *LEASES, *ELECTIONS, *WRITES)
+
+
+def _route_of(request: httpx.Request) -> Route | None:
+    method, path = "GET" if request.method == "HEAD" else request.method, request.url.path
+    templates = ((route, re.sub(r"\{\w+\}", "[^/]+", route.path)) for route in ROUTES if route.method == method)
+    return next((route for route, template in templates if re.fullmatch(template, path)), None)
+
+
 @dataclass
 class Api:
     """A client of one gateway."""
@@ -135,6 +151,8 @@ class Api:
     base_url: str
     http: httpx.AsyncClient
     known_pages: set[str] = field(default_factory=set)
+    declared: set[tuple[str, str, int]] = field(default_factory=set)
+    """System routes, and the statuses of those of their answers that were found to be as they are declared."""
 
     @classmethod
     @asynccontextmanager
@@ -178,6 +196,13 @@ class Api:
         assert len(answer.headers.get_list("x-request-id")) == 1
         if answer.status_code >= 400:
             await self.check_problem(answer.status_code, answer.headers, answer.content)
+        elif (route := _route_of(answer.request)) is not None:
+            declared = route.answers[answer.status_code]
+            if declared.model is None or answer.headers.get("content-type") == declared.media:
+                assert declared.media is not None or answer.content == b""
+            else:
+                TypeAdapter(declared.model).validate_python(answer.json(), strict=True)
+            self.declared.add((route.method, route.path, answer.status_code))
 
     async def check_problem(self, status: int, headers: Mapping[str, str], content: bytes) -> dict[str, Any]:
         """Check an error's body by both conventions, and that the page of its type is there."""

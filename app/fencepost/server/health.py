@@ -7,9 +7,9 @@ from typing import Final, Generic, Literal, TypeVar
 
 import asyncpg
 
-from fencepost.server import wire
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.http.system import Readiness
 from fencepost.server.observe.events import PruningFailed, QueueFailed
 from fencepost.server.observe.logs import spelled_out
 from fencepost.server.observe.metrics import Metrics, QueueFigures
@@ -307,7 +307,7 @@ class Health:
         self._consumers = consumers or {}
         self._has_keys = has_keys
         self._metrics = metrics
-        self._readiness: Question[wire.Readiness] = Question(self._ask_readiness, gateway.times)
+        self._readiness: Question[Readiness] = Question(self._ask_readiness, gateway.times)
         self._figures: Question[Literal[True]] = Question(self._ask_figures, gateway.times)
 
     async def close(self) -> None:
@@ -315,7 +315,7 @@ class Health:
         await self._readiness.close()
         await self._figures.close()
 
-    async def ready(self) -> wire.Readiness:
+    async def ready(self) -> Readiness:
         """Return whether requests can be served."""
         known = await self._readiness.answer()
         if known is not None:
@@ -344,7 +344,7 @@ class Health:
         queues: dict[str, str],
         *,
         ready: bool,
-    ) -> wire.Readiness:
+    ) -> Readiness:
         loaded = self._gateway.catalog.current
         return {
             "status": "ready" if ready else "not ready",
@@ -362,7 +362,7 @@ class Health:
             "queues": queues,
         }
 
-    async def _ask_readiness(self) -> wire.Readiness:
+    async def _ask_readiness(self) -> Readiness:
         """Ask everything at once: a log that waits for a connection, say, does not make the rest late."""
         (database, schema, origin), sources, queues = await asyncio.gather(
             self._ask_database(), describe_sources(self._gateway), describe_queues(self._gateway, self._consumers)

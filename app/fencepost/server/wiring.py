@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import asyncpg
 from fastapi import FastAPI
 
-from fencepost.server import wire
 from fencepost.server.election import Watches
 from fencepost.server.fence.seal import SealKeys
 from fencepost.server.gateway.gateway import Batches, Gateway, Seals
@@ -27,7 +26,7 @@ from fencepost.server.http.app import Admin, Application, Parts
 from fencepost.server.http.data import Running
 from fencepost.server.http.edge import RateLimits, read_rate, read_sites
 from fencepost.server.http.guard import ADMIN_GUARD, GUARD, KEPT_ANSWERS, ConnectionBounds, Guard
-from fencepost.server.http.system import ShownHealth
+from fencepost.server.http.system import Readiness, ShownHealth
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.locks.leases import LeaseLimits
@@ -548,7 +547,7 @@ class Runtime(Running):
 
     health: Health | None = None
 
-    async def ready(self) -> wire.Readiness:
+    async def ready(self) -> Readiness:
         """Look whether requests can be served."""
         return await self._require_health().ready()
 

@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal, NotRequired
 from urllib.parse import quote
 
 import orjson
+from pydantic import with_config
 from starlette.responses import Response
 
-from fencepost.server import wire
+# Pydantic reads these, and wants typing_extensions' TypedDict before Python 3.12.
+from typing_extensions import TypedDict
+
 from fencepost.server.fence.problem_types import NOT_ACCEPTABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
@@ -45,10 +48,58 @@ def json_response(body: object, headers: Sequence[Header] = ()) -> Response:
     return RawResponse(200, [NO_STORE, *headers, JSON], orjson.dumps(body))
 
 
+declared: Final = with_config({"extra": "forbid"})
+"""Decorates the type of an answer: OpenAPI says that it has these members and no others, and the tests compare."""
+
+
+@declared
+class ClaimAnswer(TypedDict):
+    """An accepted claim. `row` is null where the key has no row; the mark is raised all the same.
+
+    The mark is null in an answer that is repeated by its Idempotency-Key, where another token has made it. There the
+    row is left out, with `Preference-Applied: return=minimal`, where it was too large to be kept.
+    """
+
+    resource: str
+    mark: str | None
+    row: NotRequired[dict[str, object] | None]
+
+
 # A queued write, as the answer 202, the page /v1/writes/{id} and its events show it.
 
 PREFIX: Final = "/v1/writes/"
 _ACCEPTED: Final = 202
+
+
+@declared
+class DecidedAnswer(TypedDict):
+    """The answer that the same write would have had at once. `body`: row, rows or problem; null where it has none."""
+
+    status: int
+    headers: dict[str, str]
+    body: object
+
+
+@declared
+class WriteAnswer(TypedDict):
+    """A write that was queued, and what became of it. The body of the answer 202, too.
+
+    `applied`: `answer` has a status of 2xx. `refused`: the fence refused its token. `failed`: it was refused for
+    another reason. `answer` is null while it is `queued`; `reason` says why it was not applied. `dead_letter`: it is
+    put aside as one, until an operator has it `dropped`, or retried: then `retried_as` is the id of the write that
+    it was appended as.
+    """
+
+    id: str
+    queue: str
+    partition: int
+    offset: int
+    state: Literal["queued", "applied", "refused", "failed"]
+    answer: DecidedAnswer | None
+    reason: str | None
+    dead_letter: bool
+    dropped: bool
+    retried_as: str | None
 
 
 def path_of(write_id: WriteId) -> str:
@@ -65,7 +116,7 @@ def submitted_answer(write: Write, submitted: Submitted) -> Response:
     return RawResponse(_ACCEPTED, headers, orjson.dumps(queued_answer(submitted.write_id)))
 
 
-def queued_answer(write_id: WriteId) -> wire.WriteAnswer:
+def queued_answer(write_id: WriteId) -> WriteAnswer:
     """Show a write that is not decided."""
     return {
         "id": str(write_id),
@@ -81,7 +132,7 @@ def queued_answer(write_id: WriteId) -> wire.WriteAnswer:
     }
 
 
-def decided_answer(write_id: WriteId, result: Result) -> wire.WriteAnswer:
+def decided_answer(write_id: WriteId, result: Result) -> WriteAnswer:
     """Show a write that is decided, with the answer that it would have had at once."""
     state, letter, outcome = result.state, result.letter or "", read_record(result.came_to)
     if isinstance(outcome, Problem):

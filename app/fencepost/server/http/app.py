@@ -1,7 +1,7 @@
 """The application: FastAPI around the routes, with every error in one form."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fencepost import __version__
 from fencepost.server.fence.problems import bad_request
+from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.http.batch import PATH, BatchRoute
 from fencepost.server.http.bodies import BodiesInHand, CountedBodies
 from fencepost.server.http.data import PREFIX, DataRoutes, Running
@@ -30,12 +31,13 @@ from fencepost.server.http.edge import (
     Sites,
     is_named,
 )
-from fencepost.server.http.elections import election_routes
-from fencepost.server.http.leases import lease_routes
+from fencepost.server.http.elections import ELECTIONS
+from fencepost.server.http.leases import LEASES
 from fencepost.server.http.openapi import build_openapi
 from fencepost.server.http.problems import http_problem, problem_response, problem_routes
-from fencepost.server.http.queued import write_routes
-from fencepost.server.http.system import ShownHealth, claim_routes, docs_routes, health_routes
+from fencepost.server.http.queued import WRITES
+from fencepost.server.http.routes import Route, needed, router_of
+from fencepost.server.http.system import FENCES, ShownHealth, docs_routes, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
 from fencepost.server.postgres.tables import Catalog
@@ -52,10 +54,11 @@ class Admin:
     sites: Sites
 
 
-def admin_app(health: ShownHealth, edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
+def admin_app(health: ShownHealth, gateway: Callable[[Scope], Gateway], edge: Callable[[ASGIApp], ASGIApp]) -> ASGIApp:
     """Give what answers on it."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.include_router(health_routes(health, figures=True, details=lambda _scope: True))
+    routes = health_routes(health, figures=True, details=lambda _scope: True)
+    app.include_router(router_of(routes, gateway, 0))
     app.add_exception_handler(HTTPException, http_problem)
     app.add_middleware(edge)
     return app
@@ -126,9 +129,13 @@ class Application(FastAPI):
         self._parts = parts
         self.gateway = parts.running.require
         self._documented: tuple[int, dict[str, Any]] | None = None
-        self._add_routes(parts)
+        details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
+        service = health_routes(parts.health, figures=parts.admin is None, details=details)
+        routes = (*FENCES, *LEASES, *ELECTIONS, *WRITES, *service)
+        self._add_routes(parts, routes)
+        self._needs = needed(routes) if parts.authenticator else None
         layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
-        admission = Admission(parts.authenticator, parts.limits) if parts.authenticator else None
+        admission = Admission(parts.authenticator, parts.limits, self._needs) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         bodies = BodiesInHand(parts.max_body_bytes)
         self.add_middleware(CountedBodies, bodies=bodies)
@@ -140,24 +147,19 @@ class Application(FastAPI):
         self.front = _with_cors(data, parts.sites)
         """What a connection asks (serving/protocol.py)."""
         if parts.admin is not None:
-            app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))
+            app = admin_app(parts.health, parts.running.of, functools.partial(layer, sites=parts.admin.sites))
             self.front = by_port(parts.admin, app, self.front)
         self.add_exception_handler(HTTPException, http_problem)
         self.add_exception_handler(RequestValidationError, _validation_problem)
 
-    def _add_routes(self, parts: Parts) -> None:
+    def _add_routes(self, parts: Parts, routes: Sequence[Route]) -> None:
         """Add all routes but those of data and batches.
 
         They become routes of this application. `include_router` would build each again at the first request, and
         find it by way of its router with each.
         """
-        details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
         for router in (
-            claim_routes(parts.running.of, parts.max_body_bytes),
-            lease_routes(parts.running.of, parts.max_body_bytes),
-            election_routes(parts.running.of),
-            write_routes(parts.running.of),
-            health_routes(parts.health, figures=parts.admin is None, details=details),
+            router_of(routes, parts.running.of, parts.max_body_bytes),
             docs_routes(self._catalog, version=__version__, demo=parts.demo, try_writes=parts.try_writes),
             problem_routes(),
         ):
@@ -174,8 +176,7 @@ class Application(FastAPI):
         catalog = self._catalog()
         if self._documented is None or self._documented[0] != catalog.version:
             system = get_openapi(title=self.title, version=self.version, routes=self.routes, tags=self.openapi_tags)
-            authenticated = self._parts.authenticator is not None
-            document = build_openapi(catalog, system, version=self.version, authenticated=authenticated)
+            document = build_openapi(catalog, system, version=self.version, needs=self._needs)
             self._documented = (catalog.version, document)
         return self._documented[1]
 

@@ -209,39 +209,16 @@ class Pace:
 
 
 # Whether a request's caller is known, and may ask for this: looked at before any route, for all of them.
-#
-# A route that is not named here is for known callers.
 
-_OPEN: Final = frozenset({"/healthz", "/docs", "/problems"})
-_OPEN_UNDER: Final = ("/docs/assets/", "/problems/")
-_MORE_FOR_CALLERS: Final = frozenset({"/", "/readyz"})
-"""Open, too; known callers are shown more."""
-_LOCKS: Final = ("/v1/leases", "/v1/locks", "/v1/elections")
-_READS: Final = frozenset({"GET", "HEAD"})
-
-_NAMED: Final = frozenset({"/metrics"})
-"""For callers with a name: a request without a credential does not see them, whatever else it may."""
 _NOBODY: Final = Caller(ANONYMOUS, access=frozenset())
 """The caller of a request to an open route."""
 
-Needs = Access | Literal["nothing", "a caller", "a name"]
-
-
-def needs(method: str, path: str) -> Needs:
-    """Say what a request's caller must be allowed to do."""
-    if path.startswith("/v1/data/"):
-        return "read" if method in _READS else "write"
-    if path.startswith(_LOCKS):
-        return "lock"
-    if path.startswith("/v1/fences"):
-        return "read"
-    if path.startswith(
-        ("/v1/batch", "/v1/claims", "/v1/writes")
-    ):  # what became of a queued write is for those who may write
-        return "write"
-    if path in _OPEN or path.startswith(_OPEN_UNDER):
-        return "nothing"
-    return "a name" if path in _NAMED else "a caller"
+Needs = Access | Literal["nothing", "more for callers", "a caller", "a name"]
+"""What a request's caller must be allowed to do. `more for callers`: nothing, and known callers are shown more. `a
+name`: a request without a credential does not see it, whatever else it may. Routes say it (http/routes.py).
+"""
+_OPEN: Final = frozenset({"nothing", "more for callers"})
+READS: Final = frozenset({"GET", "HEAD"})
 
 
 def counted_as(method: str, path: str) -> Counter:
@@ -250,11 +227,6 @@ def counted_as(method: str, path: str) -> Counter:
     """
     keeps = path.startswith("/v1/leases") and (method == "DELETE" or path.endswith("/renew"))
     return "lease" if keeps else "caller"
-
-
-def is_for_all(path: str) -> bool:
-    """Say whether a route is open, and shows more to known callers."""
-    return path in _MORE_FOR_CALLERS
 
 
 def is_named(scope: Scope) -> bool:
@@ -273,8 +245,9 @@ def is_nobody(scope: Scope) -> bool:
 class Admission:
     """Asks the authenticator, and puts the caller into the request's scope."""
 
-    def __init__(self, authenticator: Authenticator, limits: RateLimits) -> None:
-        self._authenticator, self._limits = authenticator, limits
+    def __init__(self, authenticator: Authenticator, limits: RateLimits, needs: Callable[[str, str], Needs]) -> None:
+        """`needs`: by method and path."""
+        self._authenticator, self._limits, self._needs = authenticator, limits, needs
 
     def admit(self, scope: Scope, credentials: Sequence[bytes]) -> "Problem | Unverified | None":
         """Let a request in whose caller is known; or say why not, or that its credential is to be verified first."""
@@ -284,7 +257,9 @@ class Admission:
         caller = self._authenticator.known(credential)
         if caller is not None:
             return self.enter(scope, caller, credential)
-        if _is_open(scope, credential):
+        needed = self._needs(scope["method"], scope["path"])
+        # Where callers are shown more, a credential that is there is looked at.
+        if needed == "nothing" or (needed == "more for callers" and credential is None):
             scope[CALLER] = _NOBODY
             return None
         return Unverified(self, scope, credential)
@@ -306,7 +281,8 @@ class Admission:
         """Let this caller's request in, or say why not."""
         scope[CALLER] = caller
         scope[STANDING] = Standing(self._authenticator, caller, credential)
-        if is_for_all(scope["path"]) or needs(scope["method"], scope["path"]) == "nothing":
+        wanted = self._needs(scope["method"], scope["path"])
+        if wanted in _OPEN:
             return None  # probes of health count for no caller
         anonymous = caller is self._authenticator.anonymous
         counter = counted_as(scope["method"], scope["path"])
@@ -315,7 +291,6 @@ class Admission:
             return limited
         if caller.access is EVERY_ACCESS:
             return None
-        wanted = needs(scope["method"], scope["path"])
         if not anonymous:
             return out_of_scope(caller, wanted) if wanted in EVERY_ACCESS - caller.access else None
         if wanted == "a name" or wanted in EVERY_ACCESS - caller.access:
@@ -335,13 +310,6 @@ class Unverified:
         """Find the caller, and let the request in, or say why not."""
         found = await self.admission.identify(self.scope, self.credential)
         return found if isinstance(found, Problem) else self.admission.enter(self.scope, found, self.credential)
-
-
-def _is_open(scope: Scope, credential: bytes | None) -> bool:
-    """Whether a request needs no caller. Where callers are shown more, a credential that is there is looked at."""
-    if credential is None and is_for_all(scope["path"]):
-        return True
-    return needs(scope["method"], scope["path"]) == "nothing"
 
 
 # Which host a request must name, and which pages of the web may send one.
@@ -395,7 +363,7 @@ class Sites:
                 return bad_request(f"Host: {len(hosts) or 'no'} headers, and a request has one.")
         elif hosts[0] not in self._served and (problem := self._host_refusal(hosts[0])) is not None:
             return problem
-        if method in _READS or (origin is None and fetch_site is None):
+        if method in READS or (origin is None and fetch_site is None):
             return None
         return self._page_refusal(hosts[0] if hosts else b"", origin, fetch_site)
 

@@ -6,181 +6,157 @@ not needed.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
 
 import orjson
-from fastapi import APIRouter
 from fastapi.sse import EventSourceResponse, format_sse_event
-from starlette.requests import Request
+from pydantic import AfterValidator, Field, model_validator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from typing_extensions import TypedDict
 
-from fencepost.server import wire
 from fencepost.server.election import PREFIX, Election, Leader, Subscription
-from fencepost.server.fence.problems import Problem, bad_request
+from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.token import BUILTIN
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases import elections, observe, watch_election
-from fencepost.server.http.answers import json_response
+from fencepost.server.http.answers import declared, json_response
 from fencepost.server.http.edge import HEAD, caller_of
 from fencepost.server.http.guard import leaving, unless
-from fencepost.server.http.headers import read_headers
-from fencepost.server.http.leases import LIMIT, LONGEST_NAME, MOST_LISTED, SOURCE, is_plain
-from fencepost.server.http.openapi_answers import problems
-from fencepost.server.http.problems import RequestError, answer_or_problem, problem_response
-from fencepost.server.http.query import query_pairs
-from fencepost.server.postgres.query import QueryError
+from fencepost.server.http.leases import LONGEST_NAME, MOST_LISTED, Limit, Source, WaiterAnswer, is_plain
+from fencepost.server.http.problems import problem_response
+from fencepost.server.http.routes import EVENTS, Answer, Asked, Route, Taken, UnfitError, last_event_id
 
 RECONNECT_MS: Final = 1000
 LONGEST: Final = LONGEST_NAME - len(PREFIX)  # bytes
-
-_SOURCE: Final[dict[str, Any]] = {
-    "name": "source",
-    "in": "query",
-    "description": "The token source that the election is held with; builtin without it.",
-    "schema": {"type": "string"},
-}
-_NAME: Final[dict[str, Any]] = {
-    "name": "name",
-    "in": "query",
-    "description": f"The election: 1 to {LONGEST} bytes, slashes included.",
-    "schema": {"type": "string"},
-    "example": "scheduler",
-}
-_AFTER: Final[dict[str, Any]] = {
-    "name": "after",
-    "in": "query",
-    "description": "Without a name: only elections after this one.",
-    "schema": {"type": "string"},
-}
-_LIMIT: Final[dict[str, Any]] = {
-    "name": "limit",
-    "in": "query",
-    "description": "Without a name: at most so many.",
-    "schema": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED},
-}
-_LAST: Final[dict[str, Any]] = {
-    "name": "Last-Event-ID",
-    "in": "header",
-    "description": "What EventSource sends when it connects again. Every stream begins with how things are, so it is "
-    "not needed.",
-    "schema": {"type": "string"},
-}
 # The latter keeps nginx from holding it back.
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_BAD = (400, "The query or a header cannot be read.")
-_AWAY = (503, "The database cannot be asked, the gateway is stopping, or too many streams are open.")
-_STREAM: Final[dict[int | str, dict[str, Any]]] = {
-    200: {
-        "description": "Events `elected` and `vacant`, each with an ElectionAnswer as its data and the term as its id.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    }
-}
 
 
-@dataclass(frozen=True, slots=True)
-class ElectionQuery:
-    """The parameters of the query."""
+@declared
+class LeaderAnswer(TypedDict):
+    """The leader of an election. `term` is the number of its lease: a later leader's is larger. It is no token."""
 
+    term: str
+    owner: str
+    lease_id: str
+    since: str
+    expires_at: str
+    remaining_ms: int
+
+
+@declared
+class ElectionAnswer(TypedDict):
+    """An election as it stands. `candidates`: who waits to be elected, first come first; empty where only the lock
+    service knows.
+    """
+
+    name: str
     source: str
-    name: str | None
-    after: str
-    limit: int
+    leader: LeaderAnswer | None
+    candidates: list[WaiterAnswer]
 
 
-def election_routes(gateway: Callable[[Scope], Gateway]) -> APIRouter:
-    """Give /v1/elections and /v1/elections/events."""
-    router = APIRouter(tags=["elections"])
-
-    @router.get(
-        "/v1/elections",
-        response_model=wire.ElectionAnswer | list[wire.ElectionAnswer],
-        summary="Who leads",
-        openapi_extra={"parameters": [_SOURCE, _NAME, _AFTER, _LIMIT]},
-        responses=problems(_BAD, _AWAY),
-    )
-    async def get_elections(request: Request) -> Response:
-        """Show who leads an election, or without `name` list those that have a leader.
-
-        For finding the leader, not for deciding who may write: the fence does that, by the term.
-        """
-        return await answer_or_problem(_observe(gateway(request.scope), request))
-
-    @router.get(
-        "/v1/elections/events",
-        response_class=Response,
-        summary="Stream who leads, now and whenever it changes",
-        openapi_extra={"parameters": [_SOURCE, {**_NAME, "required": True}, _LAST]},
-        responses={**problems(_BAD, _AWAY), **_STREAM},
-    )
-    async def get_events(request: Request) -> Response:
-        """Stream server-sent events: how the election stands at once, then each change, and a comment when nothing
-        changes for long. `elected` names the leader; `vacant`: there is no leader.
-        """
-        return await answer_or_problem(_stream(gateway(request.scope), request))
-
-    return router
+def _name(value: str) -> str:
+    if not 1 <= len(value.encode()) <= LONGEST or not is_plain(value):
+        raise UnfitError(f"an election's has 1 to {LONGEST} bytes without control characters")
+    return value
 
 
-def _bad(detail: str) -> RequestError:
-    return RequestError(bad_request(detail))
+Name = Annotated[
+    str,
+    AfterValidator(_name),
+    Field(description=f"The election: 1 to {LONGEST} bytes, slashes included.", examples=["scheduler"]),
+]
+SourceOfElection = Annotated[
+    Source, Field(description="The token source that the election is held with; builtin without it.")
+]
 
 
-def _read(request: Request, known: Sequence[str]) -> ElectionQuery:
-    read_headers(request, "look", query=True)
-    given: dict[str, str] = {}
-    try:
-        pairs = query_pairs(request.scope["query_string"])
-    except QueryError as error:
-        raise _bad(str(error)) from error
-    for parameter, value in pairs:
-        if parameter not in known or parameter in given:
-            raise _bad(f"query: {parameter}: this takes {', '.join(known)}, each once")
-        given[parameter] = value
-    name = given.get("name")
-    if name is not None and (not 1 <= len(name.encode()) <= LONGEST or not is_plain(name)):
-        raise _bad(f"query: name: an election's has 1 to {LONGEST} bytes without control characters")
-    if name is not None and not given.keys() <= {"name", "source"}:
-        raise _bad("query: after and limit are for the list of elections, and name is of one")
-    source = given.get("source", BUILTIN)
-    if not SOURCE.fullmatch(source):
-        raise _bad(f"query: source: {source!r:.60} is not the name of a token source, such as {BUILTIN} or etcd")
-    limit = given.get("limit", str(MOST_LISTED))
-    if not LIMIT.fullmatch(limit) or int(limit) > MOST_LISTED:
-        raise _bad(f"query: limit: {limit[:20]!r} is not a number from 1 to {MOST_LISTED}")
-    return ElectionQuery(source, name, given.get("after", ""), int(limit))
+class ElectionQuery(Taken):
+    """One election, or a page of those that have a leader."""
+
+    source: SourceOfElection = BUILTIN
+    name: Name | None = None
+    after: str = Field("", description="Without a name: only elections after this one.")
+    limit: Limit = Field(MOST_LISTED, description="Without a name: at most so many.")
+
+    @model_validator(mode="after")
+    def _one_or_a_page(self) -> "ElectionQuery":
+        if self.name is not None and not self.model_fields_set <= {"name", "source"}:
+            raise UnfitError("after and limit are for the list of elections, and name is of one")
+        return self
 
 
-async def _observe(gateway: Gateway, request: Request) -> Response:
-    asked = _read(request, ("source", "name", "after", "limit"))
-    if asked.name is None:
-        listed = await elections(gateway, asked.source, asked.after, asked.limit)
+class WatchQuery(Taken):
+    """Which election."""
+
+    source: SourceOfElection = BUILTIN
+    name: Name
+
+
+async def get_elections(asked: Asked[ElectionQuery, None]) -> Response:
+    """Show who leads an election, or without `name` list those that have a leader.
+
+    For finding the leader, not for deciding who may write: the fence does that, by the term.
+    """
+    query, gateway = asked.query, asked.gateway
+    if query.name is None:
+        listed = await elections(gateway, query.source, query.after, query.limit)
         return (
             problem_response(listed) if isinstance(listed, Problem) else json_response([_election(e) for e in listed])
         )
-    found = await observe(gateway, asked.source, asked.name)
+    found = await observe(gateway, query.source, query.name)
     return problem_response(found) if isinstance(found, Problem) else json_response(_election(found))
 
 
-async def _stream(gateway: Gateway, request: Request) -> Response:
-    asked = _read(request, ("source", "name"))
-    if asked.name is None:
-        raise _bad("query: name: which election? ?name=scheduler")
+async def get_events(asked: Asked[WatchQuery, None]) -> Response:
+    """Stream server-sent events: how the election stands at once, then each change, and a comment when nothing
+    changes for long. `elected` names the leader; `vacant`: there is no leader.
+    """
+    query, gateway, scope = asked.query, asked.gateway, asked.scope
     async with AsyncExitStack() as stack:
         subscription = await stack.enter_async_context(
-            watch_election(gateway, asked.source, asked.name, caller_of(request.scope))
+            watch_election(gateway, query.source, query.name, caller_of(scope))
         )
         if isinstance(subscription, Problem):
             return problem_response(subscription)
         first = await subscription.next()
         if isinstance(first, Problem):
             return problem_response(first)
-        if request.scope.get(HEAD):
+        if scope.get(HEAD):
             return Response(headers=_HEADERS, media_type=EventSourceResponse.media_type)
-        return Stream(_events(subscription, first, gateway, request.scope), stack.pop_all())
+        return Stream(_events(subscription, first, gateway, scope), stack.pop_all())
+
+
+_REFUSALS: Final = (
+    (400, "The query or a header cannot be read."),
+    (503, "The database cannot be asked, the gateway is stopping, or too many streams are open."),
+)
+ELECTIONS: Final = (
+    Route(
+        *("GET", "/v1/elections", get_elections, "Who leads", "elections"),
+        needs="lock",
+        query=ElectionQuery,
+        answers={200: Answer("The election, or a page of elections.", ElectionAnswer | list[ElectionAnswer])},
+        refusals=_REFUSALS,
+    ),
+    Route(
+        *("GET", "/v1/elections/events", get_events, "Stream who leads, now and whenever it changes", "elections"),
+        needs="lock",
+        query=WatchQuery,
+        parameters=(last_event_id("Every stream begins with how things are, so it is not needed."),),
+        answers={
+            200: Answer(
+                "Events `elected` and `vacant`, each with an ElectionAnswer as its data and the term as its id.",
+                media=EVENTS,
+            )
+        },
+        refusals=_REFUSALS,
+    ),
+)
 
 
 class Stream(EventSourceResponse):
@@ -235,7 +211,7 @@ def _election(election: Election) -> dict[str, object]:
     }
 
 
-def _leader(leader: Leader) -> wire.LeaderAnswer:
+def _leader(leader: Leader) -> LeaderAnswer:
     return {
         "term": str(leader.term),
         "owner": leader.owner,

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
-from starlette.requests import Request
-
 from fencepost.server.fence.problem_types import NOT_ACCEPTABLE, UNSUPPORTED_MEDIA_TYPE
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, decode_segment
 from fencepost.server.fence.token import MAX_TOKEN
 from fencepost.server.gateway.write import NO_PREFERENCES, Preferences
 from fencepost.server.http.problems import RequestError
-from fencepost.server.http.query import query_pairs
-from fencepost.server.postgres.query import QueryError
 
 # Headers that would change what a request does, or what it is answered, if they were heeded. They are not: so they are
 # refused by name, before anything is done. Which are harmless, and why: docs/reading.md.
@@ -433,21 +429,17 @@ def _schema(header: str, value: bytes | None) -> str:
 # refused by name.
 
 
-def read_headers(request: Request, route: Route, *, query: bool = False, resources: bool = False) -> Headers:
-    """Read the headers, and refuse what this route does not do. `query`: it takes one, and reads it itself.
-    `resources`: it takes names of resources, to which a profile would have to be applied.
+def refuse_unknown(headers: Headers, route: Route, *, names_resources: bool) -> None:
+    """Refuse what headers ask for and this kind of route does not do. `names_resources`: it takes names of resources,
+    to which a profile would have to be applied.
     """
-    headers = by_name(request.scope["headers"])
     if not JUDGED.isdisjoint(headers):
         refuse_headers(headers, writing=route not in READS)
     read_preferences(headers.get(b"prefer"), route)
     if route == "lease":
         _refuse_token_and_key(headers)
-    if not query and request.scope["query_string"]:
-        _refuse_query(request.scope["query_string"])
-    if resources:
+    if names_resources:
         refuse_profile(headers)
-    return headers
 
 
 def _refuse_token_and_key(headers: Headers) -> None:
@@ -465,12 +457,3 @@ def _refuse_token_and_key(headers: Headers) -> None:
                 "To repeat an acquire safely, send it with an X-Lease-Secret of your own: it gives the same lease.",
             )
         )
-
-
-def _refuse_query(raw: bytes) -> None:
-    try:
-        names = [name for name, _ in query_pairs(raw)]
-    except QueryError as error:
-        raise RequestError(bad_request(str(error))) from error
-    if names:
-        raise RequestError(bad_request(f"query: {', '.join(names)[:100]}: this route takes no parameters."))

@@ -6,15 +6,15 @@ catalog's, so the document cannot be out of step with the database by more than 
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
-from fencepost.server import wire
-from fencepost.server.http.edge import is_for_all, needs
+from fencepost.server.http.answers import WriteAnswer
+from fencepost.server.http.edge import Needs
 from fencepost.server.http.headers import Route
 from fencepost.server.http.openapi_answers import (
     ERRORS,
@@ -42,7 +42,6 @@ from fencepost.server.http.openapi_parts import (
     parameter,
     prefer,
     select,
-    with_prefer,
     writable,
 )
 from fencepost.server.postgres.tables import Catalog, Table
@@ -75,8 +74,8 @@ def before(version: str) -> Part:
     }
 
 
-def secure(document: Part) -> None:
-    """Add to a document of a gateway that has authentication."""
+def secure(document: Part, needs: Callable[[str, str], Needs]) -> None:
+    """Add to a document of a gateway that has authentication. `needs`: by method and path."""
     document["components"]["securitySchemes"] = SCHEMES
     document["security"] = [{"token": []}]
     for path, item in document["paths"].items():
@@ -85,7 +84,7 @@ def secure(document: Part) -> None:
             if needed == "nothing":
                 operation["security"] = []
                 continue
-            if is_for_all(path):  # and shows more to callers
+            if needed == "more for callers":
                 operation["security"] = [{}, {"token": []}]
             answers = operation["responses"]
             answers.setdefault("401", {"$ref": "#/components/responses/Unauthenticated"})
@@ -415,16 +414,16 @@ reads only, for its forms are filled in with examples.
 
 
 def build_openapi(
-    catalog: Catalog, system: dict[str, Any], *, version: str, authenticated: bool = False
+    catalog: Catalog, system: dict[str, Any], *, version: str, needs: Callable[[str, str], Needs] | None = None
 ) -> dict[str, Any]:
-    """Build the document. `system` is FastAPI's schema of the other routes; it is not changed. `authenticated`: the
-    gateway has authentication.
+    """Build the document. `system` is FastAPI's schema of the other routes; it is not changed. `needs`: what callers
+    must be allowed to do; None: the gateway has no authentication.
     """
     document = copy.deepcopy(system)
     components: Part = document.setdefault("components", {})
     schemas: Part = components.setdefault("schemas", {})
     schemas |= {"Problem": PROBLEM, **LINE_SCHEMAS}
-    schemas.setdefault("WriteAnswer", _schema_of(wire.WriteAnswer, schemas))
+    schemas.setdefault("WriteAnswer", _schema_of(WriteAnswer, schemas))
     names = _allocate(catalog, taken=set(schemas))
     paths: Part = {}
     for table in catalog.shown:
@@ -439,10 +438,10 @@ def build_openapi(
         "openapi": "3.1.0",
         "info": {"title": "Fencepost", "version": version, "description": INTRODUCTION},
         "tags": tags + system_tags,
-        "paths": paths | batch_path() | with_prefer(document.get("paths", {})),
+        "paths": paths | batch_path() | document.get("paths", {}),
     }
-    if authenticated:
-        secure(built)
+    if needs is not None:
+        secure(built, needs)
     return built
 
 

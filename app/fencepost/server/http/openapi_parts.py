@@ -380,24 +380,6 @@ def prefer(route: Route) -> Part:
     return {"$ref": f"#/components/parameters/Prefer.{route}"}
 
 
-def with_prefer(paths: Part) -> Part:
-    """Return the system routes' path items with the header; only those under /v1/ look at it."""
-    return {path: _item(path, item) if path.startswith("/v1/") else item for path, item in paths.items()}
-
-
-def _item(path: str, item: Part) -> Part:
-    return {
-        method: operation | {"parameters": [*operation.get("parameters", []), prefer(_route_of(path, method))]}
-        for method, operation in item.items()
-    }
-
-
-def _route_of(path: str, method: str) -> Route:
-    if method == "get":
-        return "look"
-    return "claim" if path == "/v1/claims" else "lease"
-
-
 # The query and path parameters of a table: one typed entry per column.
 
 # Parameters with a meaning of their own; a column of such a name cannot be filtered.

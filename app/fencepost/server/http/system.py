@@ -5,162 +5,118 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final, Literal, NotRequired
 from urllib.parse import quote
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from fastapi.responses import FileResponse
-from pydantic import TypeAdapter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
-from fencepost.server import wire
+# Pydantic reads these, and wants typing_extensions' TypedDict before Python 3.12.
+from typing_extensions import TypedDict
+
 from fencepost.server.fence.problem_types import NO_ROUTE
-from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.resource import Resource
-from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.read import Explained
 from fencepost.server.gateway.use_cases import explain, report
-from fencepost.server.http.answers import json_response
-from fencepost.server.http.bodies import read_json
+from fencepost.server.http.answers import ClaimAnswer, declared, json_response
 from fencepost.server.http.data import claim_answer, read_resource, read_token
 from fencepost.server.http.edge import caller_of, is_named, is_nobody
-from fencepost.server.http.headers import read_headers
 from fencepost.server.http.openapi import before
-from fencepost.server.http.openapi_answers import problems
-from fencepost.server.http.openapi_parts import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN, TOKEN_PATTERN
-from fencepost.server.http.problems import RequestError, answer_or_problem, page, problem_response
-from fencepost.server.http.query import query_pairs
+from fencepost.server.http.openapi_parts import PARAMETERS, parameter
+from fencepost.server.http.problems import RequestError, page, problem_response
+from fencepost.server.http.routes import Answer, Asked, NoQuery, Route, Taken
 from fencepost.server.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.server.ops.demo import COMMENTS, is_demo
-from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.tables import Catalog, Table
 
-# The routes that are the same for every database: claims and fences.
-#
-# They are FastAPI's, so they document themselves.
-
-TokenHeader = Annotated[
-    str | None,
-    Header(
-        alias="X-Fence-Token",
-        description="The token of your grant: a positive decimal integer, with its seal if it has one. It is spent by"
-        " the claim.",
-        examples=["34"],
-        # Documented, and not checked here: `read_token` does, and answers FP004.
-        json_schema_extra={"pattern": TOKEN_PATTERN},
-    ),
-]
-KeyHeader = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        description=IDEMPOTENCY_KEY,
-        json_schema_extra={"pattern": IDEMPOTENCY_KEY_PATTERN},  # as above: `read_idempotency_key` checks
-    ),
-]
-# Read by `_resource_parameter`.
-_RESOURCE: Final[dict[str, Any]] = {
-    "name": "resource",
-    "in": "query",
-    "required": True,
-    "description": "The resource: table/key.",
-    "schema": {"type": "string"},
-    "example": "orders/order-123",
-}
-
-CLAIM_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": TypeAdapter(wire.ClaimRequest).json_schema(),
-                "example": {"resource": "orders/order-123"},
-            }
-        },
-    }
-}
-_CLAIM_PROBLEMS: Final = problems(
-    (400, "The body, the key or the token cannot be read."),
-    (403, "The table is not protected, or the token's seal is not for the resource."),
-    (404, "There is no such table."),
-    (409, "The token is stale or spent, or was never issued; or the Idempotency-Key is being worked on."),
-    (413, "The body is too large."),
-    (415, "The body is not JSON."),
-    (422, "The Idempotency-Key was used for another request."),
-    (428, "The claim carries no token, or one without the seal that the table wants."),
-    (503, "The database cannot be asked, or its answer was lost."),
-)
-_FENCE_PROBLEMS: Final = problems(
-    (400, "The resource, the query or a header cannot be read."),
-    (403, "The table is not protected."),
-    (404, "There is no such table."),
-    (503, "The database cannot be asked."),
-)
+# Claims and fences.
 
 
-def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> APIRouter:
-    """Give POST /v1/claims and GET /v1/fences."""
-    router = APIRouter(tags=["fences"])
+class ClaimRequest(Taken):
+    """What to claim."""
 
-    @router.post(
-        "/v1/claims",
-        response_model=wire.ClaimAnswer,
-        summary="Claim a resource: no older token can write to it from now on",
-        openapi_extra=CLAIM_BODY,
-        responses=_CLAIM_PROBLEMS,
-    )
-    async def post_claim(request: Request, _token: TokenHeader = None, _key: KeyHeader = None) -> Response:
-        """Raise the resource's mark to your token without writing data, and read the row from the same statement.
-
-        Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
-        A key without a row is claimed too; `row` is null then.
-        """
-        return await answer_or_problem(_claim(gateway, max_body_bytes, request))
-
-    @router.get(
-        "/v1/fences",
-        response_model=wire.FenceAnswer,
-        summary="What is known of a resource: mark, rule, source",
-        openapi_extra={"parameters": [_RESOURCE]},
-        responses=_FENCE_PROBLEMS,
-    )
-    async def get_fence(request: Request) -> Response:
-        """Show a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
-        return await answer_or_problem(_explain(gateway, request))
-
-    return router
+    resource: str
 
 
-async def _claim(gateway: Callable[[Scope], Gateway], limit: int, request: Request) -> Response:
-    headers = read_headers(request, "claim", resources=True)
+@declared
+class TokenHolder(TypedDict):
+    """To whom a token of the table's source was issued, under which lease of which locks. The token itself may be one
+    that writes are still accepted with, and is not shown.
+    """
+
+    holder: str
+    lease_id: str
+    locks: list[str]
+    granted_at: str
+    issued_at: str
+    source: str
+
+
+@declared
+class StoryEvent(TypedDict):
+    """One thing that is known of a resource. `at` is null where only the token is kept. `token` is null where the
+    rule accepts it still.
+
+    `by` is null where it is not known whose token it is: another source's, or too long ago.
+    """
+
+    event: str
+    token: str | None
+    at: str | None
+    by: TokenHolder | None
+
+
+@declared
+class FenceAnswer(TypedDict):
+    """What is known of a resource. The mark of one that was never written is "0". Under the rule epoch any other is
+    null: it equals a token that is accepted still.
+
+    `tables` is there for scopes: the tables whose rows share this mark. Of a row in one of them, its scope is shown.
+    `max_token` and `max_jump` are there where the source is external: the highest token that is taken, and how far one
+    may be above the mark (null: any distance). `sealed`: only sealed tokens are taken.
+    """
+
+    resource: str
+    mark: str | None
+    rule: Literal["strict", "epoch"]
+    source: str
+    sealed: bool
+    row_exists: bool
+    story: list[StoryEvent]
+    tables: NotRequired[list[str]]
+    max_token: NotRequired[str]
+    max_jump: NotRequired[str | None]
+
+
+async def _claim(asked: Asked[NoQuery, ClaimRequest]) -> Response:
+    """Raise the resource's mark to your token without writing data, and read the row from the same statement.
+
+    Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
+    A key without a row is claimed too; `row` is null then.
+    """
+    raw_headers = asked.scope["headers"]
     try:
-        token = read_token(headers, request.scope["headers"])
-    except RequestError as error:  # the body, which names the table, is not read yet
-        report(gateway(request.scope), None, "claim", error.problem)
+        token = read_token(asked.headers, raw_headers)
+    except RequestError as error:
+        report(asked.gateway, None, "claim", error.problem)
         raise
-    _, body = await read_json(headers, request.receive, limit)
-    if not isinstance(body, dict) or set(body) != {"resource"} or not isinstance(body["resource"], str):
-        raise RequestError(bad_request('body: a claim is {"resource": "orders/order-123"}, with nothing else'))
-    return await claim_answer(gateway(request.scope), body["resource"], token, headers, request.scope["headers"])
+    return await claim_answer(asked.gateway, asked.body.resource, token, asked.headers, raw_headers)
 
 
-def _resource_parameter(raw: bytes) -> Resource:
-    """Read ?resource=, as strictly as every other query: FastAPI would let bad bytes pass, and take the last of two."""
-    try:
-        pairs = query_pairs(raw)
-    except QueryError as error:
-        raise RequestError(bad_request(str(error))) from error
-    if [name for name, _ in pairs] != ["resource"]:
-        raise RequestError(bad_request("query: this takes one parameter: ?resource=orders/order-123"))
-    return read_resource(pairs[0][1], "query: resource")
+class FenceQuery(Taken):
+    """Which resource."""
+
+    resource: str = Field(description="The resource: table/key.", examples=["orders/order-123"])
 
 
-async def _explain(gateway: Callable[[Scope], Gateway], request: Request) -> Response:
-    read_headers(request, "look", query=True, resources=True)
-    scope = request.scope
-    outcome = await explain(gateway(scope), _resource_parameter(scope["query_string"]), caller_of(scope))
+async def _explain(asked: Asked[FenceQuery, None]) -> Response:
+    """Show a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
+    resource = read_resource(asked.query.resource, "query: resource")
+    outcome = await explain(asked.gateway, resource, caller_of(asked.scope))
     if isinstance(outcome, Problem):
         return problem_response(outcome)
     if not isinstance(outcome, Explained):
@@ -168,58 +124,127 @@ async def _explain(gateway: Callable[[Scope], Gateway], request: Request) -> Res
     return json_response(outcome.body)
 
 
+FENCES: Final = (
+    Route(
+        *("POST", "/v1/claims", _claim, "Claim a resource: no older token can write to it from now on", "fences"),
+        needs="write",
+        kind="claim",
+        names_resources=True,
+        body=ClaimRequest,
+        example={"resource": "orders/order-123"},
+        parameters=({**PARAMETERS["FenceToken"], "required": False}, parameter("IdempotencyKey")),
+        answers={200: Answer("The claim is made.", ClaimAnswer)},
+        refusals=(
+            (400, "The body, the key or the token cannot be read."),
+            (403, "The table is not protected, or the token's seal is not for the resource."),
+            (404, "There is no such table."),
+            (409, "The token is stale or spent, or was never issued; or the Idempotency-Key is being worked on."),
+            (413, "The body is too large."),
+            (415, "The body is not JSON."),
+            (422, "The Idempotency-Key was used for another request."),
+            (428, "The claim carries no token, or one without the seal that the table wants."),
+            (503, "The database cannot be asked, or its answer was lost."),
+        ),
+    ),
+    Route(
+        *("GET", "/v1/fences", _explain, "What is known of a resource: mark, rule, source", "fences"),
+        needs="read",
+        names_resources=True,
+        query=FenceQuery,
+        answers={200: Answer("The resource.", FenceAnswer)},
+        refusals=(
+            (400, "The resource, the query or a header cannot be read."),
+            (403, "The table is not protected."),
+            (404, "There is no such table."),
+            (503, "The database cannot be asked."),
+        ),
+    ),
+)
+
+
 # /healthz, /readyz and /metrics: on the main port, and in full on the admin port where there is one (`admin_app`).
+
+
+@declared
+class Liveness(TypedDict):
+    """The process is alive."""
+
+    status: Literal["ok"]
+
+
+@declared
+class BareReadiness(TypedDict):
+    """Whether requests can be served, for all who ask."""
+
+    status: Literal["ready", "not ready"]
+
+
+@declared
+class Readiness(TypedDict):
+    """Whether requests can be served, and each thing that this depends on."""
+
+    status: Literal["ready", "not ready"]
+    database: str
+    schema: str
+    origin: str
+    catalog: str
+    fences: dict[str, str]
+    """Of the tables whose fence does not hold, by their names: why."""
+    keys: str
+    """Whether there are keys to verify JWTs by: `known`, `not fetched` where they are none of a JWKS, or why not."""
+    sources: dict[str, str]
+    queues: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownHealth:
     """What wiring hands over: who knows whether requests can be served, and who has measured what."""
 
-    ready: Callable[[], Awaitable[wire.Readiness]]
+    ready: Callable[[], Awaitable[Readiness]]
     metrics: Metrics
     measure: Callable[[], Awaitable[None]]
 
 
-def health_routes(health: ShownHealth, *, figures: bool, details: Callable[[Scope], bool]) -> APIRouter:
+def health_routes(health: ShownHealth, *, figures: bool, details: Callable[[Scope], bool]) -> list[Route]:
     """Give the routes. `figures`: /metrics, too. `details`: whether /readyz shows this request more than the status."""
-    router = APIRouter(tags=["service"])
 
-    @router.get("/healthz", response_model=wire.Liveness, summary="Whether the process is alive")
-    async def healthz(_request: Request) -> Response:
+    async def healthz(_: Asked[NoQuery, None]) -> Response:
         """Answer as long as the process can answer at all; it does not look at the database."""
         return json_response({"status": "ok"})
 
-    @router.get(
-        "/readyz",
-        response_model=wire.Readiness | wire.BareReadiness,
-        summary="Whether requests can be served",
-        responses={
-            503: {
-                "model": wire.Readiness | wire.BareReadiness,
-                "description": "Something that requests depend on does not work.",
-            }
-        },
-    )
-    async def readyz(request: Request) -> Response:
+    async def readyz(asked: Asked[NoQuery, None]) -> Response:
         """Ask the database, and compare its schema with what this version works with.
 
         Where there is authentication, only known callers get more than the status; where there is an admin port, only
         requests to that.
         """
         state = await health.ready()
-        response = json_response(state if details(request.scope) else wire.BareReadiness(status=state["status"]))
+        response = json_response(state if details(asked.scope) else BareReadiness(status=state["status"]))
         response.status_code = 200 if state["status"] == "ready" else 503
         return response
 
-    if figures:
+    async def get_metrics(_: Asked[NoQuery, None]) -> Response:
+        """Give counts, times, the pool's state over all workers, and the locks of the whole database."""
+        await health.measure()
+        return Response(health.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
-        @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
-        async def get_metrics(_request: Request) -> Response:
-            """Give counts, times, the pool's state over all workers, and the locks of the whole database."""
-            await health.measure()
-            return Response(health.metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
-
-    return router
+    readiness = Readiness | BareReadiness
+    shown = {
+        200: Answer("They can.", readiness),
+        503: Answer("Something that requests depend on does not work.", readiness),
+    }
+    alive = {200: Answer("It is.", Liveness)}
+    measured = {200: Answer("The figures.", media="text/plain")}
+    routes = [
+        Route("GET", "/healthz", healthz, "Whether the process is alive", "service", "nothing", alive, kind=None),
+        Route(
+            *("GET", "/readyz", readyz, "Whether requests can be served", "service"),
+            *("more for callers", shown),
+            kind=None,
+        ),
+        Route("GET", "/metrics", get_metrics, "Metrics for Prometheus", "service", "a name", measured, kind=None),
+    ]
+    return routes if figures else routes[:-1]
 
 
 # `/` and `/docs`: Swagger UI served by the gateway itself, so that it works without the internet.

@@ -1,0 +1,366 @@
+"""System routes as data. A Route says once what a route takes and what it answers: from it come the reading of its
+requests, the refusals of what it does not take, who may ask, and its part of the OpenAPI document.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, Generic, Literal, NoReturn, TypeVar, cast
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from fencepost.server.fence.problems import bad_request
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.http import headers as heads
+from fencepost.server.http.bodies import read_json, read_no_body
+from fencepost.server.http.edge import READS, Needs
+from fencepost.server.http.headers import Headers, by_name
+from fencepost.server.http.openapi_answers import problems
+from fencepost.server.http.openapi_parts import prefer
+from fencepost.server.http.problems import RequestError, answer_or_problem
+from fencepost.server.http.query import query_pairs
+
+Part = dict[str, Any]
+
+
+class UnfitError(ValueError):
+    """A member of a query or of a body cannot be taken. The message is the end of a sentence that names the member."""
+
+    def __init__(self, why: str, hint: str | None = None) -> None:
+        super().__init__(why)
+        self.hint = hint
+
+
+class Taken(BaseModel):
+    """The query or the body of a request: these members and no others. What validates a member raises UnfitError; the
+    context is the Gateway, whose limits count, for a body.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NoQuery(Taken):
+    """The query of a route that takes no parameters."""
+
+
+Q = TypeVar("Q", bound=Taken)
+B = TypeVar("B")
+
+
+@dataclass(slots=True)
+class Asked(Generic[Q, B]):
+    """A request of a route, read."""
+
+    scope: Scope
+    gateway_of: Callable[[Scope], Gateway]
+    headers: Headers
+    query: Q
+    body: B
+    secret: str | None
+    """X-Lease-Secret, where the route takes one."""
+
+    @property
+    def gateway(self) -> Gateway:
+        """Give the gateway, as this request's caller has it."""
+        return self.gateway_of(self.scope)
+
+    @property
+    def lease_secret(self) -> str:
+        """Give X-Lease-Secret, where the route must have one."""
+        if self.secret is None:
+            raise RuntimeError("the route does not declare that it must have a secret")
+        return self.secret
+
+    def part(self, name: str) -> str:
+        """Give a part of the path by its name in the route's template."""
+        text: str = self.scope["path_params"][name]
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that is no problem, of one status."""
+
+    description: str
+    model: Any = None
+    """The type of its JSON; None: it has no body, or one of another kind."""
+    media: str | None = None
+    """The media type of a body that is no JSON; a text."""
+
+    def described(self) -> Part:
+        described: Part = {"description": self.description}
+        if self.model is not None:
+            described["model"] = self.model
+        if self.media is not None:
+            described["content"] = {self.media: {"schema": {"type": "string"}}}
+        return described
+
+
+@dataclass(frozen=True)
+class Route:
+    """One system route: a method of a path. The docstring of `answer` is what /docs says of it."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    answer: Callable[[Asked[Any, Any]], Awaitable[Response]]
+    summary: str
+    tag: str
+    needs: Needs
+    answers: Mapping[int, Answer]
+    """By status; the usual one is the first."""
+    refusals: Sequence[tuple[int, str]] = ()
+    """Statuses of problems, and when they are answered."""
+    kind: heads.Route | None = "look"
+    """What its header Prefer may say, and which other headers are refused; None: no header is looked at."""
+    query: type[Taken] = NoQuery
+    body: type[Taken] | None = None
+    """None: it takes no body."""
+    may_lack_body: bool = False
+    """Whether a request without a body is as one with {}."""
+    example: Part | None = None
+    """An example of the body."""
+    secret: Literal["may", "must"] | None = None
+    """Whether X-Lease-Secret may be there, or must be."""
+    names_resources: bool = False
+    """Whether it takes names of resources, to which a profile would have to be applied."""
+    parameters: Sequence[Part] = field(default=())
+    """Parts of the path, and headers that `answer` reads by itself, as OpenAPI describes them."""
+
+    @cached_property
+    def prefix(self) -> str:
+        """Give the path up to its first part that varies."""
+        return self.path.partition("{")[0]
+
+
+async def read(
+    route: Route, scope: Scope, receive: Receive, gateway: Callable[[Scope], Gateway], limit: int
+) -> Asked[Any, Any]:
+    """Read a request: headers, query, secret, body, in this order. `limit`: the most bytes of a body. Raises
+    RequestError for what the route does not take.
+    """
+    headers = by_name(scope["headers"])
+    if route.kind is None:
+        return Asked(scope, gateway, headers, NO_QUERY, None, None)
+    heads.refuse_unknown(headers, route.kind, names_resources=route.names_resources)
+    query = _read_query(scope["query_string"], route.query)
+    secret = None if route.secret is None else read_secret(scope["headers"])
+    if route.secret == "must" and secret is None:  # noqa: S105 - no secret
+        raise RequestError(
+            bad_request("X-Lease-Secret: missing; it came with the lease, or was chosen by the client that acquired it")
+        )
+    body = None
+    if route.body is not None:
+        body = await _read_body(headers, receive, limit, route, gateway(scope))
+    elif route.method != "GET":
+        await read_no_body(headers, receive, limit)
+    return Asked(scope, gateway, headers, query, body, secret)
+
+
+def _read_query(raw: bytes, model: type[Taken]) -> Taken:
+    """Read a query: each parameter once, and none that the route does not take. Raises RequestError, QueryError."""
+    given: dict[str, str] = {}
+    known = model.model_fields
+    for name, value in query_pairs(raw):
+        if not known:
+            names = ", ".join(each for each, _ in query_pairs(raw))
+            raise RequestError(bad_request(f"query: {names[:100]}: this route takes no parameters."))
+        if name not in known or name in given:
+            raise RequestError(bad_request(f"query: {name[:100]}: this takes {', '.join(known)}, each once"))
+        given[name] = value
+    if not known:
+        return NO_QUERY
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        _refuse("query", error, model)
+
+
+NO_QUERY: Final = NoQuery()
+
+
+async def _read_body(headers: Headers, receive: Receive, limit: int, route: Route, gateway: Gateway) -> Taken:
+    model = cast("type[Taken]", route.body)
+    nothing = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+    given: Any = {}
+    if not (route.may_lack_body and nothing):
+        _, given = await read_json(headers, receive, limit)
+    if not isinstance(given, dict):
+        raise RequestError(bad_request("body: a JSON object is expected"))
+    try:
+        return model.model_validate(given, context=gateway)
+    except ValidationError as error:
+        _refuse("body", error, model)
+
+
+def _refuse(where: str, error: ValidationError, model: type[Taken]) -> NoReturn:
+    """Raise the first fault as a RequestError that names the member; unknown members come first, all of them."""
+    faults = error.errors(include_url=False, include_input=False)
+    unknown = sorted(str(each["loc"][0]) for each in faults if each["type"] == "extra_forbidden")
+    if unknown:
+        known = ", ".join(sorted(model.model_fields))
+        raise RequestError(bad_request(f"{where}: {', '.join(unknown)}: unknown; this takes {known}"))
+    first = faults[0]
+    member = ".".join(map(str, first["loc"]))
+    cause = first.get("ctx", {}).get("error")
+    text = str(cause) if isinstance(cause, UnfitError) else first["msg"]
+    if first["type"] == "missing":
+        examples = model.model_fields[member].examples or ["…"]
+        shown = f"?{member}={examples[0]}" if where == "query" else f'{{"{member}": "{examples[0]}"}}'
+        text = f"missing: {shown}"
+    hint = cause.hint if isinstance(cause, UnfitError) else None
+    raise RequestError(bad_request(": ".join(filter(None, (where, member, text))), hint))
+
+
+# Who may ask, looked at before any route (Admission of http/edge.py).
+
+_PAGES: Final[dict[str, Needs]] = {"/": "more for callers", "/docs": "nothing", "/problems": "nothing"}
+_OPEN_UNDER: Final = ("/docs/assets/", "/problems/")
+
+
+def needed(routes: Iterable[Route]) -> Callable[[str, str], Needs]:
+    """Give what says what the caller of a request must be allowed to do, by its method and path. Paths under /v1/ count
+    by how they begin; what nobody declares is for known callers.
+    """
+    exact, under = dict(_PAGES), {"/v1/batch": cast("Needs", "write")}
+    for route in routes:
+        of = under if route.path.startswith("/v1/") else exact
+        if of.setdefault(route.prefix, route.needs) != route.needs:
+            raise ValueError(f"the routes under {route.prefix} need different things")
+    prefixes = tuple(under.items())
+
+    def needs(method: str, path: str) -> Needs:
+        if path.startswith("/v1/data/"):
+            return "read" if method in READS else "write"
+        if (found := exact.get(path)) is not None:
+            return found
+        for prefix, need in prefixes:
+            if path.startswith(prefix):
+                return need
+        return "nothing" if path.startswith(_OPEN_UNDER) else "a caller"
+
+    return needs
+
+
+SECRET_HEADER: Final = b"x-lease-secret"
+SHORTEST_SECRET: Final = 22  # characters: 128 bits in base64
+LONGEST_SECRET: Final = 256
+_SECRET: Final = re.compile(rb"[\x21-\x7e]{%d,%d}" % (SHORTEST_SECRET, LONGEST_SECRET))
+
+
+def read_secret(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Read X-Lease-Secret; None when it is not there. Its value is never repeated in an error."""
+    values = [value for name, value in headers if name == SECRET_HEADER]
+    if not values:
+        return None
+    if len(values) > 1:
+        raise RequestError(bad_request("X-Lease-Secret: a lease has one secret, and there are several headers"))
+    if not _SECRET.fullmatch(values[0]):
+        raise RequestError(
+            bad_request(
+                f"X-Lease-Secret: a secret has {SHORTEST_SECRET} to {LONGEST_SECRET} visible ASCII characters, and 128"
+                " random bits or more in them"
+            )
+        )
+    return values[0].decode("ascii")
+
+
+_SECRET_PARAMETER: Final[Part] = {
+    "name": "X-Lease-Secret",
+    "in": "header",
+    "description": f"The lease's secret: {SHORTEST_SECRET} to {LONGEST_SECRET} visible ASCII characters with 128 random"
+    " bits or more.",
+    "schema": {"type": "string", "minLength": SHORTEST_SECRET, "maxLength": LONGEST_SECRET, "pattern": "^[!-~]*$"},
+}
+
+
+def router_of(routes: Iterable[Route], gateway: Callable[[Scope], Gateway], limit: int) -> APIRouter:
+    """Give routes as FastAPI's, which makes their part of the OpenAPI document. `limit`: the most bytes of a body."""
+    router = APIRouter()
+    for route in routes:
+        status, usual = next(iter(route.answers.items()))
+        router.add_api_route(
+            route.path,
+            _endpoint(route, gateway, limit),
+            methods=[route.method],
+            tags=[route.tag],
+            summary=route.summary,
+            description=route.answer.__doc__,
+            name=route.answer.__name__.strip("_"),
+            status_code=status,
+            response_model=usual.model,
+            response_class=Response if usual.model is None else JSONResponse,
+            responses={each: answer.described() for each, answer in route.answers.items()} | problems(*route.refusals),
+            openapi_extra=_taken(route),
+        )
+    return router
+
+
+def _endpoint(
+    route: Route, gateway: Callable[[Scope], Gateway], limit: int
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answered(scope: Scope, receive: Receive) -> Response:
+        return await route.answer(await read(route, scope, receive, gateway, limit))
+
+    async def endpoint(request: Request) -> Response:
+        return await answer_or_problem(answered(request.scope, request.receive))
+
+    return endpoint
+
+
+def _taken(route: Route) -> Part:
+    """Describe what a route takes: parameters and body."""
+    schemas = route.query.model_json_schema(schema_generator=_Schemas).get("properties", {})
+    query = [
+        {
+            "name": name,
+            "in": "query",
+            "required": known.is_required(),
+            "description": known.description,
+            "schema": {key: value for key, value in schemas[name].items() if key not in _ABOUT},
+        }
+        | ({"example": known.examples[0]} if known.examples else {})
+        for name, known in route.query.model_fields.items()
+    ]
+    secret = [] if route.secret is None else [{**_SECRET_PARAMETER, "required": route.secret == "must"}]  # noqa: S105 - no secret
+    preferences = [] if route.kind is None else [prefer(route.kind)]
+    taken: Part = {"parameters": [*route.parameters, *query, *secret, *preferences]}
+    if route.body is not None:
+        content = {
+            "application/json": {
+                "schema": route.body.model_json_schema(schema_generator=_Schemas),
+                "example": route.example,
+            }
+        }
+        taken["requestBody"] = {"required": not route.may_lack_body, "content": content}
+    return taken
+
+
+class _Schemas(GenerateJsonSchema):
+    """Leaves out defaults that only stand for a member that is not there."""
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        return super().default_schema(schema) if schema.get("default") else self.generate_inner(schema["schema"])
+
+
+EVENTS: Final = "text/event-stream"
+
+
+def last_event_id(then: str) -> Part:
+    """Describe the header by which EventSource goes on."""
+    return {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "description": f"What EventSource sends when it connects again. {then}",
+        "schema": {"type": "string"},
+    }
+
+
+_ABOUT: Final = frozenset({"title", "description", "examples", "default"})
+"""What OpenAPI says of a parameter beside its schema, or in another way."""
