@@ -32,6 +32,7 @@ from fencepost.server.http.bodies import read_quickly, taken_apart
 from fencepost.server.http.edge import HEADERS, Admission, RateLimitError, RateLimits, Unverified, read_rate
 from fencepost.server.http.guard import Arrival
 from fencepost.server.http.problems import RequestError
+from fencepost.server.http.routes import needed
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.postgres.connection import RowWrite
 from fencepost.server.postgres.marks import KeyState
@@ -548,7 +549,7 @@ class Asking:
         self.verifier = Names()
         limits = RateLimits(read_rate("a", rate), read_rate("b", failed))
         self.authenticator = Authenticator([self.verifier], anonymous)
-        self.admission = Admission(self.authenticator, limits)
+        self.admission = Admission(self.authenticator, limits, needed(()))
 
     async def ask(
         self, name: str | None, address: str = "10.0.0.1", path: str = "/v1/data/orders", method: str = "GET"

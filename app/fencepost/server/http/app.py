@@ -7,16 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fencepost import __version__
-from fencepost.server.fence.problems import bad_request
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.http.batch import PATH, BatchRoute
 from fencepost.server.http.bodies import BodiesInHand, CountedBodies
@@ -34,7 +30,7 @@ from fencepost.server.http.edge import (
 from fencepost.server.http.elections import ELECTIONS
 from fencepost.server.http.leases import LEASES
 from fencepost.server.http.openapi import build_openapi
-from fencepost.server.http.problems import http_problem, problem_response, problem_routes
+from fencepost.server.http.problems import http_problem, problem_routes
 from fencepost.server.http.queued import WRITES
 from fencepost.server.http.routes import Route, needed, router_of
 from fencepost.server.http.system import FENCES, ShownHealth, docs_routes, health_routes
@@ -133,9 +129,10 @@ class Application(FastAPI):
         service = health_routes(parts.health, figures=parts.admin is None, details=details)
         routes = (*FENCES, *LEASES, *ELECTIONS, *WRITES, *service)
         self._add_routes(parts, routes)
-        self._needs = needed(routes) if parts.authenticator else None
+        needs = needed(routes)
+        self._needs = needs if parts.authenticator else None
         layer = functools.partial(Edge, done=parts.done, access_log=parts.access_log, emit=parts.emit)
-        admission = Admission(parts.authenticator, parts.limits, self._needs) if parts.authenticator else None
+        admission = Admission(parts.authenticator, parts.limits, needs) if parts.authenticator else None
         edge = functools.partial(layer, sites=parts.sites, admission=admission)
         bodies = BodiesInHand(parts.max_body_bytes)
         self.add_middleware(CountedBodies, bodies=bodies)
@@ -150,7 +147,6 @@ class Application(FastAPI):
             app = admin_app(parts.health, parts.running.of, functools.partial(layer, sites=parts.admin.sites))
             self.front = by_port(parts.admin, app, self.front)
         self.add_exception_handler(HTTPException, http_problem)
-        self.add_exception_handler(RequestValidationError, _validation_problem)
 
     def _add_routes(self, parts: Parts, routes: Sequence[Route]) -> None:
         """Add all routes but those of data and batches.
@@ -179,14 +175,6 @@ class Application(FastAPI):
             document = build_openapi(catalog, system, version=self.version, needs=self._needs)
             self._documented = (catalog.version, document)
         return self._documented[1]
-
-
-async def _validation_problem(_request: Request, error: Exception) -> Response:
-    """Answer FastAPI's validation errors as the rest: 400, naming what and where."""
-    if not isinstance(error, RequestValidationError):
-        raise error
-    found = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
-    return problem_response(bad_request(found))
 
 
 def _with_cors(app: ASGIApp, sites: Sites) -> ASGIApp:

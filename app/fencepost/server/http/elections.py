@@ -65,11 +65,8 @@ def _name(value: str) -> str:
     return value
 
 
-Name = Annotated[
-    str,
-    AfterValidator(_name),
-    Field(description=f"The election: 1 to {LONGEST} bytes, slashes included.", examples=["scheduler"]),
-]
+Name = Annotated[str, AfterValidator(_name)]
+_NAME: Final = Field(description=f"The election: 1 to {LONGEST} bytes, slashes included.", examples=["scheduler"])
 SourceOfElection = Annotated[
     Source, Field(description="The token source that the election is held with; builtin without it.")
 ]
@@ -79,7 +76,7 @@ class ElectionQuery(Taken):
     """One election, or a page of those that have a leader."""
 
     source: SourceOfElection = BUILTIN
-    name: Name | None = None
+    name: Name | None = Field(None, description=_NAME.description, examples=_NAME.examples)
     after: str = Field("", description="Without a name: only elections after this one.")
     limit: Limit = Field(MOST_LISTED, description="Without a name: at most so many.")
 
@@ -94,7 +91,7 @@ class WatchQuery(Taken):
     """Which election."""
 
     source: SourceOfElection = BUILTIN
-    name: Name
+    name: Name = _NAME
 
 
 async def get_elections(asked: Asked[ElectionQuery, None]) -> Response:

@@ -6,10 +6,10 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Annotated, Final, NotRequired
+from typing import Annotated, Any, Final, NotRequired
 
 import orjson
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -116,17 +116,18 @@ def _writes(value: object) -> tuple[str, ...]:
     return _once(tuple(value), "resource")
 
 
-def _whole(least: int, most: Callable[[LeaseLimits], int], setting: str | None = None) -> BeforeValidator:
+def _whole(least: int, most: Callable[[LeaseLimits], int], setting: str | None = None) -> PlainValidator:
     """Read an integer; `most` gives the largest of the gateway's limits, and `setting` sets that."""
 
     def read(value: object, info: ValidationInfo) -> int:
-        largest = most(info.context.locks.limits)
+        gateway: Any = info.context
+        largest = most(gateway.locks.limits)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= largest:
             hint = f"{setting} sets the most." if setting else None
             raise UnfitError(f"{value!r:.40} is not an integer from {least} to {largest}", hint)
         return value
 
-    return BeforeValidator(read)
+    return PlainValidator(read)
 
 
 def is_plain(text: str) -> bool:
@@ -140,9 +141,12 @@ Limit = Annotated[
 ]
 """How many members a page of a list has at most."""
 Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string"})]
-Ttl = Annotated[int, _whole(1, lambda limits: limits.ttl_ms, "FENCEPOST_MAX_TTL"), Field(ge=1)]
-Number = Annotated[int, _whole(1, lambda limits: limits.tokens, "FENCEPOST_MAX_TOKENS"), Field(ge=1)]
-Wait = Annotated[int, _whole(0, lambda _: MOST_MS), Field(ge=0, le=MOST_MS)]
+_FROM_ONE: Final = WithJsonSchema({"type": "integer", "minimum": 1})
+Ttl = Annotated[int, _whole(1, lambda limits: limits.ttl_ms, "FENCEPOST_MAX_TTL"), _FROM_ONE]
+Number = Annotated[int, _whole(1, lambda limits: limits.tokens, "FENCEPOST_MAX_TOKENS"), _FROM_ONE]
+Wait = Annotated[
+    int, _whole(0, lambda _: MOST_MS), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MOST_MS})
+]
 Names = Annotated[tuple[str, ...], PlainValidator(_names), WithJsonSchema(_TEXTS | {"maxItems": MOST_LOCKS})]
 Owner = Annotated[
     str, PlainValidator(_owner), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_OWNER})

@@ -2,6 +2,7 @@
 requests, the refusals of what it does not take, who may ask, and its part of the OpenAPI document.
 """
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, TypeVar, cast
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from starlette.requests import Request
 from starlette.responses import Response
@@ -94,9 +96,10 @@ class Answer:
     media: str | None = None
     """The media type of a body that is no JSON; a text."""
 
-    def described(self) -> Part:
+    def described(self, *, usual: bool) -> Part:
+        """Describe it as an argument of FastAPI's route, which is given the type of the usual one by itself."""
         described: Part = {"description": self.description}
-        if self.model is not None:
+        if self.model is not None and not usual:
             described["model"] = self.model
         if self.media is not None:
             described["content"] = {self.media: {"schema": {"type": "string"}}}
@@ -228,7 +231,8 @@ def needed(routes: Iterable[Route]) -> Callable[[str, str], Needs]:
     """Give what says what the caller of a request must be allowed to do, by its method and path. Paths under /v1/ count
     by how they begin; what nobody declares is for known callers.
     """
-    exact, under = dict(_PAGES), {"/v1/batch": cast("Needs", "write")}
+    exact = dict(_PAGES)
+    under: dict[str, Needs] = {"/v1/batch": "write"}
     for route in routes:
         of = under if route.path.startswith("/v1/") else exact
         if of.setdefault(route.prefix, route.needs) != route.needs:
@@ -291,12 +295,15 @@ def router_of(routes: Iterable[Route], gateway: Callable[[Scope], Gateway], limi
             methods=[route.method],
             tags=[route.tag],
             summary=route.summary,
-            description=route.answer.__doc__,
+            description=inspect.getdoc(route.answer),
             name=route.answer.__name__.strip("_"),
             status_code=status,
             response_model=usual.model,
             response_class=Response if usual.model is None else JSONResponse,
-            responses={each: answer.described() for each, answer in route.answers.items()} | problems(*route.refusals),
+            responses={
+                **{each: answer.described(usual=each == status) for each, answer in route.answers.items()},
+                **problems(*route.refusals),
+            },
             openapi_extra=_taken(route),
         )
     return router
@@ -317,20 +324,11 @@ def _endpoint(
 def _taken(route: Route) -> Part:
     """Describe what a route takes: parameters and body."""
     schemas = route.query.model_json_schema(schema_generator=_Schemas).get("properties", {})
-    query = [
-        {
-            "name": name,
-            "in": "query",
-            "required": known.is_required(),
-            "description": known.description,
-            "schema": {key: value for key, value in schemas[name].items() if key not in _ABOUT},
-        }
-        | ({"example": known.examples[0]} if known.examples else {})
-        for name, known in route.query.model_fields.items()
-    ]
-    secret = [] if route.secret is None else [{**_SECRET_PARAMETER, "required": route.secret == "must"}]  # noqa: S105 - no secret
+    query = [_parameter(name, known, schemas[name]) for name, known in route.query.model_fields.items()]
+    secret = {**_SECRET_PARAMETER, "required": route.secret == "must"}  # noqa: S105 - no secret
     preferences = [] if route.kind is None else [prefer(route.kind)]
-    taken: Part = {"parameters": [*route.parameters, *query, *secret, *preferences]}
+    parameters = [*route.parameters, *query, *([secret] if route.secret else []), *preferences]
+    taken: Part = {"parameters": parameters} if parameters else {}
     if route.body is not None:
         content = {
             "application/json": {
@@ -360,6 +358,22 @@ def last_event_id(then: str) -> Part:
         "description": f"What EventSource sends when it connects again. {then}",
         "schema": {"type": "string"},
     }
+
+
+def _parameter(name: str, known: FieldInfo, schema: Part) -> Part:
+    """Describe a parameter of a query. None stands for one that is not there: it cannot be sent."""
+    schema = next((each for each in schema.get("anyOf", ()) if each != {"type": "null"}), schema)
+    parameter: Part = {
+        "name": name,
+        "in": "query",
+        "description": known.description,
+        "schema": {key: value for key, value in schema.items() if key not in _ABOUT},
+    }
+    if known.is_required():
+        parameter["required"] = True
+    if known.examples:
+        parameter["example"] = known.examples[0]
+    return parameter
 
 
 _ABOUT: Final = frozenset({"title", "description", "examples", "default"})

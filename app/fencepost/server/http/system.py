@@ -92,11 +92,11 @@ class FenceAnswer(TypedDict):
     max_jump: NotRequired[str | None]
 
 
-async def _claim(asked: Asked[NoQuery, ClaimRequest]) -> Response:
+async def post_claim(asked: Asked[NoQuery, ClaimRequest]) -> Response:
     """Raise the resource's mark to your token without writing data, and read the row from the same statement.
 
     Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
-    A key without a row is claimed too; `row` is null then.
+    A key without a row is claimed too; `row` is null then. The token is spent by the claim.
     """
     raw_headers = asked.scope["headers"]
     try:
@@ -113,7 +113,7 @@ class FenceQuery(Taken):
     resource: str = Field(description="The resource: table/key.", examples=["orders/order-123"])
 
 
-async def _explain(asked: Asked[FenceQuery, None]) -> Response:
+async def get_fence(asked: Asked[FenceQuery, None]) -> Response:
     """Show a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
     resource = read_resource(asked.query.resource, "query: resource")
     outcome = await explain(asked.gateway, resource, caller_of(asked.scope))
@@ -126,7 +126,7 @@ async def _explain(asked: Asked[FenceQuery, None]) -> Response:
 
 FENCES: Final = (
     Route(
-        *("POST", "/v1/claims", _claim, "Claim a resource: no older token can write to it from now on", "fences"),
+        *("POST", "/v1/claims", post_claim, "Claim a resource: no older token can write to it from now on", "fences"),
         needs="write",
         kind="claim",
         names_resources=True,
@@ -147,7 +147,7 @@ FENCES: Final = (
         ),
     ),
     Route(
-        *("GET", "/v1/fences", _explain, "What is known of a resource: mark, rule, source", "fences"),
+        *("GET", "/v1/fences", get_fence, "What is known of a resource: mark, rule, source", "fences"),
         needs="read",
         names_resources=True,
         query=FenceQuery,
