@@ -25,10 +25,9 @@ from fencepost.server.observe import events
 from fencepost.server.ops.protect import apply, plan_unprotect, protect, unprotect
 from fencepost.server.ops.schema import settle_sql
 from fencepost.server.postgres.catalog_cache import load
-from fencepost.server.postgres.connection import compiled
+from fencepost.server.postgres.connection import Bound, compiled
 from fencepost.server.postgres.errors import RefusedError
 from fencepost.server.postgres.query import render_filters, render_order, render_select
-from fencepost.server.postgres.row_sql import Bound
 from fencepost.server.postgres.tables import EVERYTHING, Table
 from fencepost.server.settings import Settings
 from fencepost.server.wiring import Configured

@@ -37,8 +37,9 @@ from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.demo import LEASES_BEGIN
 from fencepost.server.ops.protect import plan_unprotect, protect, unprotect
 from fencepost.server.postgres import many
+from fencepost.server.postgres.connection import TOKEN
 from fencepost.server.postgres.marks import Appeared, Mark, claim_absent, mark_of
-from fencepost.server.postgres.row_sql import MARK, TOKEN
+from fencepost.server.postgres.row_sql import MARK
 
 # A claim of a key without a row, while its table is protected otherwise: it fences the key, or it is not answered 200.
 # No trigger of the table sees such a claim. It is stepped by another transaction that is making the key's mark: the

@@ -39,10 +39,9 @@ from fencepost.server.gateway.group_commit import AGAIN
 from fencepost.server.ops.ddl import RowDdl
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres.answers import Shown
-from fencepost.server.postgres.connection import Connection, Key, RowWrite, Wait, WriteStatement
+from fencepost.server.postgres.connection import TOKEN, Connection, Key, RowWrite, Wait, WriteStatement, key_part
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import ElementState, KeyState
-from fencepost.server.postgres.row_sql import TOKEN, key_part
 from fencepost.server.postgres.tables import Fence, ProtectedTable
 
 InPython = Callable[[pytest.MonkeyPatch], None]

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -31,8 +31,10 @@ from fencepost.server.http.batch import MOST_BYTES, Batch, ConflictKey, Line, Or
 from fencepost.server.http.bodies import read_quickly, taken_apart
 from fencepost.server.http.edge import HEADERS, Admission, RateLimitError, RateLimits, Unverified, read_rate
 from fencepost.server.http.guard import Arrival
+from fencepost.server.http.leases import LEASES
 from fencepost.server.http.problems import RequestError
 from fencepost.server.http.routes import needed
+from fencepost.server.http.system import ShownHealth, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.postgres.connection import RowWrite
 from fencepost.server.postgres.marks import KeyState
@@ -542,6 +544,9 @@ class Names:
         return Problem(INVALID_CREDENTIAL, "no") if credential.startswith("-") else Caller(credential)
 
 
+SERVICE = health_routes(cast("ShownHealth", None), figures=True, details=lambda _: True)
+
+
 class Asking:
     """Sends requests to an Admission."""
 
@@ -549,7 +554,7 @@ class Asking:
         self.verifier = Names()
         limits = RateLimits(read_rate("a", rate), read_rate("b", failed))
         self.authenticator = Authenticator([self.verifier], anonymous)
-        self.admission = Admission(self.authenticator, limits, needed(()))
+        self.admission = Admission(self.authenticator, limits, needed((*LEASES, *SERVICE)))
 
     async def ask(
         self, name: str | None, address: str = "10.0.0.1", path: str = "/v1/data/orders", method: str = "GET"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fencepost.server.http.query import MAX_DEPTH, MAX_TERMS, parse_query
-from fencepost.server.postgres.connection import compiled
+from fencepost.server.postgres.connection import Bound, compiled
 from fencepost.server.postgres.query import (
     CAST,
     Condition,
@@ -27,7 +27,6 @@ from fencepost.server.postgres.query import (
     render_filters,
     render_select,
 )
-from fencepost.server.postgres.row_sql import Bound
 from fencepost.server.postgres.tables import MARK_COLUMN, Column, Table, quote
 
 

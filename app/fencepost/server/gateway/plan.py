@@ -27,10 +27,11 @@ from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, kee
 from fencepost.server.gateway.write import Body, Listed, Matching, OneRow, Verb, Write
 from fencepost.server.postgres.answers import Shown, nothing
 from fencepost.server.postgres.answers import shown as read_shown
+from fencepost.server.postgres.connection import Bound
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.query import OtherKeyError, QueryError, Select, UnknownColumnError, render_filters
 from fencepost.server.postgres.reading import check_filters
-from fencepost.server.postgres.row_sql import Bound, encode_name
+from fencepost.server.postgres.row_sql import encode_name
 from fencepost.server.postgres.tables import MARK_COLUMN, Catalog, Fence, ProtectedTable, Table
 
 

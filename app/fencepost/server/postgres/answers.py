@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from fencepost.server.postgres.connection import Key, Parameter
+from fencepost.server.postgres.connection import BODY, Bound, Key, Parameter
 from fencepost.server.postgres.query import Field, QueryError, Select, Selected, may_expand, render_select, render_value
-from fencepost.server.postgres.row_sql import BODY, ELEMENT, ORDINAL, Bound, json_row, literal, operator, resource_sql
+from fencepost.server.postgres.row_sql import ELEMENT, ORDINAL, json_row, literal, operator, resource_sql
 from fencepost.server.postgres.tables import Column, Table, quote
 
 # What the answer of a write shows of its rows, and how many bytes it may have: `--max-answer-bytes`, as for reads.

@@ -6,8 +6,10 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
+from operator import attrgetter, itemgetter
 from typing import Any, Final, Generic, Literal, TypeVar, cast
 from weakref import WeakSet
 
@@ -546,6 +548,47 @@ class RowWrite:
     def body(self) -> str:
         """The body's JSON."""
         return self.raw.decode()
+
+
+MOST_KEY_COLUMNS: Final = 32
+"""PostgreSQL's own limit."""
+
+
+@cache
+def key_part(position: int) -> Parameter[RowWrite]:
+    """Give the parameter for a column of the key, counted from 0: its text."""
+    return Parameter(f"key {position}", "text", lambda write: write.key[position])
+
+
+TOKEN: Final[Parameter[RowWrite]] = Parameter("token", "bigint", attrgetter("token"))
+SCOPE: Final[Parameter[RowWrite]] = Parameter("scope", "text", attrgetter("scope"))
+SCOPES: Final[Parameter[RowWrite]] = Parameter("scopes", "text[]", attrgetter("scopes"))
+BODY: Final[Parameter[RowWrite]] = Parameter("body", "json", attrgetter("body"))
+OF_KEY: Final[tuple[Parameter[Key], ...]] = tuple(
+    Parameter(f"key {n}", "text", itemgetter(n)) for n in range(MOST_KEY_COLUMNS)
+)
+"""The same parameters for a statement that is run for a key only."""
+NUMBER: Final[Parameter[RowWrite]] = Parameter("number", "int", attrgetter("number"))
+
+MARKS: Final[Parameter[RowWrite]] = Parameter("marks", "bigint[]", attrgetter("marks"))
+
+OF_WRITES: Final = (*(key_part(n) for n in range(MOST_KEY_COLUMNS)), TOKEN, SCOPE, SCOPES, BODY, NUMBER, MARKS)
+"""All that a write's statement may contain, beside the values of its filters."""
+
+
+@dataclass(slots=True)
+class Bound:
+    """Values that belong to a statement itself, those of a query string: each becomes a parameter where it stands."""
+
+    values: list[object] = field(default_factory=list)
+    parameters: list[Parameter[Any]] = field(default_factory=list)
+
+    def add(self, value: object, type_: str = "text") -> str:
+        """Take a value, and return what stands for it in the text."""
+        parameter: Parameter[Any] = Parameter(f"value {len(self.values)}", type_, lambda _: value)
+        self.values.append(value)
+        self.parameters.append(parameter)
+        return str(parameter)
 
 
 Wait = Literal["block", "skip"]

@@ -19,16 +19,21 @@ from typing import Final, Literal
 import asyncpg
 
 from fencepost.server.postgres.answers import JSON, Given, Shown, body_record, elements
-from fencepost.server.postgres.connection import Connection, Wait, WriteStatement, compiled
-from fencepost.server.postgres.marks import mark_of
-from fencepost.server.postgres.row_sql import (
+from fencepost.server.postgres.connection import (
     BODY,
-    MARK,
     MARKS,
     NUMBER,
     OF_WRITES,
-    ORDINAL,
     TOKEN,
+    Connection,
+    Wait,
+    WriteStatement,
+    compiled,
+)
+from fencepost.server.postgres.marks import mark_of
+from fencepost.server.postgres.row_sql import (
+    MARK,
+    ORDINAL,
     key_match,
     key_order,
     key_parameter,

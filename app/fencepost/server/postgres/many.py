@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from fencepost.server.postgres.answers import JSON, body_record, elements
-from fencepost.server.postgres.connection import Connection, RowWrite, Statement, compiled
+from fencepost.server.postgres.connection import OF_WRITES, Bound, Connection, RowWrite, Statement, compiled
 from fencepost.server.postgres.keyed import Change
 from fencepost.server.postgres.marks import mark_of
 from fencepost.server.postgres.query import Filter, render_filters
 from fencepost.server.postgres.row_sql import (
     FOUND_MARK,
-    OF_WRITES,
     ORDINAL,
-    Bound,
     literal,
     lock_clause,
     operator,

@@ -8,18 +8,25 @@ import asyncpg
 
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, NO_MARK, Token, accepts
 from fencepost.server.postgres.answers import Given, body_columns, body_json, elements, key_texts, keys
-from fencepost.server.postgres.connection import Connection, Key, Parameter, Statement, ask_value, compiled
-from fencepost.server.postgres.database import savepoint
-from fencepost.server.postgres.errors import VIOLATION, RefusedError
-from fencepost.server.postgres.row_sql import (
+from fencepost.server.postgres.connection import (
     BODY,
-    FOUND_MARK,
-    MARK,
     OF_KEY,
     SCOPE,
     SCOPES,
     TOKEN,
     Bound,
+    Connection,
+    Key,
+    Parameter,
+    Statement,
+    ask_value,
+    compiled,
+)
+from fencepost.server.postgres.database import savepoint
+from fencepost.server.postgres.errors import VIOLATION, RefusedError
+from fencepost.server.postgres.row_sql import (
+    FOUND_MARK,
+    MARK,
     ceiling_of,
     comparison,
     key_match,

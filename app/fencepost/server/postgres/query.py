@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, assert_never, get_args
 
-from fencepost.server.postgres.row_sql import Bound, of_types, operator, or_outdated
+from fencepost.server.postgres.connection import Bound
+from fencepost.server.postgres.row_sql import of_types, operator, or_outdated
 from fencepost.server.postgres.tables import MARK_COLUMN, Column, Table, quote
 
 # What a request asks of a table, parsed but not yet SQL: PostgREST's filters, select and order as values.

@@ -8,7 +8,7 @@ from typing import Final
 import asyncpg
 
 from fencepost.server.postgres.answers import added_up, guarded, key_texts, keys, measured
-from fencepost.server.postgres.connection import Connection, FencedRow, Key, Statement, compiled
+from fencepost.server.postgres.connection import OF_KEY, Bound, Connection, FencedRow, Key, Statement, compiled
 from fencepost.server.postgres.errors import cancelled, map_errors
 from fencepost.server.postgres.query import (
     Condition,
@@ -21,17 +21,7 @@ from fencepost.server.postgres.query import (
     render_order,
     render_select,
 )
-from fencepost.server.postgres.row_sql import (
-    MARK,
-    OF_KEY,
-    Bound,
-    json_row,
-    literal,
-    or_outdated,
-    row_scope,
-    same_table,
-    the_row,
-)
+from fencepost.server.postgres.row_sql import MARK, json_row, literal, or_outdated, row_scope, same_table, the_row
 from fencepost.server.postgres.tables import MARK_COLUMN, Column, ProtectedTable, Table, quote
 
 # SELECT: rows as JSON, made by PostgreSQL.

@@ -8,23 +8,26 @@ from typing import Final, Literal
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import Token
 from fencepost.server.postgres.answers import Given, key_texts, typed, unnested
-from fencepost.server.postgres.connection import Batch, Connection, Key, Parameter, RowWrite, Statement, ask, compiled
+from fencepost.server.postgres.connection import (
+    MOST_KEY_COLUMNS,
+    OF_KEY,
+    OF_WRITES,
+    Batch,
+    Bound,
+    Connection,
+    Key,
+    Parameter,
+    RowWrite,
+    Statement,
+    ask,
+    compiled,
+)
 from fencepost.server.postgres.database import savepoint
 from fencepost.server.postgres.errors import DATA_EXCEPTION, VIOLATION, RefusedError
 from fencepost.server.postgres.keyed import Recorded, State, read_state
 from fencepost.server.postgres.many import TooManyRows
 from fencepost.server.postgres.query import Filter, render_filters
-from fencepost.server.postgres.row_sql import (
-    MOST_KEY_COLUMNS,
-    OF_KEY,
-    OF_WRITES,
-    Bound,
-    literal,
-    operator,
-    resource_sql,
-    row_scope,
-    the_row,
-)
+from fencepost.server.postgres.row_sql import literal, operator, resource_sql, row_scope, the_row
 from fencepost.server.postgres.tables import Column, Fence, Table, quote
 
 # Whether a role has to do with a scope: with the tables that share it, and the rows in it. Asked as that role.

@@ -10,12 +10,12 @@ from fencepost.server.fence.resource import MalformedResourceError, Resource, de
 from fencepost.server.fence.token import EXTERNAL
 from fencepost.server.postgres import keyed
 from fencepost.server.postgres.catalog_cache import load
-from fencepost.server.postgres.connection import Connection, Key, compiled
+from fencepost.server.postgres.connection import OF_KEY, Bound, Connection, Key, compiled
 from fencepost.server.postgres.database import Database, run_write
 from fencepost.server.postgres.database_identity import ORIGIN, Origin
 from fencepost.server.postgres.errors import LOCK_NOT_AVAILABLE
 from fencepost.server.postgres.marks import exists
-from fencepost.server.postgres.row_sql import MARK, OF_KEY, Bound, issued_by, key_match, literal, parameter_resource
+from fencepost.server.postgres.row_sql import MARK, issued_by, key_match, literal, parameter_resource
 from fencepost.server.postgres.scopes import scopes_typed
 from fencepost.server.postgres.tables import EVERYTHING, MARK_COLUMN, Catalog, Fence, Table
 
