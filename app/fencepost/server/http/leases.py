@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated, Any, Final, NotRequired
 
 import orjson
-from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema, model_validator
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -23,7 +23,7 @@ from fencepost.server.http.answers import ClaimAnswer, declared, json_response
 from fencepost.server.http.edge import caller_of
 from fencepost.server.http.guard import hung_up, leaving, may_ask_again, refuse_if_over
 from fencepost.server.http.problems import RequestError, problem_response
-from fencepost.server.http.routes import Answer, Asked, NoQuery, Part, Route, Taken, UnfitError
+from fencepost.server.http.routes import Answer, Asked, NoQuery, Part, Route, Says, Taken, UnfitError
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.postgres.leases import LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
 
@@ -41,7 +41,6 @@ _NOT_PLAIN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 MOST_LISTED: Final = 1000
 ID: Final = re.compile("[1-9][0-9]{0,18}")
 LIMIT: Final = re.compile("0{0,16}[1-9][0-9]{0,3}")
-SOURCE: Final = re.compile("[a-z][a-z0-9_]{0,31}")
 LEASE_OF_SOURCE: Final = re.compile("([a-z][a-z0-9_]{0,31})-([1-9][0-9]{0,18})")
 
 _TEXTS: Final = {"type": "array", "items": {"type": "string"}}
@@ -62,24 +61,6 @@ def _names(value: object) -> tuple[str, ...]:
 def _once(value: tuple[str, ...], what: str) -> tuple[str, ...]:
     if len(set(value)) < len(value):
         raise UnfitError(f"a {what} stands there twice")
-    return value
-
-
-def _source(value: object) -> str:
-    if not isinstance(value, str) or not SOURCE.fullmatch(value):
-        raise UnfitError(f"{value!r:.60} is not the name of a token source, such as {BUILTIN} or etcd")
-    return value
-
-
-def _owner(value: object) -> str:
-    if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_OWNER or not is_plain(value):
-        raise UnfitError(f"who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise UnfitError("true or false is expected")
     return value
 
 
@@ -135,7 +116,11 @@ def is_plain(text: str) -> bool:
     return not any(unicodedata.category(character) in _NOT_PLAIN for character in text)
 
 
-Source = Annotated[str, PlainValidator(_source), WithJsonSchema({"type": "string"})]
+Source = Annotated[
+    str,
+    Field(pattern="^[a-z][a-z0-9_]{0,31}$"),
+    Says(f"{{value}} is not the name of a token source, such as {BUILTIN} or etcd"),
+]
 Limit = Annotated[
     int, PlainValidator(_limit), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_LISTED})
 ]
@@ -149,11 +134,14 @@ Wait = Annotated[
 ]
 Names = Annotated[tuple[str, ...], PlainValidator(_names), WithJsonSchema(_TEXTS | {"maxItems": MOST_LOCKS})]
 Owner = Annotated[
-    str, PlainValidator(_owner), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_OWNER})
+    str,
+    Field(min_length=1, max_length=LONGEST_OWNER, pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$"),
+    Says(f"who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters"),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_OWNER}),
 ]
 Claims = Annotated[tuple[str, ...], PlainValidator(_claims), WithJsonSchema(_TEXTS | {"maxItems": MOST_CLAIMS})]
 Writes = Annotated[tuple[str, ...], PlainValidator(_writes), WithJsonSchema(_TEXTS | {"maxItems": MOST_WRITES})]
-Flag = Annotated[bool, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
+Flag = Annotated[bool, Strict(), Says("true or false is expected")]
 
 
 class LeaseRequest(Taken):
@@ -396,7 +384,7 @@ async def post_lease(asked: Asked[NoQuery, LeaseRequest]) -> Response:
         names=body.locks or (body.lock,),
         secret=asked.secret if asked.secret is not None else secrets.token_urlsafe(32),
         chosen=asked.secret is not None,
-        owner=body.owner or _owner(peer[0] if peer else "unknown"),
+        owner=body.owner or (peer[0] if peer else "unknown"),
         owner_given=bool(body.owner),
         ttl_ms=body.ttl_ms,
         # A waiting client is answered sooner than it asked for, and may ask again.

@@ -20,14 +20,15 @@ from starlette.types import Receive, Scope
 
 from fencepost.server.fence.problems import bad_request
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.http import headers as heads
 from fencepost.server.http.bodies import read_json, read_no_body
 from fencepost.server.http.edge import READS, Needs
-from fencepost.server.http.headers import Headers, by_name
+from fencepost.server.http.headers import Headers, read_headers
+from fencepost.server.http.headers import Route as Kind
 from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.openapi_parts import prefer
-from fencepost.server.http.problems import RequestError, answer_or_problem
+from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.http.query import query_pairs
+from fencepost.server.postgres.query import QueryError
 
 Part = dict[str, Any]
 
@@ -40,9 +41,16 @@ class UnfitError(ValueError):
         self.hint = hint
 
 
+@dataclass(frozen=True, slots=True)
+class Says:
+    """In the annotation of a member: what is said of a value that the member cannot have; `{value}` is that value."""
+
+    text: str
+
+
 class Taken(BaseModel):
-    """The query or the body of a request: these members and no others. What validates a member raises UnfitError; the
-    context is the Gateway, whose limits count, for a body.
+    """The query or the body of a request: these members and no others. A member has a sentence (Says), or what
+    validates the member raises UnfitError; the context is the Gateway, whose limits count, for a body.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,17 +69,12 @@ class Asked(Generic[Q, B]):
     """A request of a route, read."""
 
     scope: Scope
-    gateway_of: Callable[[Scope], Gateway]
+    gateway: Gateway
     headers: Headers
     query: Q
     body: B
     secret: str | None
     """X-Lease-Secret, where the route takes one."""
-
-    @property
-    def gateway(self) -> Gateway:
-        """Give the gateway, as this request's caller has it."""
-        return self.gateway_of(self.scope)
 
     @property
     def lease_secret(self) -> str:
@@ -120,7 +123,7 @@ class Route:
     """By status; the usual one is the first."""
     refusals: Sequence[tuple[int, str]] = ()
     """Statuses of problems, and when they are answered."""
-    kind: heads.Route | None = "look"
+    kind: Kind | None = "look"
     """What its header Prefer may say, and which other headers are refused; None: no header is looked at."""
     query: type[Taken] = NoQuery
     body: type[Taken] | None = None
@@ -142,17 +145,13 @@ class Route:
         return self.path.partition("{")[0]
 
 
-async def read(
-    route: Route, scope: Scope, receive: Receive, gateway: Callable[[Scope], Gateway], limit: int
-) -> Asked[Any, Any]:
+async def read(route: Route, scope: Scope, receive: Receive, gateway: Gateway, limit: int) -> Asked[Any, Any]:
     """Read a request: headers, query, secret, body, in this order. `limit`: the most bytes of a body. Raises
     RequestError for what the route does not take.
     """
-    headers = by_name(scope["headers"])
-    if route.kind is None:
-        return Asked(scope, gateway, headers, NO_QUERY, None, None)
-    heads.refuse_unknown(headers, route.kind, names_resources=route.names_resources)
-    query = _read_query(scope["query_string"], route.query)
+    headers = read_headers(scope["headers"], route.kind, names_resources=route.names_resources)
+    raw = scope["query_string"]
+    query = _read_query(raw, route.query) if raw or route.query.model_fields else NO_QUERY
     secret = None if route.secret is None else read_secret(scope["headers"])
     if route.secret == "must" and secret is None:  # noqa: S105 - no secret
         raise RequestError(
@@ -160,7 +159,7 @@ async def read(
         )
     body = None
     if route.body is not None:
-        body = await _read_body(headers, receive, limit, route, gateway(scope))
+        body = await _read_body(headers, receive, limit, route, gateway)
     elif route.method != "GET":
         await read_no_body(headers, receive, limit)
     return Asked(scope, gateway, headers, query, body, secret)
@@ -204,7 +203,7 @@ async def _read_body(headers: Headers, receive: Receive, limit: int, route: Rout
 
 def _refuse(where: str, error: ValidationError, model: type[Taken]) -> NoReturn:
     """Raise the first fault as a RequestError that names the member; unknown members come first, all of them."""
-    faults = error.errors(include_url=False, include_input=False)
+    faults = error.errors(include_url=False)
     unknown = sorted(str(each["loc"][0]) for each in faults if each["type"] == "extra_forbidden")
     if unknown:
         known = ", ".join(sorted(model.model_fields))
@@ -212,11 +211,15 @@ def _refuse(where: str, error: ValidationError, model: type[Taken]) -> NoReturn:
     first = faults[0]
     member = ".".join(map(str, first["loc"]))
     cause = first.get("ctx", {}).get("error")
-    text = str(cause) if isinstance(cause, UnfitError) else first["msg"]
-    if first["type"] == "missing":
-        examples = model.model_fields[member].examples or ["…"]
-        shown = f"?{member}={examples[0]}" if where == "query" else f'{{"{member}": "{examples[0]}"}}'
-        text = f"missing: {shown}"
+    of_member = model.model_fields.get(member)
+    says = next((each for each in of_member.metadata if isinstance(each, Says)), None) if of_member else None
+    if first["type"] == "missing" and of_member is not None:
+        example = (of_member.examples or ["…"])[0]
+        text = f"missing: ?{member}={example}" if where == "query" else f'missing: {{"{member}": "{example}"}}'
+    elif says is not None:
+        text = says.text.format(value=f"{first['input']!r:.60}")
+    else:
+        text = str(cause) if isinstance(cause, UnfitError) else first["msg"]
     hint = cause.hint if isinstance(cause, UnfitError) else None
     raise RequestError(bad_request(": ".join(filter(None, (where, member, text))), hint))
 
@@ -312,11 +315,14 @@ def router_of(routes: Iterable[Route], gateway: Callable[[Scope], Gateway], limi
 def _endpoint(
     route: Route, gateway: Callable[[Scope], Gateway], limit: int
 ) -> Callable[[Request], Awaitable[Response]]:
-    async def answered(scope: Scope, receive: Receive) -> Response:
-        return await route.answer(await read(route, scope, receive, gateway, limit))
-
     async def endpoint(request: Request) -> Response:
-        return await answer_or_problem(answered(request.scope, request.receive))
+        scope = request.scope
+        try:
+            return await route.answer(await read(route, scope, request.receive, gateway(scope), limit))
+        except RequestError as error:
+            return problem_response(error.problem)
+        except QueryError as error:
+            return problem_response(bad_request(str(error)))
 
     return endpoint
 
