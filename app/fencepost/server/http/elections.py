@@ -27,7 +27,7 @@ from fencepost.server.http.edge import HEAD, caller_of
 from fencepost.server.http.guard import leaving, unless
 from fencepost.server.http.leases import LONGEST_NAME, MOST_LISTED, Limit, Source, WaiterAnswer, is_plain
 from fencepost.server.http.problems import problem_response
-from fencepost.server.http.routes import EVENTS, Answer, Asked, Route, Taken, UnfitError, last_event_id
+from fencepost.server.http.routes import EVENTS, Answered, Asked, Route, Taken, UnfitError, last_event_id
 
 RECONNECT_MS: Final = 1000
 LONGEST: Final = LONGEST_NAME - len(PREFIX)  # bytes
@@ -137,7 +137,7 @@ ELECTIONS: Final = (
         *("GET", "/v1/elections", get_elections, "Who leads", "elections"),
         needs="lock",
         query=ElectionQuery,
-        answers={200: Answer("The election, or a page of elections.", ElectionAnswer | list[ElectionAnswer])},
+        answers={200: Answered("The election, or a page of elections.", ElectionAnswer | list[ElectionAnswer])},
         refusals=_REFUSALS,
     ),
     Route(
@@ -146,7 +146,7 @@ ELECTIONS: Final = (
         query=WatchQuery,
         parameters=(last_event_id("Every stream begins with how things are, so it is not needed."),),
         answers={
-            200: Answer(
+            200: Answered(
                 "Events `elected` and `vacant`, each with an ElectionAnswer as its data and the term as its id.",
                 media=EVENTS,
             )

@@ -23,7 +23,7 @@ from fencepost.server.http.answers import ClaimAnswer, declared, json_response
 from fencepost.server.http.edge import caller_of
 from fencepost.server.http.guard import hung_up, leaving, may_ask_again, refuse_if_over
 from fencepost.server.http.problems import RequestError, problem_response
-from fencepost.server.http.routes import Answer, Asked, NoQuery, Part, Route, Says, Taken, UnfitError
+from fencepost.server.http.routes import Answered, Asked, NoQuery, Part, Route, Says, Taken, UnfitError
 from fencepost.server.locks.leases import LeaseLimits
 from fencepost.server.postgres.leases import LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
 
@@ -486,8 +486,8 @@ LEASES: Final = (
         body=LeaseRequest,
         example={"lock": "accounts/account-123", "owner": "worker-a", "ttl_ms": 30000},
         answers={
-            201: Answer("The lease.", LeaseAnswer),
-            200: Answer("The same secret again: the same lease.", LeaseAnswer),
+            201: Answered("The lease.", LeaseAnswer),
+            200: Answered("The same secret again: the same lease.", LeaseAnswer),
         },
         refusals=(
             _BAD,
@@ -505,14 +505,14 @@ LEASES: Final = (
         needs="lock",
         kind="lease",
         secret="must",  # noqa: S106
-        answers={204: Answer("It is withdrawn.")},
+        answers={204: Answered("It is withdrawn.")},
         refusals=(_BAD, _FAILED, (503, "A request with this secret is under way, or the database is away.")),
     ),
     Route(
         *("GET", _ONE, get_lease, "Look at a lease", "leases"),
         needs="lock",
         parameters=_ID,
-        answers={200: Answer("The lease.", LeaseState)},
+        answers={200: Answered("The lease.", LeaseState)},
         refusals=((400, "The request has parameters or headers that this route does not take."), _LOST, _AWAY),
     ),
     Route(
@@ -524,7 +524,7 @@ LEASES: Final = (
         body=RenewRequest,
         may_lack_body=True,
         example={"ttl_ms": 30000},
-        answers={200: Answer("The lease, renewed.", LeaseState)},
+        answers={200: Answered("The lease, renewed.", LeaseState)},
         refusals=(_BAD, _LOST, *_NO_BODY, _FAILED, _AWAY),
     ),
     Route(
@@ -536,7 +536,7 @@ LEASES: Final = (
         body=MintRequest,
         may_lack_body=True,
         example={"count": 10},
-        answers={200: Answer("The tokens.", MintAnswer)},
+        answers={200: Answered("The tokens.", MintAnswer)},
         refusals=(_BAD, _LOST, *_NO_BODY, _FAILED, _AWAY),
     ),
     Route(
@@ -545,14 +545,14 @@ LEASES: Final = (
         kind="lease",
         parameters=_ID,
         secret="must",  # noqa: S106
-        answers={204: Answer("It is released.")},
+        answers={204: Answered("It is released.")},
         refusals=(_BAD, (410, "The lease is held, and the secret is not its holder's."), _FAILED, _AWAY),
     ),
     Route(
         *("GET", "/v1/locks", get_locks, "Who holds locks, and who waits", "leases"),
         needs="lock",
         query=LockQuery,
-        answers={200: Answer("The locks, by name.", list[LockAnswer])},
+        answers={200: Answered("The locks, by name.", list[LockAnswer])},
         refusals=((400, "The query or a header cannot be read."), _AWAY),
     ),
 )

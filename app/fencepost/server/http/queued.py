@@ -24,7 +24,7 @@ from fencepost.server.http.edge import HEAD, caller_of
 from fencepost.server.http.guard import leaving, refuse_if_over, unless
 from fencepost.server.http.headers import Headers
 from fencepost.server.http.problems import RequestError, problem_response
-from fencepost.server.http.routes import EVENTS, Answer, Asked, Route, Taken, UnfitError, last_event_id
+from fencepost.server.http.routes import EVENTS, Answered, Asked, Route, Taken, UnfitError, last_event_id
 from fencepost.server.postgres.queues import STATES, Result
 from fencepost.server.queues.message import MalformedWriteIdError, WriteId, parse_write_id
 
@@ -64,7 +64,7 @@ async def get_write(asked: Asked[WaitQuery, None]) -> Response:
     if within is not None and streamed:
         raise RequestError(bad_request("query: wait: a stream waits by itself.", "Leave out ?wait=."))
     if streamed and asked.headers.get(b"last-event-id", b"").decode("latin-1") in STATES:
-        return Response(status_code=204)
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})
     found = await find(gateway, write_id)
     if isinstance(found, Problem):
         return problem_response(found)
@@ -101,13 +101,13 @@ WRITES: Final = (
             last_event_id("After the last event of a stream it is answered 204: there is nothing more to come."),
         ),
         answers={
-            200: Answer(
+            200: Answered(
                 "How the write stands. With `Accept: text/event-stream`: events named after the states, each with a"
                 " WriteAnswer as its data.",
                 WriteAnswer,
                 media=EVENTS,
             ),
-            204: Answer("To a stream's `Last-Event-ID`: the write was decided, and the client knows how."),
+            204: Answered("To a stream's `Last-Event-ID`: the write was decided, and the client knows how."),
         },
         refusals=(
             (400, "The id, the query or a header cannot be read."),

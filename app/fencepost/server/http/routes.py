@@ -90,7 +90,7 @@ class Asked(Generic[Q, B]):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answered:
     """An answer that is no problem, of one status."""
 
     description: str
@@ -119,7 +119,7 @@ class Route:
     summary: str
     tag: str
     needs: Needs
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, Answered]
     """By status; the usual one is the first."""
     refusals: Sequence[tuple[int, str]] = ()
     """Statuses of problems, and when they are answered."""
@@ -174,7 +174,7 @@ def _read_query(raw: bytes, model: type[Taken]) -> Taken:
             names = ", ".join(each for each, _ in query_pairs(raw))
             raise RequestError(bad_request(f"query: {names[:100]}: this route takes no parameters."))
         if name not in known or name in given:
-            raise RequestError(bad_request(f"query: {name[:100]}: this takes {', '.join(known)}, each once"))
+            raise RequestError(bad_request(f"query: {name[:100]}: this takes {_listed(list(known))} once"))
         given[name] = value
     if not known:
         return NO_QUERY
@@ -199,6 +199,10 @@ async def _read_body(headers: Headers, receive: Receive, limit: int, route: Rout
         return model.model_validate(given, context=gateway)
     except ValidationError as error:
         _refuse("body", error, model)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names)}, each" if len(names) > 1 else f"one parameter, {names[0]},"
 
 
 def _refuse(where: str, error: ValidationError, model: type[Taken]) -> NoReturn:

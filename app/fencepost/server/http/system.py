@@ -28,7 +28,7 @@ from fencepost.server.http.edge import caller_of, is_named, is_nobody
 from fencepost.server.http.openapi import before
 from fencepost.server.http.openapi_parts import PARAMETERS, parameter
 from fencepost.server.http.problems import RequestError, page, problem_response
-from fencepost.server.http.routes import Answer, Asked, NoQuery, Route, Taken
+from fencepost.server.http.routes import Answered, Asked, NoQuery, Route, Taken
 from fencepost.server.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.server.ops.demo import COMMENTS, is_demo
 from fencepost.server.postgres.tables import Catalog, Table
@@ -133,7 +133,7 @@ FENCES: Final = (
         body=ClaimRequest,
         example={"resource": "orders/order-123"},
         parameters=({**PARAMETERS["FenceToken"], "required": False}, parameter("IdempotencyKey")),
-        answers={200: Answer("The claim is made.", ClaimAnswer)},
+        answers={200: Answered("The claim is made.", ClaimAnswer)},
         refusals=(
             (400, "The body, the key or the token cannot be read."),
             (403, "The table is not protected, or the token's seal is not for the resource."),
@@ -151,7 +151,7 @@ FENCES: Final = (
         needs="read",
         names_resources=True,
         query=FenceQuery,
-        answers={200: Answer("The resource.", FenceAnswer)},
+        answers={200: Answered("The resource.", FenceAnswer)},
         refusals=(
             (400, "The resource, the query or a header cannot be read."),
             (403, "The table is not protected."),
@@ -209,7 +209,7 @@ def health_routes(health: ShownHealth, *, figures: bool, details: Callable[[Scop
     """Give the routes. `figures`: /metrics, too. `details`: whether /readyz shows this request more than the status."""
 
     async def healthz(_: Asked[NoQuery, None]) -> Response:
-        """Answer as long as the process can answer at all; it does not look at the database."""
+        """Answered as long as the process can answer at all; it does not look at the database."""
         return json_response({"status": "ok"})
 
     async def readyz(asked: Asked[NoQuery, None]) -> Response:
@@ -230,11 +230,11 @@ def health_routes(health: ShownHealth, *, figures: bool, details: Callable[[Scop
 
     readiness = Readiness | BareReadiness
     shown = {
-        200: Answer("They can.", readiness),
-        503: Answer("Something that requests depend on does not work.", readiness),
+        200: Answered("They can.", readiness),
+        503: Answered("Something that requests depend on does not work.", readiness),
     }
-    alive = {200: Answer("It is.", Liveness)}
-    measured = {200: Answer("The figures.", media="text/plain")}
+    alive = {200: Answered("It is.", Liveness)}
+    measured = {200: Answered("The figures.", media="text/plain")}
     routes = [
         Route("GET", "/healthz", healthz, "Whether the process is alive", "service", "nothing", alive, kind=None),
         Route(
