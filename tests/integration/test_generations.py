@@ -313,7 +313,7 @@ async def db(connect: Connect) -> asyncpg.Connection:
 async def granted(db: asyncpg.Connection, lock: str, number: int, secret: str = "secret") -> int:
     before = await sources.state(db, ZK, lock)
     wanted = LockRequest((lock,), secret, "worker", MINUTE)
-    verdict, lease = await source_leases.record_grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 1))
+    verdict, lease = await source_leases.record_grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 0.0), 1)
     assert verdict == "granted"
     assert lease is not None
     return lease.lease_id

@@ -33,11 +33,12 @@ from fencepost.server.http.edge import (
 from fencepost.server.http.elections import election_routes
 from fencepost.server.http.leases import lease_routes
 from fencepost.server.http.openapi import build_openapi
-from fencepost.server.http.problems import http_problem, problem_response, problem_routes
+from fencepost.server.http.problems import RequestError, http_problem, problem_response, problem_routes
 from fencepost.server.http.queued import write_routes
 from fencepost.server.http.system import ShownHealth, claim_routes, docs_routes, health_routes
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.observe.events import Emit
+from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.tables import Catalog
 
 # The admin port: metrics and the details of readiness, and nothing else. It is for those who run the gateway, wants no
@@ -143,7 +144,8 @@ class Application(FastAPI):
             app = admin_app(parts.health, functools.partial(layer, sites=parts.admin.sites))
             self.front = by_port(parts.admin, app, self.front)
         self.add_exception_handler(HTTPException, http_problem)
-        self.add_exception_handler(RequestValidationError, _validation_problem)
+        for each in (RequestError, QueryError, RequestValidationError):
+            self.add_exception_handler(each, _request_problem)
 
     def _add_routes(self, parts: Parts) -> None:
         """Add all routes but those of data and batches.
@@ -180,12 +182,20 @@ class Application(FastAPI):
         return self._documented[1]
 
 
-async def _validation_problem(_request: Request, error: Exception) -> Response:
-    """Answer FastAPI's validation errors as the rest: 400, naming what and where."""
-    if not isinstance(error, RequestValidationError):
-        raise error
-    found = "; ".join(f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
-    return problem_response(bad_request(found))
+async def _request_problem(_request: Request, error: Exception) -> Response:
+    """Answer with what a request lacks, found while it was read. FastAPI's validation errors are 400 as the rest,
+    naming what and where.
+    """
+    match error:
+        case RequestError():
+            return problem_response(error.problem)
+        case QueryError():
+            return problem_response(bad_request(str(error)))
+        case RequestValidationError():
+            parts = (f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors())
+            return problem_response(bad_request("; ".join(parts)))
+        case _:
+            raise error
 
 
 def _with_cors(app: ASGIApp, sites: Sites) -> ASGIApp:

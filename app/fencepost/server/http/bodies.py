@@ -15,7 +15,7 @@ from fencepost.server.fence.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MED
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.refusals import unavailable
 from fencepost.server.gateway.write import UNREAD, Body
-from fencepost.server.http.edge import caller_of
+from fencepost.server.http.edge import NAMED, caller_of
 from fencepost.server.http.headers import Headers, by_name
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.postgres.errors import UnavailableError
@@ -109,7 +109,7 @@ class CountedBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have a request answered, or refuse it: there is no room for its body."""
-        if scope["type"] != "http" or not is_large(headers := by_name(scope["headers"])):
+        if scope["type"] != "http" or not is_large(headers := scope.get(NAMED) or by_name(scope["headers"])):
             await self._app(scope, receive, send)
             return
         try:

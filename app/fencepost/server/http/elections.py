@@ -30,7 +30,7 @@ from fencepost.server.http.guard import leaving, unless
 from fencepost.server.http.headers import read_headers
 from fencepost.server.http.leases import LIMIT, LONGEST_NAME, MOST_LISTED, SOURCE, is_plain
 from fencepost.server.http.openapi_answers import problems
-from fencepost.server.http.problems import RequestError, answer_or_problem, problem_response
+from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.http.query import query_pairs
 from fencepost.server.postgres.query import QueryError
 
@@ -107,7 +107,7 @@ def election_routes(gateway: Callable[[Scope], Gateway]) -> APIRouter:
 
         For finding the leader, not for deciding who may write: the fence does that, by the term.
         """
-        return await answer_or_problem(_observe(gateway(request.scope), request))
+        return await _observe(gateway(request.scope), request)
 
     @router.get(
         "/v1/elections/events",
@@ -120,7 +120,7 @@ def election_routes(gateway: Callable[[Scope], Gateway]) -> APIRouter:
         """Stream server-sent events: how the election stands at once, then each change, and a comment when nothing
         changes for long. `elected` names the leader; `vacant`: there is no leader.
         """
-        return await answer_or_problem(_stream(gateway(request.scope), request))
+        return await _stream(gateway(request.scope), request)
 
     return router
 

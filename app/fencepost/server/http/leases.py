@@ -3,7 +3,7 @@
 import re
 import secrets
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -22,17 +22,15 @@ from fencepost.server.fence.resource import MalformedResourceError, parse_resour
 from fencepost.server.fence.token import BUILTIN
 from fencepost.server.gateway import leases
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import Granted, Minted, acquire_lease
 from fencepost.server.http.answers import json_response
 from fencepost.server.http.bodies import read_json, read_no_body
-from fencepost.server.http.edge import caller_of
 from fencepost.server.http.guard import hung_up, leaving, may_ask_again, refuse_if_over
-from fencepost.server.http.headers import by_name, read_headers
+from fencepost.server.http.headers import Headers, read_headers
 from fencepost.server.http.openapi_answers import problems
-from fencepost.server.http.problems import RequestError, answer_or_problem, problem_response
+from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.http.query import query_pairs
 from fencepost.server.locks.leases import LeaseLimits
-from fencepost.server.postgres.leases import LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
+from fencepost.server.postgres.leases import Granted, LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
 from fencepost.server.postgres.query import QueryError
 
 # Reading what the lease routes are sent, strictly: every error names what is wrong and where.
@@ -101,9 +99,9 @@ def read_lease_id(text: str) -> LeaseId:
 
 async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -> LockRequest:
     """Read POST /v1/leases."""
-    read_headers(request, "lease", resources=True)
+    headers = read_headers(request, "lease", resources=True)
     secret = read_secret(request.scope["headers"])
-    body = await _object(request, body_limit)
+    body = await _object(request, headers, body_limit)
     _only(body, _ACQUIRE)
     peer = request.scope.get("client")
     return LockRequest(
@@ -123,18 +121,18 @@ async def read_acquire(request: Request, body_limit: int, limits: LeaseLimits) -
     )
 
 
-async def read_renew(request: Request, body_limit: int, limits: LeaseLimits) -> int | None:
+async def read_renew(request: Request, headers: Headers, body_limit: int, limits: LeaseLimits) -> int | None:
     """Read the body of a renewal: a new TTL, or nothing."""
-    body = await _object(request, body_limit, may_be_empty=True)
+    body = await _object(request, headers, body_limit, may_be_empty=True)
     _only(body, {"ttl_ms"})
     if "ttl_ms" not in body:
         return None
     return _integer(body, "ttl_ms", 0, 1, limits.ttl_ms, "FENCEPOST_MAX_TTL")
 
 
-async def read_mint(request: Request, body_limit: int, limits: LeaseLimits) -> int:
+async def read_mint(request: Request, headers: Headers, body_limit: int, limits: LeaseLimits) -> int:
     """Read how many tokens to mint."""
-    body = await _object(request, body_limit, may_be_empty=True)
+    body = await _object(request, headers, body_limit, may_be_empty=True)
     _only(body, {"count"})
     return _integer(body, "count", 1, 1, limits.tokens, "FENCEPOST_MAX_TOKENS")
 
@@ -156,14 +154,10 @@ def read_listing(raw: bytes) -> tuple[str, str | None, str | None, int]:
     return given.get("source", BUILTIN), given.get("name"), given.get("after"), int(limit)
 
 
-async def _object(request: Request, limit: int, *, may_be_empty: bool = False) -> dict[str, Any]:
-    if (
-        may_be_empty
-        and request.headers.get("content-length", "0") == "0"
-        and "transfer-encoding" not in request.headers
-    ):
+async def _object(request: Request, headers: Headers, limit: int, *, may_be_empty: bool = False) -> dict[str, Any]:
+    if may_be_empty and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
         return {}
-    _, body = await read_json(by_name(request.scope["headers"]), request.receive, limit)
+    _, body = await read_json(headers, request.receive, limit)
     if not isinstance(body, dict):
         raise _bad("body: a JSON object is expected")
     return body
@@ -381,21 +375,18 @@ LIST: Final[dict[str, Any]] = {
 def grant_body(granted: Granted, secret: str) -> dict[str, object]:
     """Give wire.LeaseAnswer."""
     lease = granted.lease
-    tokens = [str(token) for token in lease.tokens]
     return {
-        "lease_id": str(granted.lease_id),
-        "source": granted.source,
+        "lease_id": lease.id,
+        "source": lease.id.source,
         "secret": secret,
-        "lock": _one_name(granted.locks),
-        "locks": list(granted.locks),
+        "lock": _one_name(lease.names),
+        "locks": lease.names,
         "owner": lease.owner,
         "ttl_ms": lease.ttl_ms,
-        "token": tokens[0],
-        "tokens": tokens,
-        **_sealed(granted.sealed),
+        **_tokens(lease),
         "granted_at": lease.granted_at,
         "expires_at": lease.expires_at,
-        "remaining_ms": lease.due_ms,
+        "remaining_ms": lease.remaining_ms,
         "waited_ms": granted.waited_ms,
         "claims": [
             {
@@ -408,28 +399,23 @@ def grant_body(granted: Granted, secret: str) -> dict[str, object]:
     }
 
 
-def mint_body(lease_id: LeaseId, minted: Minted) -> dict[str, object]:
+def mint_body(lease: LeaseRow) -> dict[str, object]:
     """Give wire.MintAnswer."""
-    tokens = [str(token) for token in minted.lease.minted]
-    return {
-        "lease_id": str(lease_id),
-        "token": tokens[0],
-        "tokens": tokens,
-        **_sealed(minted.sealed),
-        "expires_at": minted.lease.expires_at,
-    }
+    return {"lease_id": lease.id, **_tokens(lease), "expires_at": lease.expires_at}
 
 
-def _sealed(sealed: Sequence[str]) -> dict[str, object]:
-    """Give the tokens with their seals beside the numbers, which clients go on reading as numbers."""
-    return {"sealed_token": sealed[0], "sealed_tokens": list(sealed)} if sealed else {}
+def _tokens(lease: LeaseRow) -> dict[str, object]:
+    """Give tokens, and with their seals beside the numbers, which clients go on reading as numbers."""
+    tokens = [str(token) for token in lease.tokens]
+    sealed = {"sealed_token": lease.sealed[0], "sealed_tokens": lease.sealed} if lease.sealed else {}
+    return {"token": tokens[0], "tokens": tokens, **sealed}
 
 
-def state_body(lease_id: LeaseId, lease: LeaseRow) -> wire.LeaseState:
+def state_body(lease: LeaseRow) -> wire.LeaseState:
     """Give the state of a live lease."""
     return {
-        "lease_id": str(lease_id),
-        "source": lease_id.source,
+        "lease_id": lease.id,
+        "source": lease.id.source,
         "lock": _one_name(lease.names),
         "locks": list(lease.names),
         "owner": lease.owner,
@@ -448,7 +434,7 @@ def lock_body(source: str, state: LockRow) -> dict[str, object]:
         "name": state.name,
         "source": source,
         "held": state.lease_id is not None,
-        "lease_id": None if state.lease_id is None else str(LeaseId(source, state.lease_id)),
+        "lease_id": None if state.lease_id is None else LeaseId(source, state.lease_id),
         "owner": state.owner,
         "granted_at": state.granted_at,
         "expires_at": state.expires_at,
@@ -491,79 +477,54 @@ class LeaseRoutes:
         `claim` raises the marks of resources in the same transaction: the holder before is fenced from the moment
         of the grant, and `claims` has the rows, which no older holder can change any more.
         """
-        return await answer_or_problem(self._ask_for_lease(request))
+        scope, gateway = request.scope, self._gateway(request.scope)
+        wanted = await read_acquire(request, self._max_body_bytes, gateway.locks.limits)
+        async with leaving(scope) if wanted.wait_ms else nullcontext(hung_up(scope)) as gone:
+            outcome = await leases.acquire_lease(gateway, wanted, gone, partial(may_ask_again, scope))
+            if gone.done():
+                refuse_if_over(scope, gone, gateway.report_if_forbidden)
+        if isinstance(outcome, Problem):
+            return problem_response(outcome)
+        location = f"/v1/leases/{outcome.lease.id}".encode()
+        response = json_response(grant_body(outcome, wanted.secret), [(b"location", location)])
+        response.status_code = 201 if outcome.verdict == "granted" else 200
+        return response
 
     async def delete_acquire(self, request: Request) -> Response:
         """Withdraw an acquire with a secret of one's own, whatever has become of it: its lease is released, its place
         in the queue is free, and a request that is still under way is granted nothing. The secret is used up.
         """
-        return await answer_or_problem(self._withdraw(request))
-
-    async def get_lease(self, request: Request) -> Response:
-        """Show the state of a live lease. It takes no secret and shows none."""
-        return await answer_or_problem(self._look(request))
-
-    async def post_renew(self, request: Request) -> Response:
-        """Let the lease live for its TTL from now on. A lease whose time has run out cannot be renewed."""
-        return await answer_or_problem(self._renew(request))
-
-    async def post_tokens(self, request: Request) -> Response:
-        """Draw fresh tokens, each good for one write of a resource under the rule strict."""
-        return await answer_or_problem(self._mint(request))
-
-    async def delete_lease(self, request: Request) -> Response:
-        """Give the locks back and wake the first waiter. Harmless when the lease is over already."""
-        return await answer_or_problem(self._release(request))
-
-    async def get_locks(self, request: Request) -> Response:
-        """List locks that are held or waited for, by name. Idle locks do not appear: nothing is kept of them."""
-        return await answer_or_problem(self._list(request))
-
-    async def _ask_for_lease(self, request: Request) -> Response:
-        scope, gateway = request.scope, self._gateway(request.scope)
-        wanted = await read_acquire(request, self._max_body_bytes, gateway.locks.limits)
-        async with leaving(scope) if wanted.wait_ms else nullcontext(hung_up(scope)) as gone:
-            outcome = await acquire_lease(gateway, wanted, gone, caller_of(scope), partial(may_ask_again, scope))
-            refuse_if_over(scope, gone, gateway.report_if_forbidden)
-        if isinstance(outcome, Problem):
-            return problem_response(outcome)
-        location = f"/v1/leases/{outcome.lease_id}".encode()
-        response = json_response(grant_body(outcome, wanted.secret), [(b"location", location)])
-        response.status_code = 201 if outcome.lease.verdict == "granted" else 200
-        return response
-
-    async def _withdraw(self, request: Request) -> Response:
         headers = read_headers(request, "lease")
         secret = require_secret(request.scope["headers"])
         await read_no_body(headers, request.receive, self._max_body_bytes)
         problem = await leases.withdraw(self._gateway(request.scope), secret)
         return _nothing() if problem is None else problem_response(problem)
 
-    async def _look(self, request: Request) -> Response:
+    async def get_lease(self, request: Request) -> Response:
+        """Show the state of a live lease. It takes no secret and shows none."""
+        gateway = self._gateway(request.scope)
         read_headers(request, "look")
-        lease_id = read_lease_id(request.path_params["lease_id"])
-        found = await leases.inspect(self._gateway(request.scope), lease_id)
-        return problem_response(found) if isinstance(found, Problem) else json_response(state_body(lease_id, found))
+        found = await leases.inspect(gateway, read_lease_id(request.path_params["lease_id"]))
+        return problem_response(found) if isinstance(found, Problem) else json_response(state_body(found))
 
-    async def _renew(self, request: Request) -> Response:
-        read_headers(request, "lease")
+    async def post_renew(self, request: Request) -> Response:
+        """Let the lease live for its TTL from now on. A lease whose time has run out cannot be renewed."""
+        gateway, headers = self._gateway(request.scope), read_headers(request, "lease")
         secret = require_secret(request.scope["headers"])
-        ttl_ms = await read_renew(request, self._max_body_bytes, self._gateway(request.scope).locks.limits)
-        lease_id = read_lease_id(request.path_params["lease_id"])
-        found = await leases.renew(self._gateway(request.scope), lease_id, secret, ttl_ms)
-        return problem_response(found) if isinstance(found, Problem) else json_response(state_body(lease_id, found))
+        ttl_ms = await read_renew(request, headers, self._max_body_bytes, gateway.locks.limits)
+        found = await leases.renew(gateway, read_lease_id(request.path_params["lease_id"]), secret, ttl_ms)
+        return problem_response(found) if isinstance(found, Problem) else json_response(state_body(found))
 
-    async def _mint(self, request: Request) -> Response:
-        read_headers(request, "lease")
+    async def post_tokens(self, request: Request) -> Response:
+        """Draw fresh tokens, each good for one write of a resource under the rule strict."""
+        gateway, headers = self._gateway(request.scope), read_headers(request, "lease")
         secret = require_secret(request.scope["headers"])
-        count = await read_mint(request, self._max_body_bytes, self._gateway(request.scope).locks.limits)
-        lease_id = read_lease_id(request.path_params["lease_id"])
-        found = await leases.mint(self._gateway(request.scope), lease_id, secret, count)
-        if isinstance(found, Problem):
-            return problem_response(found)
-        return json_response(mint_body(lease_id, found))
+        count = await read_mint(request, headers, self._max_body_bytes, gateway.locks.limits)
+        found = await leases.mint(gateway, read_lease_id(request.path_params["lease_id"]), secret, count)
+        return problem_response(found) if isinstance(found, Problem) else json_response(mint_body(found))
 
-    async def _release(self, request: Request) -> Response:
+    async def delete_lease(self, request: Request) -> Response:
+        """Give the locks back and wake the first waiter. Harmless when the lease is over already."""
         headers = read_headers(request, "lease")
         secret = require_secret(request.scope["headers"])
         await read_no_body(headers, request.receive, self._max_body_bytes)
@@ -574,7 +535,8 @@ class LeaseRoutes:
         problem = await leases.release(self._gateway(request.scope), number, secret)
         return _nothing() if problem is None else problem_response(problem)
 
-    async def _list(self, request: Request) -> Response:
+    async def get_locks(self, request: Request) -> Response:
+        """List locks that are held or waited for, by name. Idle locks do not appear: nothing is kept of them."""
         read_headers(request, "look", query=True)
         source, name, after, limit = read_listing(request.scope["query_string"])
         names = None if name is None else [name]

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Awaitable
 from html import escape
 from http import HTTPStatus
 from typing import Final
@@ -28,7 +27,6 @@ from fencepost.server.fence.problem_types import (
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.refusals import type_of
 from fencepost.server.http.problem_examples import example_problem
-from fencepost.server.postgres.query import QueryError
 
 # The gateway's own small HTML pages: one look, no scripts, nothing from elsewhere.
 
@@ -111,16 +109,6 @@ def problem_response(problem: Problem, headers: dict[str, str] | None = None) ->
     return Response(
         orjson.dumps(problem.body()), status_code=problem.http_status, media_type=MEDIA_TYPE, headers=all_headers
     )
-
-
-async def answer_or_problem(answered: Awaitable[Response]) -> Response:
-    """Give the answer, or that of what the request lacks."""
-    try:
-        return await answered
-    except RequestError as error:
-        return problem_response(error.problem)
-    except QueryError as error:
-        return problem_response(bad_request(str(error)))
 
 
 def _challenge(problem: Problem) -> str:

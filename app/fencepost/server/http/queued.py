@@ -27,7 +27,7 @@ from fencepost.server.http.edge import HEAD, caller_of
 from fencepost.server.http.guard import leaving, refuse_if_over, unless
 from fencepost.server.http.headers import Headers, read_headers
 from fencepost.server.http.openapi_answers import problems
-from fencepost.server.http.problems import RequestError, answer_or_problem, problem_response
+from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.http.query import query_pairs
 from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.queues import STATES, Result
@@ -103,7 +103,7 @@ def write_routes(gateway: Callable[[Scope], Gateway]) -> APIRouter:
         answer that it would have had at once; `refused` by the fence; or `failed`, and then it is a dead letter.
         A write of a caller with a role is there for that caller only.
         """
-        return await answer_or_problem(_answer(gateway(request.scope), request, write_id))
+        return await _answer(gateway(request.scope), request, write_id)
 
     return router
 

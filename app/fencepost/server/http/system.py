@@ -30,7 +30,7 @@ from fencepost.server.http.headers import read_headers
 from fencepost.server.http.openapi import before
 from fencepost.server.http.openapi_answers import problems
 from fencepost.server.http.openapi_parts import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PATTERN, TOKEN_PATTERN
-from fencepost.server.http.problems import RequestError, answer_or_problem, page, problem_response
+from fencepost.server.http.problems import RequestError, page, problem_response
 from fencepost.server.http.query import query_pairs
 from fencepost.server.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.server.ops.demo import COMMENTS, is_demo
@@ -117,7 +117,7 @@ def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> AP
         Do this first when you have acquired a lock: what you read then can no longer be changed by an older holder.
         A key without a row is claimed too; `row` is null then.
         """
-        return await answer_or_problem(_claim(gateway, max_body_bytes, request))
+        return await _claim(gateway, max_body_bytes, request)
 
     @router.get(
         "/v1/fences",
@@ -128,7 +128,7 @@ def claim_routes(gateway: Callable[[Scope], Gateway], max_body_bytes: int) -> AP
     )
     async def get_fence(request: Request) -> Response:
         """Show a resource's mark, and what is known of how it came by it. A token in the request is not looked at."""
-        return await answer_or_problem(_explain(gateway, request))
+        return await _explain(gateway, request)
 
     return router
 
