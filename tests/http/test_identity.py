@@ -47,8 +47,8 @@ from fencepost.server.locks.builtin import PostgresLocks
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import api_keys
 from fencepost.server.postgres.api_keys import NewKey
-from fencepost.server.startup import StartupError
 from fencepost.server.postgres.leases import Acquired
+from fencepost.server.startup import StartupError
 from fencepost.server.times import TIMES, IdentityTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 

@@ -302,7 +302,9 @@ class Schedule:
                 known = any(live in self.live for live, its, _ in self.granted if its == secret)
                 assert (again.verdict == "repeated") is known, again
                 if again.verdict == "granted":
-                    new = Grant(grant.locks, self.history.tick(), self.history.tick(), [int(t) for t in again.lease.tokens])
+                    new = Grant(
+                        grant.locks, self.history.tick(), self.history.tick(), [int(t) for t in again.lease.tokens]
+                    )
                     self.history.grants.append(new)
                     self.granted.append((again.lease.lease_id, secret, new))
                     self.live.add(again.lease.lease_id)

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 import httpx
@@ -30,9 +30,6 @@ from fencepost.server.postgres.leases import Acquired, LockRequest
 from fencepost.server.postgres.listen import Listener
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
-
-if TYPE_CHECKING:
-
 
 # Asking for leases over HTTP: each test takes locks and secrets of its own, and no secret may come up in a log.
 
@@ -197,9 +194,7 @@ class Side:
         self.listening = asyncio.Event()
         self._asked: set[asyncio.Task[Acquired]] = set()
 
-    async def acquire(
-        self, *names: str, secret: str, gone: "asyncio.Future[None] | None" = None, **asked: Any
-    ) -> Any:
+    async def acquire(self, *names: str, secret: str, gone: "asyncio.Future[None] | None" = None, **asked: Any) -> Any:
         """Acquire without claims. Gives an Acquired, of the kind that is due."""
         gone = gone or asyncio.get_running_loop().create_future()
         return await self.locks.take(wanted(*names, secret=secret, owner=secret, **asked), None, gone)

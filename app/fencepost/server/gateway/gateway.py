@@ -14,7 +14,7 @@ from fencepost.server.fence.caller import ANYBODY, EVERYBODY, Caller
 from fencepost.server.fence.problem_types import NO_SEAL_KEYS, OF_CALLERS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
-from fencepost.server.fence.token import BUILTIN, Token
+from fencepost.server.fence.token import Token
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import NOTHING, KeptAnswers, Together, Turns
 from fencepost.server.gateway.results import Results

@@ -172,8 +172,8 @@ async def _acquire(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[
         return no_such_source(gateway, wanted.source, "body")
     if wanted.source != BUILTIN and len(wanted.names) > 1:
         return bad_request(f"body: locks: {wanted.source} locks one name at a time; builtin takes several")
-    writes: tuple[str, ...] | Problem = ()
-    if wanted.writes and isinstance(writes := await names_of_writes(gateway, wanted.writes), Problem):
+    writes = await names_of_writes(gateway, wanted.writes) if wanted.writes else ()
+    if isinstance(writes, Problem):
         return writes
     claimed = _plan_claims(gateway.catalog.current, wanted.claims, wanted.source)
     if isinstance(claimed, Problem):
@@ -284,7 +284,7 @@ async def _claim_all(
     source: str,
     connection: Session,
     token: Token,
-    repeated: bool,  # noqa: FBT001 - as `Claim` of locks/leases.py has it
+    repeated: bool,
 ) -> list[Done]:
     """Claim by table and typed key, as everybody takes rows (R20): scopes first and sorted, then rows, each resource
     once; answer in the order asked for. What is read and raised on users' tables, is as the caller, in the grant's

@@ -485,10 +485,9 @@ class LeaseRoutes:
                 refuse_if_over(scope, gone, gateway.report_if_forbidden)
         if isinstance(outcome, Problem):
             return problem_response(outcome)
-        location = f"/v1/leases/{outcome.lease.id}".encode()
-        response = json_response(grant_body(outcome, wanted.secret), [(b"location", location)])
-        response.status_code = 201 if outcome.verdict == "granted" else 200
-        return response
+        status = 201 if outcome.verdict == "granted" else 200
+        headers = {"Cache-Control": "no-store", "Location": f"/v1/leases/{outcome.lease.id}"}
+        return Response(orjson.dumps(grant_body(outcome, wanted.secret)), status, headers, "application/json")
 
     async def delete_acquire(self, request: Request) -> Response:
         """Withdraw an acquire with a secret of one's own, whatever has become of it: its lease is released, its place

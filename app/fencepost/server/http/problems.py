@@ -24,7 +24,7 @@ from fencepost.server.fence.problem_types import (
     PROBLEM_TYPES,
     ProblemType,
 )
-from fencepost.server.fence.problems import Problem, bad_request
+from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.refusals import type_of
 from fencepost.server.http.problem_examples import example_problem
 

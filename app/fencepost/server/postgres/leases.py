@@ -194,9 +194,7 @@ _ACQUIRE = (
     f"SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')},"
     " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 )
-_LEASE = (
-    f"lease_id, names, owner, claims, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, remaining_ms, writes"
-)
+_LEASE = f"lease_id, names, owner, claims, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, remaining_ms, writes"
 _EXTEND = f"SELECT {_LEASE}, tokens FROM fencepost.extend($1, $2, $3, $4)"
 _INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
 _LOST = f"SELECT names, owner, {iso('ended_at')}, ended_by, superseded_by FROM fencepost.lost($1)"

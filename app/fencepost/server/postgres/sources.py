@@ -133,7 +133,9 @@ def state_of(row: asyncpg.Record | None, name: str) -> SourceState:
 # The leases that lock services have granted, as PostgreSQL keeps them: one statement a verb. The rules are in
 # migrations/schema/source_leases.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
 
-_LEASE: Final = f"lease_id, lock, owner, claims, handle, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, writes"
+_LEASE: Final = (
+    f"lease_id, lock, owner, claims, handle, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, writes"
+)
 _GRANT: Final = (
     f"SELECT verdict, lease_id, {iso('granted_at')}, {iso('expires_at')} FROM fencepost.source_grant("
     "$1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
