@@ -14,7 +14,7 @@ from fencepost.server.locks.builtin import PostgresLocks, Queue
 from fencepost.server.locks.source import Grant, Source, SourceContext, make
 from fencepost.server.postgres.connection import Limits
 from fencepost.server.postgres.database import Database
-from fencepost.server.postgres.leases import LockRequest, hash_secret
+from fencepost.server.postgres.leases import Granted, LockRequest, hash_secret
 
 BUILTIN: Final = "builtin"
 
@@ -65,9 +65,9 @@ class BuiltinService:
         secret = secrets.token_hex(16)
         wanted = LockRequest((lock,), secret, "benchmark", ttl_ms, wait_ms=wait_ms)
         attempted = await self._locks.take(wanted, None, asyncio.get_running_loop().create_future())
-        if attempted.acquired.verdict != "granted":
-            raise UnexpectedAnswerError(f"{lock}: {attempted.acquired}")
-        return f"{attempted.acquired.lease_id}:{secret}"
+        if not isinstance(attempted, Granted):
+            raise UnexpectedAnswerError(f"{lock}: {attempted}")
+        return f"{attempted.lease.lease_id}:{secret}"
 
     async def renew(self, lock: str, hold: str, ttl_ms: int) -> bool:  # noqa: ARG002 - the lease knows its lock
         """Prolong a hold."""

@@ -44,10 +44,10 @@ from tests.support.use_cases import Sent, patch_line
 from fencepost.server.fence.caller import CALLER, Caller
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.locks.builtin import PostgresLocks
-from fencepost.server.locks.leases import TakeResult
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import api_keys
 from fencepost.server.postgres.api_keys import NewKey
+from fencepost.server.postgres.leases import Acquired
 from fencepost.server.startup import StartupError
 from fencepost.server.times import TIMES, IdentityTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
@@ -539,7 +539,7 @@ async def test_a_lock_that_is_granted_as_the_key_ends_is_kept_for_who_can_ask_ag
     (_, other), (key_id, key) = [await api_keys.create(key_owner, FOR_ALL) for _ in range(2)]
     take = PostgresLocks.take
 
-    async def ended_meanwhile(locks: PostgresLocks, *asked: Any) -> TakeResult:
+    async def ended_meanwhile(locks: PostgresLocks, *asked: Any) -> Acquired:
         taken = await take(locks, *asked)
         if change == "revoke":
             await api_keys.revoke(key_owner, key_id)

@@ -313,7 +313,7 @@ async def db(connect: Connect) -> asyncpg.Connection:
 async def granted(db: asyncpg.Connection, lock: str, number: int, secret: str = "secret") -> int:
     before = await sources.state(db, ZK, lock)
     wanted = LockRequest((lock,), secret, "worker", MINUTE)
-    verdict, lease = await source_leases.record_grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 1))
+    verdict, lease = await source_leases.record_grant(db, ZK, wanted, GrantRecord("handle", (number,), before, 0.0), 1)
     assert verdict == "granted"
     assert lease is not None
     return lease.lease_id
@@ -340,8 +340,8 @@ async def test_a_lease_never_shows_more_than_its_ttl(db: asyncpg.Connection) -> 
     secret = hash_secret("secret")
     _, found = await source_leases.find_by_secret(db, ZK, "x", secret)
     assert found is not None
-    assert 0 < found[1].remaining_ms <= MINUTE, "with which its hold is renewed"
-    for shown in (lease.expires_at, state.expires_at, found[1].expires_at):
+    assert 0 < found.remaining_ms <= MINUTE, "with which its hold is renewed"
+    for shown in (lease.expires_at, state.expires_at, found.expires_at):
         assert await db.fetchval("SELECT $1::text::timestamptz < clock_timestamp() + interval '61 s'", str(shown))
     assert await left(db, lease_id) > MINUTE / 1000
 

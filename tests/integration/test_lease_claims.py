@@ -11,9 +11,9 @@ from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, pat
 
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import Granted, acquire_lease
+from fencepost.server.gateway.leases import acquire_lease
 from fencepost.server.ops.demo import LEASES_BEGIN
-from fencepost.server.postgres.leases import LockRequest, hash_secret
+from fencepost.server.postgres.leases import Granted, LockRequest, hash_secret
 from fencepost.server.times import Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
 
@@ -66,16 +66,16 @@ async def test_the_old_holder_is_fenced_though_the_new_one_has_written_nothing(r
         await race.insert(race.a, "k", 30)
         old = await lease(gateway, asking("orders/k", secret="old", claims=("orders/k",)))
         first, second = old.lease.tokens
-        assert old.lease.claim_token is not None
-        assert old.lease.claim_token < first < second
+        assert old.claim_token is not None
+        assert old.claim_token < first < second
         assert result_of(await patch(gateway, keyed("k", first, n=1))) == "ok"
         await expire(race, old)
         new = await lease(gateway, asking("orders/k", secret="new", claims=("orders/k",)))
-        assert new.claims[0].mark == new.lease.claim_token
+        assert new.claims[0].mark == new.claim_token
         assert '"n":1' in new.claims[0].rows[0].replace(" ", "")
         for write in (patch, put, delete):
             assert result_of(await write(gateway, keyed("k", second, status="late"))) == "FP001"
-        assert await race.live_mark("k") == new.lease.claim_token
+        assert await race.live_mark("k") == new.claim_token
         row = await race.row("k")
         assert row is not None
         assert row["n"] == 1
@@ -123,7 +123,7 @@ async def test_a_grant_whose_claim_waited_says_how_much_time_is_left(race: Race,
         grant = await race.waits_at(pid, lease(gateway, asking("x", secret="new", claims=("orders/k",))))
         await clock.advance(waited)
         await writing.commit()
-        assert (await grant).lease.due_ms == left_ms
+        assert (await grant).lease.remaining_ms == left_ms
         drawn = "SELECT d.drawn_at >= x.granted_at FROM fencepost.draws d JOIN fencepost.leases x USING (lease_id)"
         assert await race.observer.fetchval(drawn), "no token was issued before its lease began"
 
@@ -151,7 +151,7 @@ async def test_a_refused_claim_undoes_the_grant(race: Race) -> None:
             assert await nothing_was_granted(race), claims
             assert await race.live_mark("other") == 30, claims
         # Nothing is left of it: the same secret gets the same locks without the claims, at once.
-        assert (await lease(gateway, asking("y", "x", secret="mine"))).lease.verdict == "granted"
+        assert (await lease(gateway, asking("y", "x", secret="mine"))).verdict == "granted"
 
 
 async def test_a_waiter_whose_claim_is_refused_lets_the_next_one_in(race: Race) -> None:
@@ -195,7 +195,7 @@ async def test_a_deadlock_with_a_claim_is_tried_again_and_never_reported(race: R
         await foreign.commit()
         answer = await grant
         assert isinstance(answer, Granted), answer
-        assert [claim.mark for claim in answer.claims] == [answer.lease.claim_token] * 2
+        assert [claim.mark for claim in answer.claims] == [answer.claim_token] * 2
         assert await race.observer.fetchval("SELECT count(*) FROM fencepost.leases") == 1
     met = "SELECT deadlocks > 0 FROM pg_stat_database WHERE datname = current_database()"
     await eventually(lambda: race.observer.fetchval(met), what="a deadlock in the statistics")
@@ -212,10 +212,10 @@ async def test_a_repeated_secret_gives_the_claims_again_with_the_rows_of_now(rac
         first = await lease(gateway, asking("x", secret="mine", claims=claims))
         assert result_of(await patch(gateway, keyed("k", first.lease.tokens[0], n=9))) == "ok"
         again = await lease(gateway, asking("x", secret="mine", claims=("orders/k", "orders/absent")))
-        assert again.lease.verdict == "repeated"
+        assert again.verdict == "repeated"
         assert (again.lease.lease_id, again.lease.tokens) == (first.lease.lease_id, first.lease.tokens)
         assert [claim.resource for claim in again.claims] == ["orders/k", "orders/absent"], "in the request's order"
-        assert [claim.mark for claim in again.claims] == [first.lease.tokens[0], first.lease.claim_token]
+        assert [claim.mark for claim in again.claims] == [first.lease.tokens[0], first.claim_token]
         assert '"n":9' in again.claims[0].rows[0].replace(" ", "")
         assert again.claims[1].rows == []
         assert await race.live_mark("k") == first.lease.tokens[0], "claiming again would spend a token"
@@ -244,8 +244,8 @@ async def test_a_client_that_hangs_up_before_it_gets_its_secret_gives_the_lock_b
     gone.set_result(None)
     async with open_gateway(race.dsn) as gateway:
         await acquire_lease(gateway, asking("x", secret="made up here", chosen=False), gone)
-        assert (await lease(gateway, asking("x", secret="another"))).lease.verdict == "granted"
+        assert (await lease(gateway, asking("x", secret="another"))).verdict == "granted"
         gone = asyncio.get_running_loop().create_future()
         gone.set_result(None)
         await acquire_lease(gateway, asking("y", secret="its own", chosen=True), gone)
-        assert (await lease(gateway, asking("y", secret="its own"))).lease.verdict == "repeated"
+        assert (await lease(gateway, asking("y", secret="its own"))).verdict == "repeated"

@@ -8,6 +8,7 @@ from typing import Any, cast
 import asyncpg
 import pytest
 from tests.integration.test_lease_claims import ask, asking, lease
+from tests.races.test_leases import granted
 from tests.support.asking import asked_by
 from tests.support.gateways import in_process
 from tests.support.interleave import Connect, Connection, start
@@ -24,7 +25,6 @@ from fencepost.server.fence.problem_types import LEASE_LOST, LOCK_FORBIDDEN
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases import (
-    Granted,
     elections,
     inspect,
     locks,
@@ -39,6 +39,7 @@ from fencepost.server.postgres import leases as builtin
 from fencepost.server.postgres import sources
 from fencepost.server.postgres import sources as source_leases
 from fencepost.server.postgres.leases import (
+    Granted,
     LeaseId,
     LeaseRow,
     Withdrawal,
@@ -79,22 +80,22 @@ VERBS: dict[str, Callable[[Gateway, LeaseId], Awaitable[object]]] = {
 async def test_the_secret_of_a_lease_is_of_no_use_to_another_caller(gateway: Gateway) -> None:
     granted = await lease(gateway.of(ANN), asking("job", secret=SECRET))
     for verb, use in VERBS.items():
-        assert code(await use(gateway.of(BOB), granted.lease_id)) == LEASE_LOST.code, verb
-        assert code(await use(gateway, granted.lease_id)) == LEASE_LOST.code, "no caller is another caller, too"
-        assert isinstance(await inspect(gateway.of(ANN), granted.lease_id), LeaseRow), "it lives"
-        assert code(await use(gateway.of(ANN), granted.lease_id)) is None, verb
+        assert code(await use(gateway.of(BOB), granted.lease.id)) == LEASE_LOST.code, verb
+        assert code(await use(gateway, granted.lease.id)) == LEASE_LOST.code, "no caller is another caller, too"
+        assert isinstance(await inspect(gateway.of(ANN), granted.lease.id), LeaseRow), "it lives"
+        assert code(await use(gateway.of(ANN), granted.lease.id)) is None, verb
 
 
 async def test_an_acquire_is_repeated_only_by_its_own_caller(gateway: Gateway) -> None:
     granted = await lease(gateway.of(ANN), asking("job", secret=SECRET))
-    assert (await lease(gateway.of(ANN), asking("job", secret=SECRET))).lease_id == granted.lease_id
+    assert (await lease(gateway.of(ANN), asking("job", secret=SECRET))).lease.id == granted.lease.id
     assert code(await ask(gateway.of(BOB), asking("job", secret=SECRET))) == "FP011", "it is held"
 
 
 async def test_a_name_that_ends_where_a_secret_begins_is_another_caller(gateway: Gateway) -> None:
     """The hash is of both texts: moving the border between them makes another one."""
     granted = await lease(gateway.of(Caller("ab")), asking("job", secret="c" + SECRET))
-    assert code(await renew(gateway.of(Caller("abc")), granted.lease_id, SECRET, None)) == LEASE_LOST.code
+    assert code(await renew(gateway.of(Caller("abc")), granted.lease.id, SECRET, None)) == LEASE_LOST.code
 
 
 async def test_locks_are_taken_by_pattern(gateway: Gateway) -> None:
@@ -116,23 +117,23 @@ async def test_locks_are_seen_by_pattern(gateway: Gateway) -> None:
     assert isinstance(seen, list)
     assert [state.name for state in seen] == ["orders/1"]
     assert code(await locks(mine, "builtin", "payments/1", None, 1)) == LOCK_FORBIDDEN.code
-    assert code(await inspect(mine, other.lease_id)) == LEASE_LOST.code
-    hidden, unknown = await inspect(mine, other.lease_id), await inspect(mine, LeaseId("builtin", 10**9))
+    assert code(await inspect(mine, other.lease.id)) == LEASE_LOST.code
+    hidden, unknown = await inspect(mine, other.lease.id), await inspect(mine, LeaseId("builtin", 10**9))
     assert isinstance(hidden, Problem)
     assert isinstance(unknown, Problem)
-    assert hidden.detail.replace(str(other.lease_id), "N") == unknown.detail.replace(str(10**9), "N")
+    assert hidden.detail.replace(str(other.lease.id), "N") == unknown.detail.replace(str(10**9), "N")
 
 
 async def test_a_lost_lease_does_not_name_a_successor_that_the_caller_may_not_see(gateway: Gateway) -> None:
     both = gateway.of(Caller("key:jobs", locks=("job",)))
     first = await lease(both, asking("job", secret=SECRET))
-    assert await release(both, first.lease_id, SECRET) is None
+    assert await release(both, first.lease.id, SECRET) is None
     await lease(gateway, asking("job", "payments/1", secret=SECRET[::-1]))
-    lost = await inspect(both, first.lease_id)
+    lost = await inspect(both, first.lease.id)
     assert isinstance(lost, Problem)
     assert "superseded_by" not in lost.extra
     assert "payments" not in lost.detail
-    full = await inspect(gateway, first.lease_id)
+    full = await inspect(gateway, first.lease.id)
     assert isinstance(full, Problem)
     assert "payments" in full.detail, "others see it"
 
@@ -141,9 +142,9 @@ async def test_patterns_that_a_caller_has_no_more_count_for_its_leases_too(gatew
     granted = await lease(gateway.of(Caller("key:a", locks=("job", "orders/*"))), asking("job", secret=SECRET))
     narrowed, all_again = gateway.of(Caller("key:a", locks=("orders/*",))), gateway.of(Caller("key:a", locks=("job",)))
     for verb in ("renew", "mint"):
-        assert code(await VERBS[verb](narrowed, granted.lease_id)) == LEASE_LOST.code, verb
-        assert code(await VERBS[verb](all_again, granted.lease_id)) is None, verb
-    assert code(await VERBS["release"](narrowed, granted.lease_id)) is None
+        assert code(await VERBS[verb](narrowed, granted.lease.id)) == LEASE_LOST.code, verb
+        assert code(await VERBS[verb](all_again, granted.lease.id)) is None, verb
+    assert code(await VERBS["release"](narrowed, granted.lease.id)) is None
 
 
 async def test_elections_are_seen_by_pattern(gateway: Gateway) -> None:
@@ -210,10 +211,10 @@ async def test_who_asks_about_very_many_leases_leaves_a_connection_to_others(
             return found > 1
 
         async with holder.transaction():
-            await holder.execute(keeps_waiting.format(anns.lease_id.number))
-            asked = [asked_by("ann", attack(gateway, anns.lease_id)) for _ in range(12)]
+            await holder.execute(keeps_waiting.format(anns.lease.id.number))
+            asked = [asked_by("ann", attack(gateway, anns.lease.id)) for _ in range(12)]
             await eventually(waiting, what="requests that wait in PostgreSQL")
-            renewed = await asyncio.wait_for(asked_by("bob", renew(gateway, bobs.lease_id, BOBS, None)), PATIENCE)
+            renewed = await asyncio.wait_for(asked_by("bob", renew(gateway, bobs.lease.id, BOBS, None)), PATIENCE)
             assert isinstance(renewed, LeaseRow)
             assert not any(each.done() for each in asked)
         await asyncio.gather(*asked)
@@ -229,16 +230,16 @@ Grant = Callable[[Connection], Coroutine[None, None, LeaseId]]
 
 async def granted_by_us(connection: Connection) -> LeaseId:
     acquired = await builtin.try_locks(connection, wanted("x", secret=TEXT), None, None, 0)
-    assert acquired.lease_id is not None
-    return LeaseId("builtin", acquired.lease_id)
+    assert isinstance(acquired, Granted)
+    return acquired.lease.id
 
 
 async def granted_by_etcd(connection: Connection) -> LeaseId:
     before = replace(await sources.state(connection, "etcd", "x"), issued=0)
-    record = GrantRecord("handle", (1,), before, 1)
-    _, lease = await source_leases.record_grant(connection, "etcd", wanted("x", secret=TEXT), record)
+    record = GrantRecord("handle", (1,), before, 0.0)
+    _, lease = await source_leases.record_grant(connection, "etcd", wanted("x", secret=TEXT), record, 1)
     assert lease is not None
-    return LeaseId("etcd", lease.lease_id)
+    return lease.id
 
 
 @pytest.fixture
@@ -281,14 +282,14 @@ async def test_a_waiter_that_is_withdrawn_has_no_place_and_the_one_behind_it_is_
     database: str, observer: Connection
 ) -> None:
     async with open_side(database, pool_size=2) as side:
-        holder = await side.acquire("x", secret="holder")
+        holder = granted(await side.acquire("x", secret="holder"))
         first = await side.wait(observer, "x", secret="first")
         second = await side.wait(observer, "x", secret="second")
         assert await side.locks.withdraw(hash_secret("first")) == Withdrawal((), under_way=False)
         assert await observer.fetchval("SELECT array_agg(owner) FROM fencepost.waiters") == ["second"]
         with pytest.raises(Withdrawn):
             await first
-        assert await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
+        assert await side.locks.release(holder.lease_id, hash_secret("holder"))
         assert (await second).verdict == "granted"
 
 
@@ -333,14 +334,14 @@ async def test_waiters_that_leave_keep_no_renewal_from_a_connection(
 
     monkeypatch.setattr(builtin, "leave", hang)
     async with open_side(database, pool_size=2) as side:
-        holder = await side.acquire("x", secret="holder")
+        holder = granted(await side.acquire("x", secret="holder"))
         gone = asyncio.get_running_loop().create_future()
         waiting = [await side.wait(observer, "x", secret=f"{n}", gone=gone) for n in range(4)]
         gone.set_result(None)
         for _ in range(20):
             await asyncio.sleep(0)
         try:
-            assert await side.locks.renew(holder.lease_id or 0, hash_secret("holder"), None)
+            assert await side.locks.renew(holder.lease_id, hash_secret("holder"), None)
         finally:
             leaving.set()
             await asyncio.gather(*waiting)
@@ -368,17 +369,17 @@ async def recorded(observer: Connection) -> list[tuple[object, ...]]:
 async def test_the_lease_is_over_the_next_in_line_has_the_lock_and_it_is_recorded(
     side: Side, owner: Connection, database: str
 ) -> None:
-    holder = await side.acquire("job", secret="holder")
+    holder = granted(await side.acquire("job", secret="holder"))
     waiting = await side.wait(owner, "job", secret="waiter")
     done = await command("release", "--force", "job", "--reason", REASON, database=database)
     assert done.exit_code == 0, done.output
     assert "holder" in done.output
     async with asyncio.timeout(PATIENCE):
         assert (await waiting).verdict == "granted"
-    assert await side.locks.renew(holder.lease_id or 0, hash_secret("holder"), None) is None
-    assert await side.locks.mint(holder.lease_id or 0, hash_secret("holder"), 1) is None
+    assert await side.locks.renew(holder.lease_id, hash_secret("holder"), None) is None
+    assert await side.locks.mint(holder.lease_id, hash_secret("holder"), 1) is None
     assert await recorded(owner) == [("builtin", "RELEASE", "job", REASON)]
-    lost = await side.locks.find_ended(holder.lease_id or 0)
+    lost = await side.locks.find_ended(holder.lease_id)
     assert lost is not None
     assert lost.ended_by == "operator"
 
@@ -394,8 +395,8 @@ async def test_all_locks_of_the_lease_are_free(side: Side, owner: Connection, da
 async def test_where_no_lease_has_the_lock_nothing_is_done_or_recorded(
     side: Side, owner: Connection, database: str
 ) -> None:
-    released = await side.acquire("released", secret="holder")
-    await side.locks.release(released.lease_id or 0, hash_secret("holder"))
+    released = granted(await side.acquire("released", secret="holder"))
+    await side.locks.release(released.lease_id, hash_secret("holder"))
     await side.acquire("expired", secret="holder")
     await owner.execute("UPDATE fencepost.leases SET expires_at = clock_timestamp() - interval '1 s'")
     for lock in ("free", "released", "expired"):
@@ -405,7 +406,7 @@ async def test_where_no_lease_has_the_lock_nothing_is_done_or_recorded(
 
 
 async def test_what_is_missing_is_named_and_nothing_is_done(side: Side, database: str) -> None:
-    lease = await side.acquire("job", secret="holder")
+    lease = granted(await side.acquire("job", secret="holder"))
     for arguments, said in (
         (("job", "--reason", REASON), "--force"),
         (("--force", "job"), "--reason"),
@@ -416,7 +417,7 @@ async def test_what_is_missing_is_named_and_nothing_is_done(side: Side, database
         done = await command("release", *arguments, database=database)
         assert done.exit_code != 0, arguments
         assert said in done.output, arguments
-    assert await side.locks.renew(lease.lease_id or 0, hash_secret("holder"), None) is not None
+    assert await side.locks.renew(lease.lease_id, hash_secret("holder"), None) is not None
 
 
 async def test_it_is_for_those_who_may_break_the_glass(side: Side, owner: Connection) -> None:

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 from tests.integration.test_lease_claims import MINUTE as MINUTE_MS
 from tests.integration.test_lease_claims import ask, asking, lease
+from tests.races.test_leases import granted
 from tests.support.interleave import Connect, Connection, blocked, blocks_another_session
 from tests.support.lease_gateways import HOUR, Side, Tries, in_line, let_gateways_be_silent, open_side, out_of_line
 from tests.support.lease_racing import EXPIRED, MINUTE, LeaseRace, open_lease_race
@@ -21,11 +22,10 @@ from tests.support.racing import Race, open_race, outcome
 from tests.support.use_cases import open_gateway
 
 from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway.leases import Granted
 from fencepost.server.locks.builtin import Queue
 from fencepost.server.postgres import leases
 from fencepost.server.postgres.errors import OutcomeUnknownError, UnavailableError
-from fencepost.server.postgres.leases import Acquired, LockRequest, hash_secret
+from fencepost.server.postgres.leases import Granted, LeaseRow, LockRequest, hash_secret
 from fencepost.server.postgres.marks import in_key_order
 from fencepost.server.times import TIMES, QueueTimes, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
@@ -68,7 +68,7 @@ async def test_a_grant_whose_answer_got_lost_is_found_again(side: Side, monkeypa
     lost = losing_answers(monkeypatch, "try_locks", 2)
     got = await side.acquire("x", secret="mine", tokens=2)
     assert [answer.verdict for answer in lost] == ["granted", "repeated"]
-    assert (got.verdict, got.lease_id, got.tokens) == ("repeated", lost[0].lease_id, lost[0].tokens)
+    assert (got.verdict, got.lease.id, got.lease.tokens) == ("repeated", lost[0].lease.id, lost[0].lease.tokens)
 
 
 async def test_an_acquire_with_an_unknown_outcome_is_answered_so_and_its_repeat_finds_out(
@@ -78,7 +78,7 @@ async def test_an_acquire_with_an_unknown_outcome_is_answered_so_and_its_repeat_
     with pytest.raises(OutcomeUnknownError):
         await side.acquire("x", secret="mine")
     got = await side.acquire("x", secret="mine")
-    assert (got.verdict, got.lease_id) == ("repeated", lost[0].lease_id)
+    assert (got.verdict, got.lease.id) == ("repeated", lost[0].lease.id)
     assert await observer.fetchval("SELECT count(*) FROM fencepost.leases") == 1
 
 
@@ -107,11 +107,11 @@ def plainly(name: str, secret: str) -> LockRequest:
 async def test_a_place_whose_answer_got_lost_is_one_place(
     side: Side, observer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder = await side.acquire("x", secret="holder")
+    holder = granted(await side.acquire("x", secret="holder"))
     lost = losing_answers(monkeypatch, "try_locks", 1)
     waiting = asyncio.create_task(side.acquire("x", secret="waiter", wait_ms=HOUR))
     await in_line(observer, "waiter")
-    await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
+    await side.locks.release(holder.lease_id, hash_secret("holder"))
     assert (await asyncio.wait_for(waiting, PATIENCE)).verdict == "granted"
     assert [answer.verdict for answer in lost] == ["queued"]
     assert await observer.fetchval("SELECT last_value FROM fencepost.tickets") == 1
@@ -122,8 +122,8 @@ async def test_a_place_whose_answer_got_lost_is_one_place(
 async def test_a_grant_whose_answer_the_holder_did_not_get_is_not_known(
     side: Side, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got = await side.acquire("x", secret="mine")
-    lease_id, secret = got.lease_id or 0, hash_secret("mine")
+    got = granted(await side.acquire("x", secret="mine"))
+    lease_id, secret = got.lease_id, hash_secret("mine")
     verbs: dict[str, Callable[[], Awaitable[object]]] = {
         "renew": lambda: side.locks.renew(lease_id, secret, None),
         "mint": lambda: side.locks.mint(lease_id, secret, 1),
@@ -166,8 +166,8 @@ class Two:
     clock: ManualClock | None = None
     """If time stands still at both: no heartbeat wakes anybody, nor does the end of a lease."""
 
-    async def release(self, acquired: Acquired, secret: str) -> None:
-        assert await self.two.locks.release(acquired.lease_id or 0, hash_secret(secret))
+    async def release(self, lease: LeaseRow, secret: str) -> None:
+        assert await self.two.locks.release(lease.lease_id, hash_secret(secret))
 
     async def advance(self, seconds: float) -> None:
         """Let time go on."""
@@ -200,11 +200,6 @@ async def still(database: str, connect: Connect) -> AsyncIterator[Two]:
         yield await two_gateways(stack, database, connect, ManualClock())
 
 
-def granted(acquired: Acquired) -> Acquired:
-    assert acquired.verdict == "granted", acquired
-    return acquired
-
-
 async def test_twenty_waiters_are_served_first_come_first_served_and_each_release_wakes_one(
     still: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,11 +209,11 @@ async def test_twenty_waiters_are_served_first_come_first_served_and_each_releas
     served: list[str] = []
     tokens: list[int] = []
 
-    async def be_served(waiting: asyncio.Task[Acquired], side: Side, secret: str) -> None:
+    async def be_served(waiting: asyncio.Task[Any], side: Side, secret: str) -> None:
         got = granted(await waiting)
         served.append(secret)
         tokens.append(got.tokens[0])
-        assert await side.locks.release(got.lease_id or 0, hash_secret(secret))
+        assert await side.locks.release(got.lease_id, hash_secret(secret))
 
     waiters = []
     names = [f"waiter {number}" for number in range(20)]
@@ -316,7 +311,7 @@ async def test_two_requests_with_one_secret_wait_together_and_get_one_lease(gate
     ]
     await gateways.release(holder, "holder")
     got = await asyncio.wait_for(asyncio.gather(*both), PATIENCE)
-    assert len({acquired.lease_id for acquired in got}) == 1
+    assert len({acquired.lease.id for acquired in got}) == 1
     assert sorted(acquired.verdict for acquired in got) == ["granted", "repeated", "repeated"]
     assert await gateways.waiting() == []
 
@@ -412,10 +407,10 @@ async def race(connect: Connect, unmade: Unmade) -> Race:
 async def test_a_waiter_whose_secret_got_another_lock_leaves_no_ghost(connect: Connect, database: str) -> None:
     observer = await connect()
     async with open_side(database) as side:
-        holder = await side.acquire("a", secret="holder")
+        holder = granted(await side.acquire("a", secret="holder"))
         waiting = await side.wait(observer, "a", secret="clumsy")
         assert (await side.acquire("b", secret="clumsy")).verdict == "granted"
-        assert await side.locks.release(holder.lease_id or 0, hash_secret("holder"))
+        assert await side.locks.release(holder.lease_id, hash_secret("holder"))
         assert (await waiting).verdict == "mismatch"
         await out_of_line(observer, "clumsy")
         assert (await side.acquire("a", secret="next")).verdict == "granted"
@@ -429,10 +424,10 @@ async def test_a_place_is_for_exactly_its_locks(leasing: LeaseRace) -> None:
 
 
 async def test_a_lease_that_is_being_renewed_is_not_ended_by_its_secrets_next_use(leasing: LeaseRace) -> None:
-    mine = await leasing.acquire(leasing.a, "a", secret="mine")
+    mine = granted(await leasing.acquire(leasing.a, "a", secret="mine"))
     await leasing.expire(mine.lease_id, ago=-3)
     renewing = await leasing.begin(leasing.a)
-    assert await leases.extend(leasing.a, mine.lease_id or 0, hash_secret("mine"), ttl_ms=MINUTE_MS) is not None
+    assert await leases.extend(leasing.a, mine.lease_id, hash_secret("mine"), ttl_ms=MINUTE_MS) is not None
     await leasing.run_out(mine.lease_id)  # as far as others can see
     other = await leasing.waits(leasing.b, outcome(leasing.acquire(leasing.b, "b", secret="mine")))
     await renewing.commit()
@@ -454,16 +449,16 @@ async def test_a_waiter_whose_place_has_run_out_by_a_clock_that_stepped_tries_ag
 
 
 async def test_tokens_of_a_lease_that_lives_on_are_remembered(leasing: LeaseRace) -> None:
-    mine = await leasing.acquire(leasing.a, "a", secret="mine")
+    mine = granted(await leasing.acquire(leasing.a, "a", secret="mine"))
     minted = await leasing.mint(leasing.a, mine.lease_id, "mine")
     assert minted is not None
     await leasing.observer.execute("UPDATE fencepost.draws SET drawn_at = drawn_at - interval '2 h'")
     await leases.forget(leasing.observer, 3600, 0)
     named = "SELECT count(*) FROM fencepost.issued_to($1)"
-    assert await leasing.observer.fetchval(named, minted.minted[0]) == 1
+    assert await leasing.observer.fetchval(named, minted.tokens[0]) == 1
     await leasing.observer.execute("UPDATE fencepost.draws SET drawn_at = drawn_at - interval '1 day'")
     await leases.forget(leasing.observer, 3600, 0)
-    assert await leasing.observer.fetchval(named, minted.minted[0]) == 0
+    assert await leasing.observer.fetchval(named, minted.tokens[0]) == 0
 
 
 async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
@@ -475,9 +470,8 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
         await blocks_another_session(race.a, race.observer)
         began = await race.observer.fetchval("SELECT clock_timestamp()")
         await writing.rollback()
-        granted = await task
-        assert granted.lease.lease_id is not None
-        renewed = await gateway.locks.renew(granted.lease.lease_id, hash_secret("mine"), None)
+        begun = (await task).lease
+        renewed = await gateway.locks.renew(begun.lease_id, hash_secret("mine"), None)
         assert renewed is not None
         assert datetime.fromisoformat(renewed.granted_at) > began
 
@@ -485,9 +479,9 @@ async def test_a_lease_begins_when_its_claims_are_done(race: Race) -> None:
 async def test_a_row_that_is_claimed_under_two_spellings_is_claimed_once(race: Race) -> None:
     await race.insert(race.a, "k", 30)
     async with open_gateway(race.dsn) as gateway:
-        granted = await lease(gateway, asking("x", secret="mine", claims=("orders/k", "orders/%6B", "public.orders/k")))
-    assert [claim.resource for claim in granted.claims] == ["orders/k"] * 3
-    assert {claim.mark for claim in granted.claims} == {granted.lease.claim_token}
+        got = await lease(gateway, asking("x", secret="mine", claims=("orders/k", "orders/%6B", "public.orders/k")))
+    assert [claim.resource for claim in got.claims] == ["orders/k"] * 3
+    assert {claim.mark for claim in got.claims} == {got.claim_token}
 
 
 async def test_a_grant_that_waits_for_a_row_keeps_no_lease_from_being_renewed(race: Race) -> None:
@@ -498,7 +492,6 @@ async def test_a_grant_that_waits_for_a_row_keeps_no_lease_from_being_renewed(ra
         await race.a.execute("SELECT FROM orders WHERE order_id = 'k' FOR UPDATE")
         stuck = [asyncio.create_task(ask(gateway, asking("x", secret=f"{n}", claims=("orders/k",)))) for n in range(3)]
         await blocks_another_session(race.a, race.observer)
-        assert mine.lease.lease_id is not None
         renewed = await asyncio.wait_for(gateway.locks.renew(mine.lease.lease_id, hash_secret("mine"), None), PATIENCE)
         assert renewed is not None
         await writing.rollback()
@@ -545,7 +538,6 @@ async def test_locks_that_claim_the_same_thing_overtake_each_other_and_no_holder
                 secret = f"{number}-{turn}"
                 answer = await ask(gateway, asking(f"lock-{number}", secret=secret, claims=("orders/k",)))
                 assert isinstance(answer, Granted), answer
-                assert answer.lease.lease_id is not None
                 assert await gateway.locks.release(answer.lease.lease_id, hash_secret(secret))
 
         await asyncio.gather(*(take(number) for number in range(6)))

@@ -31,13 +31,13 @@ from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.token import Rule, Token
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.outcomes import Done
 from fencepost.server.gateway.use_cases import claim
 from fencepost.server.ops.demo import LEASES_BEGIN
 from fencepost.server.ops.protect import plan_unprotect, protect, unprotect
 from fencepost.server.postgres import many
 from fencepost.server.postgres.connection import TOKEN
+from fencepost.server.postgres.leases import Granted
 from fencepost.server.postgres.marks import Appeared, Mark, claim_absent, mark_of
 from fencepost.server.postgres.row_sql import MARK
 

@@ -41,7 +41,6 @@ from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
 from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit
 from fencepost.server.gateway.idempotency import Replayed
-from fencepost.server.gateway.leases import Granted
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.read import Explained, ReadMany, ReadOne
 from fencepost.server.gateway.use_cases import claim, explain, read_many, read_one
@@ -52,6 +51,7 @@ from fencepost.server.postgres import database as allowed_roles
 from fencepost.server.postgres.connection import Limits, Session
 from fencepost.server.postgres.database import NO_LIST, AllowedRoles, Database
 from fencepost.server.postgres.errors import RefusedError
+from fencepost.server.postgres.leases import Granted
 from fencepost.server.postgres.query import Condition, Field, Query, Selected
 from fencepost.server.postgres.tables import KnownPrivileges, ProtectedTable
 from fencepost.server.queues.message import WriteMessage
@@ -425,7 +425,7 @@ async def test_a_lease_claims_as_its_caller_or_is_not_granted(stage: Acting, rac
     for key in ("k", "absent"):
         granted = await ask(stage.of(WEB), asking(key, secret=key * 32, claims=(f"orders/{key}",)))
         assert isinstance(granted, Granted), key
-        assert granted.claims[0].mark == granted.lease.claim_token, key
+        assert granted.claims[0].mark == granted.claim_token, key
         await stage.assert_own_name()
 
 

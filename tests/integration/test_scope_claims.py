@@ -14,12 +14,12 @@ from fencepost.server.fence.resource import Resource, parse_resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import Granted, acquire_lease
+from fencepost.server.gateway.leases import acquire_lease
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import Explained
 from fencepost.server.gateway.use_cases import claim, explain
 from fencepost.server.ops.protect import plan_protect, plan_unprotect, protect
-from fencepost.server.postgres.leases import LockRequest
+from fencepost.server.postgres.leases import Granted, LockRequest
 
 ACCOUNT = Resource("account", ("42",))
 
@@ -65,7 +65,7 @@ async def test_a_repeated_acquire_finds_its_claims_and_raises_nothing(race: Race
     first = await granted(gateway, request)
     raised = [await mark(race), await mark(race, "account/7")]
     again = await granted(gateway, request)
-    assert (first.lease.verdict, again.lease.verdict) == ("granted", "repeated")
+    assert (first.verdict, again.verdict) == ("granted", "repeated")
     assert first.lease.lease_id == again.lease.lease_id
     assert [done.resource for done in first.claims] == [done.resource for done in again.claims]
     assert [done.resource for done in again.claims] == ["account/42", "account/42", "account/7"]
@@ -84,7 +84,7 @@ async def test_a_refused_scope_gives_the_whole_grant_back(race: Race, gateway: G
     assert isinstance(answer, Problem)
     assert answer.name == "FP016"
     assert await mark(race) is None
-    assert (await granted(gateway, asked("account/42", secret="t" * 32))).lease.verdict == "granted"
+    assert (await granted(gateway, asked("account/42", secret="t" * 32))).verdict == "granted"
 
 
 @pytest.mark.parametrize("how", ["claim", "explain", "acquire"])

@@ -1,27 +1,30 @@
 """The token source (R9): tokens, time and locks; whose a lease is; what the sweeper leaves; a clock that steps back."""
 
+from dataclasses import replace
+
 from tests.races.openings import LEASES, QUEUE_OF_LOCKS, opened
 from tests.support.interleave import start
 from tests.support.lease_racing import MINUTE, LeaseRace, sweep_all
 from tests.support.racing import outcome
 
 from fencepost.server.postgres import leases
-from fencepost.server.postgres.leases import Acquired
+from fencepost.server.postgres.leases import Granted, LeaseRow
 
 pytestmark = opened(LEASES)
 
 
-def granted(answer: Acquired | str) -> Acquired:
-    assert isinstance(answer, Acquired), answer
+def granted(answer: object) -> LeaseRow:
+    """Give the lease that was granted, and not found again."""
+    assert isinstance(answer, Granted), answer
     assert answer.verdict == "granted", answer
-    return answer
+    return answer.lease
 
 
-async def assert_lost(race: LeaseRace, lease: Acquired, secret: str) -> None:
+async def assert_lost(race: LeaseRace, lease: LeaseRow, secret: str) -> None:
     assert await race.renew(race.a, lease.lease_id, secret) is None, "renewed"
     assert await race.mint(race.a, lease.lease_id, secret) is None, "minted"
-    assert await leases.inspect(race.a, lease.lease_id or 0) is None, "it looks alive"
-    assert await leases.find_ended(race.a, lease.lease_id or 0) is not None, "it looks unknown, or alive"
+    assert await leases.inspect(race.a, lease.lease_id) is None, "it looks alive"
+    assert await leases.find_ended(race.a, lease.lease_id) is not None, "it looks unknown, or alive"
 
 
 async def test_token_is_drawn_after_the_wait(race: LeaseRace) -> None:
@@ -35,7 +38,7 @@ async def test_token_is_drawn_after_the_wait(race: LeaseRace) -> None:
     await race.expire(old.lease_id, by=race.a)
     await minting.commit()
     new = granted(await successor)
-    assert min(new.tokens) > max(late.minted)
+    assert min(new.tokens) > max(late.tokens)
     assert await race.mint(race.a, old.lease_id, "old") is None
 
 
@@ -110,27 +113,26 @@ async def test_repeated_secret_is_the_same_lease(race: LeaseRace) -> None:
     minted = await race.mint(race.a, first.lease_id, "mine", 2)
     assert minted
     again = await outcome(race.acquire(race.b, "y", "x", secret="mine", tokens=7, owner="other", ttl_ms=1))
-    assert isinstance(again, Acquired), again
+    assert isinstance(again, Granted), again
     assert again.verdict == "repeated"
-    assert (again.lease_id, again.tokens, again.owner) == (first.lease_id, first.tokens, "me")
-    assert (again.ttl_ms, again.granted_at, again.expires_at) == (first.ttl_ms, first.granted_at, first.expires_at)
-    assert 0 < (again.due_ms or 0) <= MINUTE
+    assert 0 < again.lease.remaining_ms <= MINUTE
+    assert replace(again.lease, remaining_ms=first.remaining_ms) == first
     assert await sweep_all(race.observer, 0) == 1, "only the mint's draw may go while the lease lives"
     swept = await outcome(race.acquire(race.b, "y", "x", secret="mine"))
-    assert isinstance(swept, Acquired), swept
-    assert swept.tokens == first.tokens
+    assert isinstance(swept, Granted), swept
+    assert swept.lease.tokens == first.tokens
 
 
 async def test_repeated_secret_of_other_locks_is_a_mismatch(race: LeaseRace) -> None:
     """A secret belongs to one request: other locks or other claims are refused while its lease lives."""
-    first = granted(await race.acquire(race.a, "x", "y", secret="mine", claims=("t/1",)))
+    first = await race.acquire(race.a, "x", "y", secret="mine", claims=("t/1",))
     for names, claims in ((("x",), ("t/1",)), (("x", "z"), ("t/1",)), (("x", "y"), ()), (("x", "y"), ("t/2",))):
         answer = await race.acquire(race.b, *names, secret="mine", claims=claims)
         assert answer.verdict == "mismatch", f"{names} {claims}: {answer}"
     again = await race.acquire(race.b, "x", "y", secret="mine", claims=("t/1",))
-    assert (again.verdict, again.claim_token, again.tokens) == ("repeated", first.claim_token, first.tokens)
-    assert first.claim_token is not None
-    assert first.claim_token < min(first.tokens)
+    assert (first.verdict, again.verdict) == ("granted", "repeated")
+    assert (again.claim_token, again.lease.tokens) == (first.claim_token, first.lease.tokens)
+    assert first.claim_token < min(first.lease.tokens)
 
 
 async def test_repeated_secret_after_expiry_is_a_new_lease(race: LeaseRace) -> None:
@@ -158,7 +160,7 @@ async def test_two_at_once_with_one_secret_are_one_lease(race: LeaseRace) -> Non
     other = await race.waits(race.c, outcome(race.acquire(race.c, "y", secret="mine")))
     await first_under_way.commit()
     again = await repeat
-    assert (again.verdict, again.lease_id, again.tokens) == ("repeated", first.lease_id, first.tokens)
+    assert (again.verdict, again.lease.id, again.lease.tokens) == ("repeated", first.id, first.tokens)
     assert await other == "23505", "another lock, the same secret: reported as a mismatch"
     assert (await race.counts())["leases"] == 1
 
@@ -202,7 +204,7 @@ async def test_swept_lock_row_is_made_anew(race: LeaseRace) -> None:
     assert verdicts == ["granted", "held"]
     assert (await race.lock_rows())["x"] is not None
     newest = await race.observer.fetchval("SELECT max(last_token) FROM fencepost.leases WHERE ended_at IS NULL")
-    assert newest > max(late.minted)
+    assert newest > max(late.tokens)
 
 
 async def test_sweep_skips_what_is_in_use(race: LeaseRace) -> None:
@@ -254,7 +256,7 @@ async def test_idle_locks_leave_nothing(race: LeaseRace) -> None:
     assert await race.lock_rows() == {"live": live.lease_id}
     assert await race.counts() == {"locks": 1, "leases": 1, "draws": 1, "waiters": 0, "gateways": 1}
     again = await race.acquire(race.c, "live", secret="live")
-    assert (again.verdict, again.tokens) == ("repeated", live.tokens)
+    assert (again.verdict, again.lease.tokens) == ("repeated", live.tokens)
     assert await race.release(race.a, live.lease_id, "live")
     await race.observer.execute("UPDATE fencepost.gateways SET seen_at = now() - interval '61 s'")
     await sweep_all(race.observer, 0)
@@ -269,15 +271,15 @@ async def test_history_is_kept_as_long_as_asked(race: LeaseRace) -> None:
     await race.expire(old.lease_id)
     granted(await race.acquire(race.b, "x", secret="new", owner="new"))
     await sweep_all(race.observer, 3600)
-    lost = await leases.find_ended(race.observer, old.lease_id or 0)
+    lost = await leases.find_ended(race.observer, old.lease_id)
     assert lost is not None
     assert lost.superseded_by is not None
     assert '"new"' in lost.superseded_by
-    for token in (*old.tokens, *minted.minted):
+    for token in (*old.tokens, *minted.tokens):
         owner = await race.observer.fetchval("SELECT owner FROM fencepost.issued_to($1)", token)
         assert owner == "old", f"token {token}: {owner}"
     await sweep_all(race.observer, 0)
-    assert await leases.find_ended(race.observer, old.lease_id or 0) is None
+    assert await leases.find_ended(race.observer, old.lease_id) is None
 
 
 # The database's clock steps back by an hour
@@ -285,7 +287,7 @@ async def test_history_is_kept_as_long_as_asked(race: LeaseRace) -> None:
 KEEP_MS = MINUTE // 2
 
 
-async def left(race: LeaseRace, lease_id: int | None) -> float:
+async def left(race: LeaseRace, lease_id: int) -> float:
     """Seconds until the lease is over, by its row."""
     seconds: float = await race.observer.fetchval(
         "SELECT extract(epoch FROM expires_at - clock_timestamp())::float FROM fencepost.leases WHERE lease_id = $1",
@@ -299,7 +301,7 @@ async def test_lease_never_shows_more_than_its_ttl(race: LeaseRace) -> None:
     """Wherever the lease is looked at: by its id, in the list, as a repeated acquire, as who is in the way."""
     held = granted(await race.acquire(race.a, "x", secret="holder"))
     await race.clock_steps_back()
-    lease = await leases.inspect(race.b, held.lease_id or 0)
+    lease = await leases.inspect(race.b, held.lease_id)
     assert lease is not None
     assert 0 < lease.remaining_ms <= MINUTE
     [state] = await leases.lock_states(race.b, None, None, 10)
@@ -308,8 +310,8 @@ async def test_lease_never_shows_more_than_its_ttl(race: LeaseRace) -> None:
     for shown in ("lease($1)", "lock_states(NULL, NULL, 10, NULL) WHERE lease_id = $1"):
         assert not await race.observer.fetchval(far_off.format(shown), held.lease_id)
     again = await race.acquire(race.a, "x", secret="holder")
-    assert (again.verdict, again.lease_id) == ("repeated", held.lease_id)
-    assert 0 < (again.due_ms or 0) <= MINUTE
+    assert (again.verdict, again.lease.lease_id) == ("repeated", held.lease_id)
+    assert 0 < again.lease.remaining_ms <= MINUTE
     await race.clock_steps_back()
     refused = await race.acquire(race.b, "x", secret="other")
     assert (refused.verdict, refused.lease_id) == ("held", held.lease_id)

@@ -272,10 +272,10 @@ class Schedule:
         in_the_way = any(set(grant.locks) & set(locks) for lease, _, grant in self.granted if lease in self.live)
         assert got.verdict == ("held" if in_the_way else "granted"), got
         if got.verdict == "granted":
-            grant = Grant(locks, began, self.history.tick(), [int(token) for token in got.tokens])
+            grant = Grant(locks, began, self.history.tick(), [int(token) for token in got.lease.tokens])
             self.history.grants.append(grant)
-            self.granted.append((got.lease_id or 0, secret, grant))
-            self.live.add(got.lease_id or 0)
+            self.granted.append((got.lease.lease_id, secret, grant))
+            self.live.add(got.lease.lease_id)
 
     async def change(self, what: str, lease: int, secret: str, grant: Grant, count: int) -> None:
         race, alive = self.race, lease in self.live
@@ -283,7 +283,7 @@ class Schedule:
             case "mint":
                 minted = await race.mint(race.b, lease, secret, count)
                 assert (minted is not None) is alive, "a lease that is lost mints nothing"
-                grant.tokens += [int(token) for token in minted.minted] if minted else []
+                grant.tokens += [int(token) for token in minted.tokens] if minted else []
             case "renew":
                 assert (await race.renew(race.b, lease, secret) is not None) is alive
             case "release":
@@ -302,10 +302,12 @@ class Schedule:
                 known = any(live in self.live for live, its, _ in self.granted if its == secret)
                 assert (again.verdict == "repeated") is known, again
                 if again.verdict == "granted":
-                    new = Grant(grant.locks, self.history.tick(), self.history.tick(), [int(t) for t in again.tokens])
+                    new = Grant(
+                        grant.locks, self.history.tick(), self.history.tick(), [int(t) for t in again.lease.tokens]
+                    )
                     self.history.grants.append(new)
-                    self.granted.append((again.lease_id or 0, secret, new))
-                    self.live.add(again.lease_id or 0)
+                    self.granted.append((again.lease.lease_id, secret, new))
+                    self.live.add(again.lease.lease_id)
 
 
 # All at once, while gateways come and go
@@ -359,15 +361,15 @@ async def one_lease(side: Side, history: History, rng: random.Random) -> None:
     got = await side.acquire(*locks, secret=secret, wait_ms=rng.choice((0, 0, 200)), ttl_ms=rng.choice((5, 60_000)))
     if got.verdict not in ("granted", "repeated"):
         return
-    grant = Grant(locks, began, history.tick(), [int(token) for token in got.tokens])
+    grant = Grant(locks, began, history.tick(), [int(token) for token in got.lease.tokens])
     history.grants.append(grant)
     for _ in range(rng.randint(0, 3)):
-        minted = await side.locks.mint(got.lease_id or 0, hash_secret(secret), rng.randint(1, 3))
+        minted = await side.locks.mint(got.lease.lease_id, hash_secret(secret), rng.randint(1, 3))
         if minted is None:
             return
-        grant.tokens += [int(token) for token in minted.minted]
+        grant.tokens += [int(token) for token in minted.tokens]
     if rng.random() < 0.6:
-        await side.locks.release(got.lease_id or 0, hash_secret(secret))
+        await side.locks.release(got.lease.lease_id, hash_secret(secret))
 
 
 # PostgreSQL is killed
@@ -419,17 +421,17 @@ async def test_kill_9_of_postgresql_right_after_a_grant_never_repeats_a_token(cr
         began = history.tick()
         got = await race.acquire(race.a, name, "always", secret=secret, ttl_ms=10 * MINUTE)
         assert got.verdict == "granted"
-        grant = Grant((name, "always"), began, history.tick(), [int(token) for token in got.tokens])
+        grant = Grant((name, "always"), began, history.tick(), [int(token) for token in got.lease.tokens])
         history.grants.append(grant)
-        minted = await race.mint(race.b, got.lease_id, secret, 2)
+        minted = await race.mint(race.b, got.lease.lease_id, secret, 2)
         assert minted is not None
-        grant.tokens += [int(token) for token in minted.minted]
+        grant.tokens += [int(token) for token in minted.tokens]
         await crash(crashing, postmaster)
         for connection in (race.a, race.b, race.c, race.observer):
             connection.terminate()
         async with connection_to(crashing.url) as connection:
-            promised(await leases.inspect(connection, got.lease_id or 0), "an acknowledged lease is lost")
-            await connection.execute(EXPIRED, got.lease_id, 1.0)
+            promised(await leases.inspect(connection, got.lease.lease_id), "an acknowledged lease is lost")
+            await connection.execute(EXPIRED, got.lease.lease_id, 1.0)
         history.check()
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.support.interleave import Connection
 
-from fencepost.server.locks.leases import TakeResult
 from fencepost.server.locks.source import Capabilities, Grant, Holder, SourceUnavailableError
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.postgres import sources
@@ -109,7 +108,7 @@ class Stage:
 
     async def acquire(
         self, lock: str, *, claim: Any = None, gone: Any = None, tokens: int = 1, secret: str | None = None
-    ) -> TakeResult:
+    ) -> Any:
         self.secret = secret or str(next(_secrets))
         wanted = LockRequest((lock,), self.secret, "me", 20_000, tokens, ("t/1",) if claim else (), 10_000)
         return await self.locks.take(wanted, claim, gone or asyncio.get_running_loop().create_future())

@@ -36,9 +36,9 @@ async def test_a_claim_that_is_overtaken_takes_newer_tokens_and_so_does_the_answ
         attempted = await stage.acquire("a", claim=claim)
         assert attempted.claims == "claimed, False"
         assert tokens == [1, 3, 5]
-        assert attempted.acquired.tokens == (6,), "the first token of each draw was for the claim"
+        assert attempted.lease.tokens == (6,), "the first token of each draw was for the claim"
         again = await stage.acquire("a", claim=claim, secret=stage.secret)
-        assert (again.acquired.verdict, again.acquired.tokens, again.claims) == ("repeated", (6,), "claimed, True")
+        assert (again.verdict, again.lease.tokens, again.claims) == ("repeated", (6,), "claimed, True")
 
 
 async def test_a_request_that_is_repeated_while_it_claims_waits_and_gets_the_same(make: Callable[..., Any]) -> None:
@@ -67,9 +67,9 @@ async def test_a_request_that_is_repeated_while_it_claims_waits_and_gets_the_sam
         await eventually(waits, what="a second request with one secret")
         go_on.set()
         one, two = await first, await second
-        assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
+        assert (one.verdict, two.verdict) == ("granted", "repeated")
         assert (one.claims, two.claims, seen) == (1, 1, [False, True])
-        assert one.acquired.tokens == two.acquired.tokens
+        assert one.lease.tokens == two.lease.tokens
 
 
 @pytest.mark.parametrize("harm", ["renewed no more", "generation raised", "ended by its row"])
@@ -91,8 +91,8 @@ async def test_a_lease_that_is_lost_over_its_claims_is_no_grant(make: Callable[.
     never_late = harm == "ended by its row"  # else it is renewed after its claims, which shows that it is lost
     async with make(Times(sources=SourceTimes(late_share=never_late))) as stage:
         attempted = await stage.acquire("a", claim=claim)
-        assert attempted.acquired.verdict == "granted"
-        assert attempted.acquired.lease_id == 2**47 + 2, "the second lease; the first came to nothing"
+        assert attempted.verdict == "granted"
+        assert attempted.lease.lease_id == 2**47 + 2, "the second lease; the first came to nothing"
         assert len(tries) == 2
         assert await stage.live() == 1
 
@@ -107,8 +107,8 @@ async def test_a_wait_is_reported_without_the_time_that_the_claims_took(make: Ca
     async with make(Times(clock=clock)) as stage:
         attempted = await stage.acquire("a", claim=claim)
         assert attempted.waited_ms == 0
-        assert attempted.acquired.due_ms is not None
-        assert attempted.acquired.due_ms <= 20_000 - 300
+        assert attempted.lease.remaining_ms is not None
+        assert attempted.lease.remaining_ms <= 20_000 - 300
 
 
 async def test_two_requests_with_one_secret_are_not_in_each_others_way(make: Callable[..., Any]) -> None:
@@ -125,8 +125,8 @@ async def test_two_requests_with_one_secret_are_not_in_each_others_way(make: Cal
         one = await first
         stage.service.refused_until.set()
         two = await second
-        assert (one.acquired.verdict, two.acquired.verdict) == ("granted", "repeated")
-        assert one.acquired.lease_id == two.acquired.lease_id
+        assert (one.verdict, two.verdict) == ("granted", "repeated")
+        assert one.lease.lease_id == two.lease.lease_id
 
 
 @pytest.mark.parametrize("end", [SourceError("refused"), asyncio.CancelledError()])
@@ -151,9 +151,9 @@ async def test_a_generation_that_is_raised_under_way_makes_the_grant_void(make: 
         await stage.raised()
         stage.service.slow.clear()
         stage.service.gate.set()
-        granted = (await asking).acquired
+        granted = await asking
         assert granted.verdict == "granted"
-        assert granted.tokens[0] > 2**48
+        assert granted.lease.tokens[0] > 2**48
         assert stage.service.released == ["a#1"], "what was asked for in the generation before is given back"
         assert not stage.quarantined
 
@@ -164,11 +164,11 @@ async def test_a_grant_that_is_recorded_after_its_successors_is_void(make: Calla
         first = asyncio.create_task(stage.acquire("a"))
         await stage.service.asked.wait()
         stage.service.slow.clear()
-        second = (await stage.acquire("a")).acquired
-        assert (second.verdict, second.tokens) == ("granted", (2,))
+        second = await stage.acquire("a")
+        assert (second.verdict, second.lease.tokens) == ("granted", (2,))
         stage.service.gate.set()
-        again = (await first).acquired
-        assert again.tokens[0] > 2, "never the token of its first grant, which is older than the second's"
+        again = await first
+        assert again.lease.tokens[0] > 2, "never the token of its first grant, which is older than the second's"
         assert "a#1" in stage.service.released
         assert not stage.quarantined, "it was not backwards: nothing above it was known when it was asked for"
 
@@ -180,9 +180,9 @@ async def test_a_number_that_a_restored_service_gives_again_is_recorded_once(mak
         await stage.service.asked.wait()
         stage.service.slow.clear()
         stage.service.numbers = itertools.count(1)
-        assert (await stage.acquire("a")).acquired.tokens == (1,)
+        assert (await stage.acquire("a")).lease.tokens == (1,)
         stage.service.gate.set()
-        assert (await first).acquired.tokens == (2,)
+        assert (await first).lease.tokens == (2,)
 
 
 async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_asked(
@@ -196,8 +196,8 @@ async def test_what_remains_of_a_repeated_lease_is_read_after_the_service_was_as
             return bool(await stage.observer.execute(shorter))
 
         monkeypatch.setattr(stage.service, "renew", renew)
-        again = (await stage.acquire("a", secret="mine")).acquired
-        assert (again.verdict, again.due_ms <= 10_000) == ("repeated", True), again
+        again = await stage.acquire("a", secret="mine")
+        assert (again.verdict, again.lease.remaining_ms <= 10_000) == ("repeated", True), again
 
 
 @pytest.mark.parametrize("number", [5, 4])
@@ -205,7 +205,7 @@ async def test_a_number_that_is_not_above_what_was_issued_quarantines_the_source
     make: Callable[..., Any], number: int
 ) -> None:
     async with make(numbers=itertools.count(5)) as stage:
-        assert (await stage.acquire("a")).acquired.tokens == (5,)
+        assert (await stage.acquire("a")).lease.tokens == (5,)
         stage.service.numbers = itertools.count(number)
         with pytest.raises(SourceQuarantinedError, match=f"has the token {number}, which is not above all that had"):
             await stage.acquire("b")
@@ -214,14 +214,14 @@ async def test_a_number_that_is_not_above_what_was_issued_quarantines_the_source
             await stage.acquire("c")
         assert len(stage.quarantined) == 1, "said once"
         await stage.raised()
-        assert (await stage.acquire("d")).acquired.tokens[0] > 2**48
+        assert (await stage.acquire("d")).lease.tokens[0] > 2**48
 
 
 async def test_where_numbers_rise_within_a_lock_another_locks_are_not_compared(make: Callable[..., Any]) -> None:
     async with make(capabilities=Capabilities("lock", fair=True, verifies=False), numbers=itertools.count(5)) as stage:
         await stage.acquire("a")
         stage.service.numbers = itertools.count(1)
-        assert (await stage.acquire("b")).acquired.tokens == (1,)
+        assert (await stage.acquire("b")).lease.tokens == (1,)
         stage.service.numbers = itertools.count(5)
         with pytest.raises(SourceQuarantinedError):
             await stage.acquire("a")
@@ -232,12 +232,12 @@ async def test_a_mint_that_repeats_its_grant_or_an_earlier_mint_quarantines_the_
     make: Callable[..., Any], minted: int, number: int
 ) -> None:
     async with make(numbers=itertools.count(5)) as stage:
-        granted = (await stage.acquire("a", tokens=3)).acquired
+        granted = await stage.acquire("a", tokens=3)
         if minted:
-            await stage.locks.mint(granted.lease_id, stage.secret_hash, minted)
+            await stage.locks.mint(granted.lease.lease_id, stage.secret_hash, minted)
         stage.service.numbers = itertools.count(number)
         with pytest.raises(SourceQuarantinedError):
-            await stage.locks.mint(granted.lease_id, stage.secret_hash, 1)
+            await stage.locks.mint(granted.lease.lease_id, stage.secret_hash, 1)
         assert len(stage.quarantined) == 1
 
 
@@ -265,7 +265,7 @@ async def test_a_source_that_could_not_be_registered_is_when_it_is_asked(make: C
         await stage.observer.execute("ALTER TABLE fencepost.away RENAME TO sources")
         wanted = LockRequest(("a",), "later", "me", 20_000)
         attempted = await locks.take(wanted, None, asyncio.get_running_loop().create_future())
-        assert attempted.acquired.verdict == "granted"
+        assert attempted.verdict == "granted"
         await locks.close()
 
 
@@ -293,16 +293,16 @@ async def test_numbers_without_room_for_a_generation_are_refused(make: Callable[
 async def test_a_hold_that_is_lost_while_its_tokens_are_drawn_is_no_grant(make: Callable[..., Any]) -> None:
     """Drawn in PostgreSQL: only if the service confirms afterwards that the lock is still held, it was held then."""
     async with make(capabilities=Capabilities("database", fair=False, verifies=False), lost=True) as stage:
-        assert (await stage.acquire("a")).acquired.verdict == "held"
+        assert (await stage.acquire("a")).verdict == "held"
         assert await stage.live() == 0
         stage.service.lost = False
-        granted = (await stage.acquire("b")).acquired
+        granted = await stage.acquire("b")
         assert granted.verdict == "granted"
         secret = stage.secret_hash
         stage.service.lost = True
-        assert await stage.locks.mint(granted.lease_id, secret, 1) is None
+        assert await stage.locks.mint(granted.lease.lease_id, secret, 1) is None
         stage.service.lost = False
-        assert await stage.locks.renew(granted.lease_id, secret, None) is None, "over is over"
+        assert await stage.locks.renew(granted.lease.lease_id, secret, None) is None, "over is over"
 
 
 @pytest.mark.parametrize("verb", ["grant", "mint", "repeat"])
@@ -310,7 +310,7 @@ async def test_a_hold_whose_lease_ends_under_way_is_given_back(make: Callable[..
     """The generation is raised between two steps. The service knows nothing of that, and holds on."""
     async with make(capabilities=Capabilities("database", fair=False, verifies=False)) as stage:
         service, renew, draw = stage.service, stage.service.renew, sources.draw
-        granted = None if verb == "grant" else (await stage.acquire("a")).acquired
+        granted = None if verb == "grant" else await stage.acquire("a")
         released = len(service.released)
 
         async def raised_before_the_draw(*asked: Any) -> Any:
@@ -328,13 +328,13 @@ async def test_a_hold_whose_lease_ends_under_way_is_given_back(make: Callable[..
             if verb == "repeat":
                 service.renew = raised_after_the_renewal
                 again = await stage.acquire("a", secret=stage.secret)
-                assert again.acquired.verdict == "granted", "anew"
+                assert again.verdict == "granted", "anew"
             else:
                 monkeypatch.setattr(sources, "draw", raised_before_the_draw)
                 if granted is None:
-                    assert (await stage.acquire("a")).acquired.verdict == "granted", "at the second try"
+                    assert (await stage.acquire("a")).verdict == "granted", "at the second try"
                 else:
-                    assert await stage.locks.mint(granted.lease_id, stage.secret_hash, 1) is None
+                    assert await stage.locks.mint(granted.lease.lease_id, stage.secret_hash, 1) is None
         assert len(service.released) == released + 1
 
 
@@ -344,7 +344,7 @@ async def test_a_client_that_goes_leaves_no_hold(make: Callable[..., Any]) -> No
         asking = asyncio.create_task(stage.acquire("a", gone=gone))
         await stage.service.asked.wait()
         gone.set_result(None)
-        assert (await asking).acquired.verdict == "held"
+        assert (await asking).verdict == "held"
         assert not stage.service.held
 
 
@@ -362,12 +362,12 @@ async def test_a_hold_that_cannot_be_given_back_is_reported(make: Callable[..., 
 
 async def test_a_holder_may_release_what_is_over_by_our_record(make: Callable[..., Any]) -> None:
     async with make() as stage:
-        granted = (await stage.acquire("a")).acquired
+        granted = await stage.acquire("a")
         await stage.raised()
         assert stage.service.held == {"a": "a#1"}, "the service knows nothing of generations"
-        assert await stage.locks.release(granted.lease_id, b"not mine")
+        assert await stage.locks.release(granted.lease.lease_id, b"not mine")
         assert stage.service.held
-        assert await stage.locks.release(granted.lease_id, stage.secret_hash)
+        assert await stage.locks.release(granted.lease.lease_id, stage.secret_hash)
         assert not stage.service.held
 
 
@@ -443,13 +443,13 @@ async def test_what_lives_by_a_session_is_ended_when_its_lease_is_over(make: Cal
     async with make(capabilities=capabilities) as stage:
         wanted = LockRequest(("a",), "mine", "me", 300)
         granted = await stage.locks.take(wanted, None, asyncio.get_running_loop().create_future())
-        assert granted.acquired.verdict == "granted"
+        assert granted.verdict == "granted"
 
         async def given_back() -> bool:
             released: list[str] = stage.service.released
             return released == ["a#1"]
 
         await eventually(given_back, what="the end of a hold whose lease has expired")
-        kept = (await stage.acquire("b")).acquired
+        kept = await stage.acquire("b")
         assert kept.verdict == "granted"
     assert "b#2" in stage.service.released, "a gateway that stops takes its holds along"

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 import httpx
@@ -30,10 +30,6 @@ from fencepost.server.postgres.leases import Acquired, LockRequest
 from fencepost.server.postgres.listen import Listener
 from fencepost.server.times import TIMES, Times
 from fencepost.testing.servers.processes import PATIENCE, eventually
-
-if TYPE_CHECKING:
-    from fencepost.server.locks.leases import TakeResult
-
 
 # Asking for leases over HTTP: each test takes locks and secrets of its own, and no secret may come up in a log.
 
@@ -196,19 +192,16 @@ class Side:
         self.queue = Queue(database, self.failures.append, times)
         self.locks = PostgresLocks(database, self.queue)
         self.listening = asyncio.Event()
-        self._asked: set[asyncio.Task[TakeResult]] = set()
+        self._asked: set[asyncio.Task[Acquired]] = set()
 
-    async def acquire(
-        self, *names: str, secret: str, gone: "asyncio.Future[None] | None" = None, **asked: Any
-    ) -> Acquired:
-        """Acquire without claims; answers queued as held, as the gateway does."""
+    async def acquire(self, *names: str, secret: str, gone: "asyncio.Future[None] | None" = None, **asked: Any) -> Any:
+        """Acquire without claims. Gives an Acquired, of the kind that is due."""
         gone = gone or asyncio.get_running_loop().create_future()
-        attempted = await self.locks.take(wanted(*names, secret=secret, owner=secret, **asked), None, gone)
-        return attempted.acquired
+        return await self.locks.take(wanted(*names, secret=secret, owner=secret, **asked), None, gone)
 
     async def wait(
         self, observer: Connection, *names: str, secret: str, wait_ms: int = HOUR, **asked: Any
-    ) -> asyncio.Task[Acquired]:
+    ) -> asyncio.Task[Any]:
         """Start waiting; return once the place in the queue is taken."""
         task = asyncio.create_task(self.acquire(*names, secret=secret, wait_ms=wait_ms, **asked))
         await in_line(observer, secret)

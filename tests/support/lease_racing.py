@@ -16,7 +16,7 @@ from tests.support.interleave import Connect, Connection, start
 from tests.support.racing import owner, racer
 
 from fencepost.server.postgres import leases
-from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, hash_secret
+from fencepost.server.postgres.leases import Granted, LeaseRow, LockRequest, hash_secret
 from fencepost.testing.servers.processes import eventually
 
 T = TypeVar("T")
@@ -88,8 +88,8 @@ class LeaseRace:
 
     async def acquire(
         self, connection: Connection, *names: str, secret: str, visit: UUID | None = None, **others: Any
-    ) -> Acquired:
-        """Try once; with wait_ms and a visit, take a place in the queue."""
+    ) -> Any:
+        """Try once; with wait_ms and a visit, take a place in the queue. Gives an Acquired, of the kind that is due."""
         asked = wanted(*names, secret=secret, **others)
         gateway = None if visit is None else self.gateway
         return await leases.try_locks(connection, asked, gateway, visit, asked.wait_ms)
@@ -101,39 +101,39 @@ class LeaseRace:
         assert got.verdict == "queued", got
         return visit
 
-    async def acquire_past(self, connection: Connection, name: str, *, secret: str) -> Acquired:
+    async def acquire_past(self, connection: Connection, name: str, *, secret: str) -> Any:
         """Acquire a lock past its queue: what happens when all of its waiters were away for a moment."""
         await self.observer.execute("UPDATE fencepost.waiters SET give_up_at = give_up_at - interval '1 day'")
         got = await self.acquire(connection, name, secret=secret)
         await self.observer.execute("UPDATE fencepost.waiters SET give_up_at = give_up_at + interval '1 day'")
         return got
 
-    async def renew(self, connection: Connection, lease_id: int | None, secret: str) -> LeaseRow | None:
-        return await leases.extend(connection, lease_id or 0, hash_secret(secret), ttl_ms=-1)
+    async def renew(self, connection: Connection, lease_id: int, secret: str) -> LeaseRow | None:
+        return await leases.extend(connection, lease_id, hash_secret(secret), ttl_ms=-1)
 
-    async def mint(self, connection: Connection, lease_id: int | None, secret: str, count: int = 1) -> LeaseRow | None:
-        return await leases.extend(connection, lease_id or 0, hash_secret(secret), tokens=count)
+    async def mint(self, connection: Connection, lease_id: int, secret: str, count: int = 1) -> LeaseRow | None:
+        return await leases.extend(connection, lease_id, hash_secret(secret), tokens=count)
 
-    async def release(self, connection: Connection, lease_id: int | None, secret: str) -> bool:
+    async def release(self, connection: Connection, lease_id: int, secret: str) -> bool:
         """Release at another gateway than the waiters'. False: it is held by another."""
-        woken = await leases.release(connection, lease_id or 0, hash_secret(secret), ELSEWHERE)
+        woken = await leases.release(connection, lease_id, hash_secret(secret), ELSEWHERE)
         assert not woken, f"waiters of another gateway: {woken}"
         return woken is not None
 
-    async def release_here(self, connection: Connection, lease_id: int | None, secret: str) -> list[UUID] | None:
+    async def release_here(self, connection: Connection, lease_id: int, secret: str) -> list[UUID] | None:
         """Release at the waiters' own gateway; returns whom it is to wake."""
-        return await leases.release(connection, lease_id or 0, hash_secret(secret), self.gateway)
+        return await leases.release(connection, lease_id, hash_secret(secret), self.gateway)
 
     async def beat(self, *visits: UUID, left: tuple[UUID, ...] = ()) -> dict[UUID, int]:
         return dict(await leases.beat(self.observer, self.gateway, list(visits), list(left)))
 
     # Time
 
-    async def expire(self, lease_id: int | None, ago: float = 1.0, *, by: "Connection | None" = None) -> None:
+    async def expire(self, lease_id: int, ago: float = 1.0, *, by: "Connection | None" = None) -> None:
         """Let a lease run out `ago` seconds ago, or in so many if that is below 0; `by` who has locked its row."""
         await (by or self.observer).execute(EXPIRED, lease_id, ago)
 
-    async def step_clock_back(self, lease_id: int | None) -> None:
+    async def step_clock_back(self, lease_id: int) -> None:
         """Let the lease's time not be over yet, as it is when the clock steps back. What has ended stays ended."""
         await self.observer.execute(CLOCK_STEPPED_BACK, lease_id)
 
@@ -141,7 +141,7 @@ class LeaseRace:
         """Let the database's clock step back."""
         await step_back(self.observer, by)
 
-    async def run_out(self, lease_id: int | None) -> None:
+    async def run_out(self, lease_id: int) -> None:
         """Return once a lease's time has run out by the database's clock."""
 
         async def over() -> bool:
@@ -222,5 +222,5 @@ async def open_lease_race(connect: Connect) -> LeaseRace:
 async def granted(connection: Connection, name: str, tokens: int = 1) -> int:
     """Acquire a lock whose secret is its name; returns the first token."""
     got = await leases.try_locks(connection, wanted(name, secret=name, ttl_ms=MINUTE, tokens=tokens), None, None, 0)
-    assert got.verdict == "granted"
-    return int(got.tokens[0])
+    assert isinstance(got, Granted)
+    return int(got.lease.tokens[0])

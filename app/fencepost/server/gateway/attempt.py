@@ -24,7 +24,7 @@ failure.
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fencepost.server.fence.caller import Caller
@@ -38,6 +38,7 @@ from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, ans
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.write import Verb, needs_fitting, refused_scope, require_fitting
 from fencepost.server.postgres import keyed, marks
+from fencepost.server.postgres.answers import shown
 from fencepost.server.postgres.connection import FencedRow, Key, RowWrite, Session, Wait, WriteStatement
 from fencepost.server.postgres.database import in_transaction, savepoint
 from fencepost.server.postgres.errors import RefusedError, StorageError, conflict
@@ -101,8 +102,24 @@ def statements_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait)
     return Statements(table, wait, first, careful, creating, conditional=change.conditional)
 
 
-def claiming(table: ProtectedTable, change: Change) -> Statements:
-    """Write the statements of a claim."""
+_MAKE_THE_ROW: Final = (
+    "Row security applies to this table: a key is claimed only while you see its row. Fence a new key with its row:"
+    " PUT it under the token."
+)
+
+
+async def claim_row(session: Session, table: ProtectedTable, write: RowWrite, most_bytes: int) -> Outcome:
+    """Claim a row, or a key without one; in a transaction that is open, where a grant claims. The row, of so many bytes
+    at most, is the answer.
+    """
+    outcome = await attempt_alone(session, table.kept(_claiming, most_bytes), write)
+    if table.row_security and isinstance(outcome, Problem) and outcome.type is ROW_NOT_FOUND:
+        return replace(outcome, hint=_MAKE_THE_ROW)
+    return outcome
+
+
+def _claiming(table: ProtectedTable, most_bytes: int) -> Statements:
+    change = Change((), shown(table, None, most_bytes), frozenset(), named=True)
     first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
     return Statements(table, "block", first, careful, claims=True)
 

@@ -1,7 +1,8 @@
-"""Claims: raising a mark without writing data, so that no older holder can write from now on (R7).
+"""What the names of resources mean: the rows and scopes that claims raise the marks of, and that tokens are sealed for.
 
-A new holder claims first, and reads the row from the claim's own answer: RETURNING of the claiming UPDATE is the row
-that no older holder can change any more. A key without a row is claimed too: no older holder can create it. That goes
+A claim raises a mark without writing data, so that no older holder can write from now on (R7). A new holder claims
+first, and reads the row from the claim's own answer: RETURNING of the claiming UPDATE is the row that no older holder
+can change any more. A key without a row is claimed too: no older holder can create it. That goes
 
 1. UPDATE … SET mark, RETURNING: a row came back, done;
 2. R5's question: a mark refuses, done; a row is there after all, back to 1;
@@ -10,45 +11,32 @@ that no older holder can change any more. A key without a row is claimed too: no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NoReturn
+from dataclasses import dataclass
+from typing import Final
 
 from fencepost.server.fence.caller import Caller
-from fencepost.server.fence.problem_types import (
-    PERMISSION_DENIED,
-    ROW_NOT_FOUND,
-    SPENT_TOKEN,
-    STALE_TOKEN,
-    UNKNOWN_TABLE,
-    WRONG_TOKEN_SOURCE,
-)
+from fencepost.server.fence.problem_types import PERMISSION_DENIED, ROW_NOT_FOUND, UNKNOWN_TABLE
 from fencepost.server.fence.problems import Problem, bad_request
-from fencepost.server.fence.resource import Resource, Scope, parse_resource
-from fencepost.server.fence.seal import Presented
-from fencepost.server.fence.token import BUILTIN, EXTERNAL, Token, shown_mark
+from fencepost.server.fence.resource import (
+    MalformedResourceError,
+    Resource,
+    Scope,
+    decode_key,
+    decode_segment,
+    parse_resource,
+)
+from fencepost.server.fence.seal import Binding, Presented
 from fencepost.server.gateway.alone import Evidence, Operation, perform, row_evidence
-from fencepost.server.gateway.attempt import Statements, attempt_alone, claiming
+from fencepost.server.gateway.attempt import claim_row
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.idempotency import once_of
 from fencepost.server.gateway.outcomes import Done, Outcome
-from fencepost.server.gateway.plan import (
-    not_with_queue,
-    require_key,
-    require_once,
-    require_protected,
-    require_token,
-    target_of,
-)
-from fencepost.server.gateway.write import IdempotencyKey, enter, refused_scope
-from fencepost.server.locks.leases import Overtaken
-from fencepost.server.postgres import reading, scopes
+from fencepost.server.gateway.plan import not_with_queue, require_key, require_once, require_protected, require_token
+from fencepost.server.gateway.write import IdempotencyKey, name_of_key
+from fencepost.server.postgres import scopes
 from fencepost.server.postgres.connection import Key, RowWrite, Session
-from fencepost.server.postgres.database import as_caller, users_code
-from fencepost.server.postgres.keyed import Change
-from fencepost.server.postgres.marks import in_key_order, read_resource
 from fencepost.server.postgres.query import QueryError
-from fencepost.server.postgres.row_sql import issued_by
-from fencepost.server.postgres.scopes import marks as scope_marks
+from fencepost.server.postgres.row_sql import encode_name
 from fencepost.server.postgres.scopes import scopes_typed
 from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table
 
@@ -120,12 +108,7 @@ async def refuse_scope(
     return Problem(ROW_NOT_FOUND, f"There is no row of the scope {name}.")
 
 
-# The claim of a row, of a key without one, or of a scope: as a request, or as a part of a grant.
-
-_MAKE_THE_ROW: Final = (
-    "Row security applies to this table: a key is claimed only while you see its row. Fence a new key with its row:"
-    " PUT it under the token."
-)
+# The claim of a row, of a key without one, or of a scope, as a request of its own; with a grant: gateway/leases.py.
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,215 +199,136 @@ class ClaimOfScope(Operation):
         return refused or Done([], self.row.token, resource=name, scope=name)
 
 
-async def claim_row(connection: Session, table: ProtectedTable, row: RowWrite, most_bytes: int) -> Outcome:
-    """Claim on a connection, which may be in a transaction: a grant claims in its own."""
-    outcome = await attempt_alone(connection, table.kept(_statements, most_bytes), row)
-    if table.row_security and isinstance(outcome, Problem) and outcome.type is ROW_NOT_FOUND:
-        return replace(outcome, hint=_MAKE_THE_ROW)
-    return outcome
+# What the tokens of a lease are sealed for: the resources that its locks are named after, that it claims, and that the
+# request for it listed in `writes`.
+#
+# A resource has one name, in which PostgreSQL renders it: 07 and 7 are one key of an integer. Claims are bound by that
+# name, however they were written; and so is what stands in `writes`, which is kept with the lease in that form. A
+# lock's name is bound as it is, and as it is spelled where no more characters are encoded than must be. What it means
+# as values of a key is not asked: the lock orders/07 is not for the row orders/7, whose lock another client may have.
+
+MOST_BYTES: Final = 1024
+"""Of the names of `writes` of one lease."""
+ANY: Final = "*"
+"""At the end of an entry of `writes`: all resources whose names begin so."""
 
 
-def _statements(table: ProtectedTable, most_bytes: int) -> Statements:
-    target = target_of(table, None, most_bytes, shown=True)
-    return claiming(table, Change((), target, frozenset(), named=True))
+async def names_of_writes(gateway: Gateway, writes: Sequence[str]) -> tuple[str, ...] | Problem:
+    """Read `writes` of a request for a lease, and give each as it is kept. Raises StorageError, QueryError."""
+    if writes and gateway.seals.keys is None:
+        return bad_request(
+            "body: writes: this gateway seals no tokens, and so they can be used for any resource",
+            "An operator gives it keys: FENCEPOST_SEAL_KEYS_FILE. Until then, leave writes out.",
+        )
+    kept: set[str] = set()
+    for text in writes:
+        name = await (_prefix if text.endswith(ANY) else _resource)(gateway, text)
+        if isinstance(name, Problem):
+            return name
+        kept.add(name)
+    if sum(len(name.encode()) for name in kept) > MOST_BYTES:  # 1e100000 is a short text, and a long name
+        return bad_request(f"body: writes: the names have more than {MOST_BYTES} bytes as the database spells them")
+    return tuple(sorted(kept, key=str.encode))
 
 
-# The claims of a lease, made in the transaction that grants it (R7, R9): all of them, or the lease is not granted.
+async def binding_of(
+    gateway: Gateway, source: str, locks: Sequence[str], claims: Sequence[str], writes: Sequence[str], lease: str = ""
+) -> Binding:
+    """Give what the tokens of a lease are bound to. `lease` is empty before it is granted. Raises StorageError."""
+    names = {*locks, *map(_spelled, locks), *(each for each in writes if not each.endswith(ANY))}
+    for claim in claims:
+        names.add(await _name_of_claim(gateway, claim))
+    prefixes = tuple(each.removesuffix(ANY) for each in writes if each.endswith(ANY))
+    return Binding(source, lease, frozenset(names), prefixes)
+
+
+def _spelled(lock: str) -> str:
+    """Spell a lock's name as names of resources are: clients may encode more characters than need be."""
+    try:
+        resource = parse_resource(lock)
+    except MalformedResourceError:
+        return lock
+    return f"{encode_name(resource.table)}/{_encoded(resource.key)}"
+
+
+def _encoded(key: Sequence[str]) -> str:
+    return ",".join(encode_name(value) for value in key)
+
+
+async def _prefix(gateway: Gateway, text: str) -> str | Problem:
+    """Read `table/*` or `table/start*`."""
+    table, slash, start = text.removesuffix(ANY).partition("/")
+    if not slash or not table:
+        return bad_request(
+            f"body: writes: {text}: a table (or a scope) and a slash stand before the {ANY}: orders/{ANY}"
+        )
+    try:
+        found = _table_of(gateway.catalog.current, decode_segment(table.encode()), text)
+        begin = _encoded(decode_key(start.encode()))
+    except MalformedResourceError as error:
+        return bad_request(f"body: writes: {error}")
+    return found if isinstance(found, Problem) else f"{encode_name(found.prefix)}/{begin}{ANY}"
+
+
+async def _resource(gateway: Gateway, text: str) -> str | Problem:
+    try:
+        resource = parse_resource(text)
+    except MalformedResourceError as error:
+        return bad_request(f"body: writes: {error}")
+    found = _table_of(gateway.catalog.current, resource.table, text)
+    if isinstance(found, Problem):
+        return found
+    try:
+        return await _name(gateway, found.table, resource)
+    except QueryError as error:
+        return bad_request(f"body: writes: {text}: {error}")
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimTarget:
-    """What a lease is to claim: the row with a key, or the scope with these values."""
+class _Found:
+    """A protected table, and what stands before the slash in the names of its resources."""
 
     table: ProtectedTable
-    key: Key
-    scope: Scope | None = None
-    sharing: Sequence[Table] = ()
-    """The tables of the scope."""
+    prefix: str
 
 
-class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a grant back
-    """A claim was refused for good, and with it the lease."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
-
-
-def resolve(catalog: Catalog, claims: Sequence[str], source: str = BUILTIN) -> list[ClaimTarget] | Problem:
-    """Find the tables of all claims, which take tokens of this source, or of any."""
-    claimed = []
-    for text in claims:
-        resource = parse_resource(text)
-        found = catalog.find_or_scope(resource.table)
-        if found is None:
-            return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
-        table = require_protected(found)
-        if isinstance(table, Problem):
-            return table
-        fence = table.fence
-        if fence.source not in (EXTERNAL, source):
-            return Problem(
-                WRONG_TOKEN_SOURCE,
-                f"claim: {text}: {table.name} takes tokens of {fence.source}, and this lease is one of {source}.",
-                hint=f'Acquire with "source": "{fence.source}".'
-                if fence.queue is None
-                else "The order of its writes is that of the queue: they need no lease.",
-                resource=text,
-            )
-        try:
-            scope = claimable(table, resource)
-        except QueryError as error:
-            return bad_request(f"claim: {text}: {error}")
-        if isinstance(scope, Problem):
-            return scope
-        claimed.append(
-            ClaimTarget(table, resource.key, scope, catalog.scopes[scope.prefix] if scope is not None else ())
-        )
-    return claimed
-
-
-async def claim_all(
-    connection: Session,
-    gateway: Gateway,
-    claimed: Sequence[ClaimTarget],
-    token: Token,
-    *,
-    repeated: bool,
-    source: str = BUILTIN,
-) -> list[Done]:
-    """Claim by table and typed key, as everybody takes rows (R20), each resource once; answer in the order asked for.
-    The token is one of `source`. What is read and raised on users' tables, is as the caller, in the grant's
-    transaction, whose other statements are the gateway's.
-    """
-    async with as_caller(connection, gateway.caller):
-        return await _claim_all(connection, gateway, claimed, token, source, repeated=repeated)
-
-
-async def _claim_all(
-    connection: Session,
-    gateway: Gateway,
-    claimed: Sequence[ClaimTarget],
-    token: Token,
-    source: str,
-    *,
-    repeated: bool,
-) -> list[Done]:
-    one, left = (_reread if repeated else _claim), gateway.max_answer_bytes
-    of_scopes = any(table.runs_code for each in claimed for table in each.sharing)
-    async with users_code(connection, gateway.caller, runs=of_scopes, local=True):
-        done = await _claim_scopes(connection, gateway.caller, claimed, token, source, repeated=repeated)
-    by_table: dict[str, list[int]] = {}
-    for number, each in enumerate(claimed):
-        if number in done:
-            continue
-        by_table.setdefault(each.table.name, []).append(number)
-    for name in sorted(by_table):
-        numbers = by_table[name]
-        table = claimed[numbers[0]].table
-        if len(numbers) == 1:
-            order = [(0, "")]
-        else:
-            order = await in_key_order(connection, table, [claimed[number].key for number in numbers])
-        known_as: dict[str, Done] = {}
-        for position, resource in order:
-            if resource not in known_as:
-                key = claimed[numbers[position]].key
-                async with users_code(connection, gateway.caller, runs=table.runs_code, local=True):
-                    known_as[resource] = await one(connection, table, key, token, source, gateway.max_answer_bytes)
-            done[numbers[position]] = known_as[resource]
-            left -= sum(len(row.encode()) for row in known_as[resource].rows)
-            if left < 0:
-                raise RefusedClaim(_too_large(gateway.max_answer_bytes))
-    return [done[number] for number in range(len(claimed))]
-
-
-async def _claim_scopes(
-    connection: Session,
-    caller: Caller,
-    claimed: Sequence[ClaimTarget],
-    token: Token,
-    source: str,
-    *,
-    repeated: bool,
-) -> dict[int, Done]:
-    """Claim what are scopes among the claims, before all rows and sorted (R20); by their place among the claims."""
-    done: dict[int, Done] = {}
-    named: list[tuple[str, int, Scope]] = []
-    for number, each in enumerate(claimed):
-        if each.scope is not None:
-            names = await scopes_typed(connection, each.table, each.scope, [each.key])
-            if not repeated:
-                await require_storable(connection, each.sharing, each.key)
-            named.append((names[0], number, each.scope))
-    for name, number, scope in sorted(named, key=lambda each: each[0].encode()):
-        table = claimed[number].table
-        if repeated:
-            found = await scope_marks(connection, scope, [name])
-            known = max(found[0].mark, token)
-            mark = known if shown_mark(claimed[number].table.fence.rule, known) is not None else token
-            done[number] = Done([], mark, resource=name, scope=name)
-        elif refused := await enter(connection, table, scope, [name], token):
-            problem = refused_scope(table, refused[0], token)
-            await _roll_back(connection, problem, table, token, source)
-        else:
-            done[number] = Done([], token, resource=name, scope=name)
-        sharing = claimed[number].sharing
-        if hidden := await refuse_scope(connection, caller, scope, sharing, name, writing=True):
-            raise RefusedClaim(hidden)
-    return done
-
-
-async def _claim(
-    connection: Session, table: ProtectedTable, key: tuple[str, ...], token: Token, source: str, most_bytes: int
-) -> Done:
-    outcome = await claim_row(connection, table, RowWrite(key, token), most_bytes)
-    if isinstance(outcome, Done):
-        return outcome
-    return await _roll_back(connection, outcome, table, token, source)
-
-
-async def _roll_back(
-    connection: Session, outcome: Problem, table: ProtectedTable, token: Token, source: str
-) -> NoReturn:
-    """Roll the grant back: a younger token was there first, or the claim is refused for good."""
-    if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
-        raise RefusedClaim(outcome)
-    issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
-    if outcome.current_token is not None and outcome.current_token <= issued:
-        raise Overtaken
-    name = table.fence.name
-    has = f"the mark {outcome.current_token}" if outcome.shows_mark else "a mark"
-    raise RefusedClaim(
-        Problem(
-            WRONG_TOKEN_SOURCE,
-            f"{outcome.resource} has {has}, and token {token} was only drawn this moment: "
-            f"another source hands out tokens for {name}.",
-            hint=f"`fencepost protect {name} --source {source}` pins the table to these leases.",
-            resource=outcome.resource,
-            presented_token=token,
-            current_token=outcome.current_token,
-            shows_mark=outcome.shows_mark,
-        )
-    )
-
-
-async def _reread(
-    connection: Session, table: ProtectedTable, key: tuple[str, ...], token: Token, _source: str, most_bytes: int
-) -> Done:
-    """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
-    found = await read_resource(connection, table, key)
-    try:
-        row = await reading.row(connection, table, key, None, most_bytes)
-    except reading.TooManyBytesError as error:
-        raise RefusedClaim(_too_large(most_bytes)) from error
-    known = max(found.live or 0, found.recorded or 0, token)
-    mark = known if shown_mark(table.fence.rule, known) is not None else token
-    return Done([row.json] if row else [], mark, resource=found.resource)
-
-
-def _too_large(most_bytes: int) -> Problem:
+def _table_of(catalog: Catalog, name: str, text: str) -> _Found | Problem:
+    found = catalog.find_or_scope(name)
+    if found is None:
+        return Problem(UNKNOWN_TABLE, f"body: writes: {text}: there is no table {name}.")
+    table = require_protected(found)
+    if isinstance(table, Problem):
+        return table
+    scope = table.fence.scope
+    if scope is None:
+        return _Found(table, table.fence.name)
+    if scope.prefix == name:
+        return _Found(table, name)
     return bad_request(
-        f"claim: The rows have more than {most_bytes} bytes.",
-        "Claim fewer rows with a lease; FENCEPOST_MAX_ANSWER_BYTES.",
+        f"body: writes: {text}: rows of {table.name} are fenced by their scope: name it instead, {scope.template}",
+        f'"writes": ["{encode_name(scope.prefix)}/{ANY}"]',
     )
+
+
+async def _name_of_claim(gateway: Gateway, text: str) -> str:
+    """Give the one name of a claim; as it is, where it names nothing (any more)."""
+    resource = parse_resource(text)
+    found = _table_of(gateway.catalog.current, resource.table, text)
+    if isinstance(found, Problem):
+        return text
+    try:
+        name = await _name(gateway, found.table, resource)
+    except QueryError:
+        return text
+    return text if isinstance(name, Problem) else name
+
+
+async def _name(gateway: Gateway, table: ProtectedTable, resource: Resource) -> str | Problem:
+    """Give the one name of a row, or of a scope. Raises QueryError, StorageError."""
+    scope = claimable(table, resource)
+    if isinstance(scope, Problem):
+        return scope
+    if scope is None:
+        return await name_of_key(gateway, table, resource.key)
+    async with gateway.connection(table) as connection:
+        return (await scopes_typed(connection, table, scope, [resource.key]))[0]

@@ -14,12 +14,11 @@ from fencepost.server.fence.caller import ANYBODY, ASKING, EVERYBODY, Caller
 from fencepost.server.fence.problem_types import NO_SEAL_KEYS, OF_CALLERS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
-from fencepost.server.fence.token import BUILTIN, Token
+from fencepost.server.fence.token import Token
 from fencepost.server.gateway.group_commit import GroupCommit
 from fencepost.server.gateway.outcomes import NOTHING, KeptAnswers, Together, Turns
 from fencepost.server.gateway.results import Results
 from fencepost.server.locks.builtin import PostgresLocks
-from fencepost.server.locks.leases import Leases
 from fencepost.server.locks.source_leases import SourceLocks
 from fencepost.server.observe.events import CallerRefused, Emit
 from fencepost.server.postgres.catalog_cache import CatalogCache
@@ -286,7 +285,3 @@ class Gateway:
         """
         if refused.type in OF_CALLERS and (self.caller.name or refused.type is SEAL_REFUSED):
             self.emit(CallerRefused(self.caller.name or ANYBODY, refused.name, refused.detail))
-
-    def locks_of(self, source: str) -> Leases | None:
-        """Find whose leases those of a source are; None: it is not configured here."""
-        return self.locks if source == BUILTIN else self.sources.get(source)

@@ -1,14 +1,21 @@
-"""Leases: acquired, renewed, released and looked at; what their tokens are sealed for; elections, which are locks."""
+"""Leases: acquired with claims, renewed, released and looked at; and elections, which are locks.
+
+An acquire is one story: what it claims is found among the tables, the source is asked for the locks, the claims are
+made in the transaction of the grant (built-in source) or in one of their own (lock services), and the tokens are
+sealed. From the grant on no older holder can write to what is claimed (R7, R9). All of it, or nothing is held.
+"""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from functools import partial
+from typing import Final, NoReturn, TypeVar
+from urllib.parse import unquote
 
 from fencepost.server.election import PREFIX, Election, Key, Subscription, election_of, lock_of
-from fencepost.server.fence.caller import EVERYBODY, UNKNOWN, Caller
+from fencepost.server.fence.caller import ASKING, EVERYBODY, Caller
 from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
     LEASE_LOST,
@@ -16,206 +23,413 @@ from fencepost.server.fence.problem_types import (
     LOCK_HELD,
     OUTCOME_UNKNOWN,
     SOURCE_UNAVAILABLE,
+    SPENT_TOKEN,
+    STALE_TOKEN,
     UNKNOWN_TABLE,
     UNPROTECTED_TABLE,
+    WRONG_TOKEN_SOURCE,
 )
 from fencepost.server.fence.problems import Problem, bad_request, out_of_scope
-from fencepost.server.fence.resource import MalformedResourceError, Resource, decode_key, decode_segment, parse_resource
+from fencepost.server.fence.resource import Scope, parse_resource
 from fencepost.server.fence.seal import Binding
-from fencepost.server.fence.token import BUILTIN, Token
-from fencepost.server.gateway.claims import RefusedClaim, claim_all, claimable, resolve
+from fencepost.server.fence.token import BUILTIN, EXTERNAL, Token, shown_mark
+from fencepost.server.gateway.attempt import claim_row
+from fencepost.server.gateway.claims import binding_of, claimable, names_of_writes, refuse_scope, require_storable
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.outcomes import Done
+from fencepost.server.gateway.outcomes import Done, Doubt, Why
 from fencepost.server.gateway.plan import require_protected
 from fencepost.server.gateway.refusals import (
     RETRY_AFTER,
     acting,
     no_such_source,
-    problem_of_refused,
     source_problem,
     unavailable,
     with_blocker,
 )
-from fencepost.server.gateway.write import name_of_key
-from fencepost.server.locks.leases import Leases, Overtaken, TakeResult
+from fencepost.server.gateway.use_cases import problem_of, until_certain
+from fencepost.server.gateway.write import enter, refused_scope
+from fencepost.server.locks.leases import Leases, Overtaken
 from fencepost.server.locks.source import SourceError
 from fencepost.server.observe.events import LeaseAsked, LeaseVerb
-from fencepost.server.postgres.connection import Session
-from fencepost.server.postgres.errors import (
-    OutcomeUnknownError,
-    RefusedError,
-    StorageError,
-    UnavailableError,
-)
+from fencepost.server.postgres import reading
+from fencepost.server.postgres.connection import Key as RowKey
+from fencepost.server.postgres.connection import RowWrite, Session
+from fencepost.server.postgres.database import as_caller, users_code
+from fencepost.server.postgres.errors import RefusedError, StorageError, UnavailableError
 from fencepost.server.postgres.leases import (
-    Acquired,
     EndedBy,
+    Granted,
+    Held,
     LeaseId,
     LeaseRow,
     LockRequest,
     LockRow,
+    Mismatch,
     Withdrawn,
     hash_secret,
 )
+from fencepost.server.postgres.marks import in_key_order, read_resource
 from fencepost.server.postgres.query import QueryError
-from fencepost.server.postgres.row_sql import encode_name
+from fencepost.server.postgres.row_sql import issued_by
+from fencepost.server.postgres.scopes import marks as scope_marks
 from fencepost.server.postgres.scopes import scopes_typed
-from fencepost.server.postgres.tables import Catalog, ProtectedTable
+from fencepost.server.postgres.tables import Catalog, ProtectedTable, Table
 
-# What the tokens of a lease are sealed for: the resources that its locks are named after, that it claims, and that the
-# request for it listed in `writes`.
-#
-# A resource has one name, in which PostgreSQL renders it: 07 and 7 are one key of an integer. Claims are bound by that
-# name, however they were written; and so is what stands in `writes`, which is kept with the lease in that form. A
-# lock's name is bound as it is, and as it is spelled where no more characters are encoded than must be. What it means
-# as values of a key is not asked: the lock orders/07 is not for the row orders/7, whose lock another client may have.
+T = TypeVar("T")
 
-MOST_BYTES: Final = 1024
-"""Of the names of `writes` of one lease."""
-ANY: Final = "*"
-"""At the end of an entry of `writes`: all resources whose names begin so."""
+_OVERTAKEN: Final = (
+    "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
+)
+_ONE_SECRET: Final = frozenset({"leases_secret_hash_key", "source_leases_secret_hash_key"})
 
 
-async def names_of_writes(gateway: Gateway, writes: Sequence[str]) -> tuple[str, ...] | Problem:
-    """Read `writes` of a request for a lease, and give each as it is kept. Raises StorageError, QueryError."""
-    if writes and gateway.seals.keys is None:
-        return bad_request(
-            "body: writes: this gateway seals no tokens, and so they can be used for any resource",
-            "An operator gives it keys: FENCEPOST_SEAL_KEYS_FILE. Until then, leave writes out.",
-        )
-    kept: set[str] = set()
-    for text in writes:
-        name = await (_prefix if text.endswith(ANY) else _resource)(gateway, text)
-        if isinstance(name, Problem):
-            return name
-        kept.add(name)
-    if sum(len(name.encode()) for name in kept) > MOST_BYTES:  # 1e100000 is a short text, and a long name
-        return bad_request(f"body: writes: the names have more than {MOST_BYTES} bytes as the database spells them")
-    return tuple(sorted(kept, key=str.encode))
+async def acquire_lease(
+    gateway: Gateway,
+    wanted: LockRequest,
+    gone: "asyncio.Future[None]",
+    may_ask_again: Callable[[], bool] = lambda: True,
+) -> Granted | Problem:
+    """Acquire all locks and claim all claims, or nothing.
+
+    `gone`: the client has hung up, or its credential is good no longer. It waits no longer, and what it is granted is
+    given back, unless it chose the secret: with that it can ask again, on another connection, and may have done so
+    already; or `withdraw` it. Once `gone` is done, `may_ask_again` says whether the caller is let in for that.
+    """
+    wanted = replace(wanted, caller=gateway.caller)
+    if wanted.claims and "write" not in gateway.caller.access:
+        return out_of_scope(gateway.caller, "write")
+    with gateway.waiters.place(ASKING.get()) if wanted.wait_ms else nullcontext() as full:
+        if full is not None:
+            too_many = f"no more requests may wait for locks at this gateway: there are {full}"
+            outcome: Granted | Problem = unavailable(UnavailableError(too_many))
+        else:
+            outcome = await _in_time(gateway, wanted, gone)
+        if isinstance(outcome, Problem):
+            if outcome.type is LOCK_HELD and gone.done():  # it may be free: nobody was left to ask for
+                outcome = _nothing_held()
+            outcome = await with_blocker(gateway, None, outcome)
+            gateway.emit(LeaseAsked("acquire", outcome.name, wanted.names, None, wanted.owner))
+            gateway.report_if_forbidden(outcome)
+            return outcome
+        lease, waited = outcome.lease, outcome.waited_ms / 1000
+        tokens = len(lease.tokens) + bool(wanted.claims) if outcome.verdict == "granted" else 0
+        gateway.emit(LeaseAsked("acquire", outcome.verdict, wanted.names, lease.id, wanted.owner, waited, tokens))
+        if not gone.done():
+            return outcome
+        return await _release_for_nobody(gateway, wanted, outcome, can_be_used=wanted.chosen and may_ask_again())
 
 
-async def binding_of(
-    gateway: Gateway, source: str, locks: Sequence[str], claims: Sequence[str], writes: Sequence[str], lease: str = ""
-) -> Binding:
-    """Give what the tokens of a lease are bound to. `lease` is empty before it is granted. Raises StorageError."""
-    names = {*locks, *map(_spelled, locks), *(each for each in writes if not each.endswith(ANY))}
-    for claim in claims:
-        names.add(await _name_of_claim(gateway, claim))
-    prefixes = tuple(each.removesuffix(ANY) for each in writes if each.endswith(ANY))
-    return Binding(source, lease, frozenset(names), prefixes)
+async def _in_time(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
+    """Acquire while the caller's credential lasts; once more where the picture of the tables was outdated."""
+    if (forbidden := forbidden_lock(gateway.caller, wanted.names)) is not None:
+        return forbidden
+    arrived = asyncio.get_running_loop().time()
+    if gateway.caller.ends is not None:
+        wanted = replace(wanted, wait_ms=int(gateway.caller.within(wanted.wait_ms / 1000, arrived) * 1000))
+
+    async def once_more() -> tuple[Granted | Problem, Sequence[Doubt]]:
+        waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
+        return await _once(gateway, replace(wanted, wait_ms=max(wanted.wait_ms - waited_ms, 0)), gone)
+
+    outcome, doubts = await _once(gateway, wanted, gone)
+    return await until_certain(gateway, outcome, doubts, once_more) if doubts else outcome
 
 
-def _spelled(lock: str) -> str:
-    """Spell a lock's name as names of resources are: clients may encode more characters than need be."""
+async def _once(
+    gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]"
+) -> tuple[Granted | Problem, Sequence[Doubt]]:
+    """Acquire with the tables as they are known; and give what of that may be outdated, and why it failed."""
+    catalog, on_tables = gateway.catalog.current, bool(wanted.claims or wanted.writes)
+    why: Why | None = None
+    work = _acquire(gateway, wanted, gone)
     try:
-        resource = parse_resource(lock)
-    except MalformedResourceError:
-        return lock
-    return f"{encode_name(resource.table)}/{_encoded(resource.key)}"
+        outcome = await (acting(gateway, work) if on_tables and gateway.caller.role is not None else work)
+    except RefusedClaim as refused:
+        outcome = refused.problem
+    except Overtaken:
+        outcome = Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER)
+    except Withdrawn:
+        outcome = _withdrawn()
+    except (QueryError, StorageError, SourceError) as error:
+        outcome, why = _problem_of(error, wanted.source, asked=wanted)
+    else:
+        if isinstance(outcome, Granted):
+            return outcome, ()
+        why = "catalog" if outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE) else None
+    if why is None:
+        return outcome, ()
+    names = dict.fromkeys(unquote(each.partition("/")[0]) for each in (*wanted.claims, *wanted.writes))
+    return outcome, [Doubt(name, catalog.find_or_scope(name), why) for name in names] or [Doubt("", None, why)]
 
 
-def _encoded(key: Sequence[str]) -> str:
-    return ",".join(encode_name(value) for value in key)
+async def _acquire(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
+    """Read what is to be claimed, and what the tokens are for; ask for the locks, and claim; seal the tokens. Nothing
+    is read after the grant: it could fail then.
+    """
+    locks = _leases_of(gateway, wanted.source)
+    if locks is None:
+        return no_such_source(gateway, wanted.source, "body")
+    if wanted.source != BUILTIN and len(wanted.names) > 1:
+        return bad_request(f"body: locks: {wanted.source} locks one name at a time; builtin takes several")
+    writes = await names_of_writes(gateway, wanted.writes) if wanted.writes else ()
+    if isinstance(writes, Problem):
+        return writes
+    claimed = _plan_claims(gateway.catalog.current, wanted.claims, wanted.source)
+    if isinstance(claimed, Problem):
+        return claimed
+    binding = None
+    if gateway.seals.keys is not None:
+        binding = await binding_of(gateway, wanted.source, wanted.names, wanted.claims, writes)
+    claim = partial(_claim_all, gateway, claimed, wanted.source) if claimed else None
+    match await locks.take(replace(wanted, writes=writes), claim, gone):
+        case Granted(lease=lease, verdict="repeated") if wanted.owner_given and lease.owner != wanted.owner:
+            return _mismatch()  # two who use one secret are not one who asks twice
+        case Granted(lease=lease) as granted if binding is not None:
+            return replace(granted, lease=_sealed(gateway, lease, replace(binding, lease=lease.id)))
+        case Granted() as granted:
+            return granted
+        case Held() as held:
+            return _lock_held(held, wanted.source)
+        case Mismatch():
+            return _mismatch()
 
 
-async def _prefix(gateway: Gateway, text: str) -> str | Problem:
-    """Read `table/*` or `table/start*`."""
-    table, slash, start = text.removesuffix(ANY).partition("/")
-    if not slash or not table:
-        return bad_request(
-            f"body: writes: {text}: a table (or a scope) and a slash stand before the {ANY}: orders/{ANY}"
-        )
+def _leases_of(gateway: Gateway, source: str) -> Leases | None:
+    """Find whose leases those of a source are; None: it is not configured here."""
+    return gateway.locks if source == BUILTIN else gateway.sources.get(source)
+
+
+def _sealed(gateway: Gateway, lease: LeaseRow, binding: Binding) -> LeaseRow:
+    return replace(lease, sealed=tuple(gateway.seals.seal(lease.tokens, binding)))
+
+
+async def _release_for_nobody(
+    gateway: Gateway, wanted: LockRequest, granted: Granted, *, can_be_used: bool
+) -> Granted | Problem:
+    """Release what no client will use: none has the secret, or the client that has it is let in no more, or has
+    withdrawn while the claims waited for a row.
+    """
+    locks = _leases_of(gateway, wanted.source)
     try:
-        found = _table_of(gateway.catalog.current, decode_segment(table.encode()), text)
-        begin = _encoded(decode_key(start.encode()))
-    except MalformedResourceError as error:
-        return bad_request(f"body: writes: {error}")
-    return found if isinstance(found, Problem) else f"{encode_name(found.prefix)}/{begin}{ANY}"
+        if can_be_used and not await gateway.locks.is_withdrawn(wanted.secret_hash):
+            return granted
+        if locks is not None:
+            await locks.release(granted.lease.lease_id, wanted.secret_hash)
+    except (StorageError, SourceError) as error:
+        return _problem_of(error, wanted.source, asked=wanted)[0]  # the lease's time will run out
+    return _nothing_held()
 
 
-async def _resource(gateway: Gateway, text: str) -> str | Problem:
-    try:
-        resource = parse_resource(text)
-    except MalformedResourceError as error:
-        return bad_request(f"body: writes: {error}")
-    found = _table_of(gateway.catalog.current, resource.table, text)
-    if isinstance(found, Problem):
-        return found
-    try:
-        return await _name(gateway, found.table, resource)
-    except QueryError as error:
-        return bad_request(f"body: writes: {text}: {error}")
+# The claims of a lease: all of them, or the lease is not granted.
+
+
+class RefusedClaim(Exception):  # noqa: N818 - it is not an error; it rolls a grant back
+    """A claim was refused for good, and with it the lease."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A protected table, and what stands before the slash in the names of its resources."""
+class ClaimTarget:
+    """What a lease is to claim: the row with a key, or the scope with these values."""
 
     table: ProtectedTable
-    prefix: str
+    key: RowKey
+    scope: Scope | None = None
+    sharing: Sequence[Table] = ()
+    """The tables of the scope."""
 
 
-def _table_of(catalog: Catalog, name: str, text: str) -> _Found | Problem:
-    found = catalog.find_or_scope(name)
-    if found is None:
-        return Problem(UNKNOWN_TABLE, f"body: writes: {text}: there is no table {name}.")
-    table = require_protected(found)
-    if isinstance(table, Problem):
-        return table
-    scope = table.fence.scope
-    if scope is None:
-        return _Found(table, table.fence.name)
-    if scope.prefix == name:
-        return _Found(table, name)
-    return bad_request(
-        f"body: writes: {text}: rows of {table.name} are fenced by their scope: name it instead, {scope.template}",
-        f'"writes": ["{encode_name(scope.prefix)}/{ANY}"]',
+def _plan_claims(catalog: Catalog, claims: Sequence[str], source: str) -> list[ClaimTarget] | Problem:
+    """Find the tables of all claims, which take tokens of this source, or of any."""
+    claimed = []
+    for text in claims:
+        resource = parse_resource(text)
+        found = catalog.find_or_scope(resource.table)
+        if found is None:
+            return Problem(UNKNOWN_TABLE, f"claim: {text}: there is no table {resource.table}.")
+        table = found if isinstance(found, ProtectedTable) else require_protected(found)
+        if isinstance(table, Problem):
+            return table
+        fence = table.fence
+        if fence.source not in (EXTERNAL, source):
+            return Problem(
+                WRONG_TOKEN_SOURCE,
+                f"claim: {text}: {table.name} takes tokens of {fence.source}, and this lease is one of {source}.",
+                hint=f'Acquire with "source": "{fence.source}".'
+                if fence.queue is None
+                else "The order of its writes is that of the queue: they need no lease.",
+                resource=text,
+            )
+        if fence.scope is None and len(resource.key) == len(table.key):
+            claimed.append(ClaimTarget(table, resource.key))
+            continue
+        try:
+            scope = claimable(table, resource)
+        except QueryError as error:
+            return bad_request(f"claim: {text}: {error}")
+        if isinstance(scope, Problem):
+            return scope
+        sharing = catalog.scopes[scope.prefix] if scope is not None else ()
+        claimed.append(ClaimTarget(table, resource.key, scope, sharing))
+    return claimed
+
+
+async def _claim_all(
+    gateway: Gateway,
+    claimed: Sequence[ClaimTarget],
+    source: str,
+    connection: Session,
+    token: Token,
+    repeated: bool,
+) -> list[Done]:
+    """Claim by table and typed key, as everybody takes rows (R20): scopes first and sorted, then rows, each resource
+    once; answer in the order asked for. What is read and raised on users' tables, is as the caller, in the grant's
+    transaction, whose other statements are the gateway's. `repeated`: all is claimed already.
+    """
+    caller, most_bytes = gateway.caller, gateway.max_answer_bytes
+    one, left = (_reread if repeated else _claim), most_bytes
+
+    def of_users(*tables: Table) -> AbstractAsyncContextManager[None]:
+        runs = any(table.runs_code for table in tables)
+        return users_code(connection, caller, runs=True, local=True) if runs else nullcontext()
+
+    async with as_caller(connection, caller) if caller.role is not None else nullcontext():
+        async with of_users(*(table for each in claimed for table in each.sharing)):
+            done = await _claim_scopes(connection, caller, claimed, token, source, repeated=repeated)
+        by_table: dict[str, list[int]] = {}
+        for number, each in enumerate(claimed):
+            if number not in done:
+                by_table.setdefault(each.table.name, []).append(number)
+        for _, numbers in sorted(by_table.items()):
+            table, order = claimed[numbers[0]].table, [(0, "")]
+            if len(numbers) > 1:
+                order = await in_key_order(connection, table, [claimed[number].key for number in numbers])
+            known_as: dict[str, Done] = {}
+            for position, resource in order:
+                if resource not in known_as:
+                    key = claimed[numbers[position]].key
+                    async with of_users(table):
+                        known_as[resource] = await one(connection, table, key, token, source, most_bytes)
+                done[numbers[position]] = known_as[resource]
+                left -= sum(len(row.encode()) for row in known_as[resource].rows)
+                if left < 0:
+                    raise RefusedClaim(_too_large(most_bytes))
+    return [done[number] for number in range(len(claimed))]
+
+
+async def _claim_scopes(
+    connection: Session,
+    caller: Caller,
+    claimed: Sequence[ClaimTarget],
+    token: Token,
+    source: str,
+    *,
+    repeated: bool,
+) -> dict[int, Done]:
+    """Claim what are scopes among the claims, before all rows and sorted (R20); by their place among the claims."""
+    done: dict[int, Done] = {}
+    named: list[tuple[str, int, Scope]] = []
+    for number, each in enumerate(claimed):
+        if each.scope is not None:
+            names = await scopes_typed(connection, each.table, each.scope, [each.key])
+            if not repeated:
+                await require_storable(connection, each.sharing, each.key)
+            named.append((names[0], number, each.scope))
+    for name, number, scope in sorted(named, key=lambda each: each[0].encode()):
+        table = claimed[number].table
+        if repeated:
+            found = await scope_marks(connection, scope, [name])
+            known = max(found[0].mark, token)
+            mark = known if shown_mark(claimed[number].table.fence.rule, known) is not None else token
+            done[number] = Done([], mark, resource=name, scope=name)
+        elif refused := await enter(connection, table, scope, [name], token):
+            problem = refused_scope(table, refused[0], token)
+            await _roll_back(connection, problem, table, token, source)
+        else:
+            done[number] = Done([], token, resource=name, scope=name)
+        sharing = claimed[number].sharing
+        if hidden := await refuse_scope(connection, caller, scope, sharing, name, writing=True):
+            raise RefusedClaim(hidden)
+    return done
+
+
+async def _claim(
+    connection: Session, table: ProtectedTable, key: RowKey, token: Token, source: str, most_bytes: int
+) -> Done:
+    outcome = await claim_row(connection, table, RowWrite(key, token), most_bytes)
+    if isinstance(outcome, Done):
+        return outcome
+    return await _roll_back(connection, outcome, table, token, source)
+
+
+async def _roll_back(
+    connection: Session, outcome: Problem, table: ProtectedTable, token: Token, source: str
+) -> NoReturn:
+    """Roll the grant back: a younger token was there first, or the claim is refused for good."""
+    if outcome.type not in (STALE_TOKEN, SPENT_TOKEN):
+        raise RefusedClaim(outcome)
+    issued: int = await connection.fetchval(f"SELECT {issued_by(source)}")
+    if outcome.current_token is not None and outcome.current_token <= issued:
+        raise Overtaken
+    name = table.fence.name
+    has = f"the mark {outcome.current_token}" if outcome.shows_mark else "a mark"
+    raise RefusedClaim(
+        Problem(
+            WRONG_TOKEN_SOURCE,
+            f"{outcome.resource} has {has}, and token {token} was only drawn this moment: "
+            f"another source hands out tokens for {name}.",
+            hint=f"`fencepost protect {name} --source {source}` pins the table to these leases.",
+            resource=outcome.resource,
+            presented_token=token,
+            current_token=outcome.current_token,
+            shows_mark=outcome.shows_mark,
+        )
     )
 
 
-async def _name_of_claim(gateway: Gateway, text: str) -> str:
-    """Give the one name of a claim; as it is, where it names nothing (any more)."""
-    resource = parse_resource(text)
-    found = _table_of(gateway.catalog.current, resource.table, text)
-    if isinstance(found, Problem):
-        return text
+async def _reread(
+    connection: Session, table: ProtectedTable, key: RowKey, token: Token, _source: str, most_bytes: int
+) -> Done:
+    """Answer a repeated request: its claims hold already, so what is read now follows the fence."""
+    found = await read_resource(connection, table, key)
     try:
-        name = await _name(gateway, found.table, resource)
-    except QueryError:
-        return text
-    return text if isinstance(name, Problem) else name
+        row = await reading.row(connection, table, key, None, most_bytes)
+    except reading.TooManyBytesError as error:
+        raise RefusedClaim(_too_large(most_bytes)) from error
+    known = max(found.live or 0, found.recorded or 0, token)
+    mark = known if shown_mark(table.fence.rule, known) is not None else token
+    return Done([row.json] if row else [], mark, resource=found.resource)
 
 
-async def _name(gateway: Gateway, table: ProtectedTable, resource: Resource) -> str | Problem:
-    """Give the one name of a row, or of a scope. Raises QueryError, StorageError."""
-    scope = claimable(table, resource)
-    if isinstance(scope, Problem):
-        return scope
-    if scope is None:
-        return await name_of_key(gateway, table, resource.key)
-    async with gateway.connection(table) as connection:
-        return (await scopes_typed(connection, table, scope, [resource.key]))[0]
+def _too_large(most_bytes: int) -> Problem:
+    return bad_request(
+        f"claim: The rows have more than {most_bytes} bytes.",
+        "Claim fewer rows with a lease; FENCEPOST_MAX_ANSWER_BYTES.",
+    )
 
 
-# Why an acquire was refused.
-
-_ONE_SECRET: Final = frozenset({"leases_secret_hash_key", "source_leases_secret_hash_key"})
+# Why it was refused.
 
 
 def forbidden_lock(caller: Caller, names: Sequence[str]) -> Problem | None:
     """Refuse locks that are not for this caller."""
+    if caller.locks is None:
+        return None
     name = next((name for name in names if not caller.may_lock(name)), None)
     if name is None:
         return None
     return Problem(
         LOCK_FORBIDDEN,
         f"The lock {name!r:.120} is not for {caller.name}.",
-        hint=f"The caller's token or key has these patterns: {', '.join(caller.locks or ()) or 'none'}.",
+        hint=f"The caller's token or key has these patterns: {', '.join(caller.locks) or 'none'}.",
         extra={"lock": name},
     )
 
 
-def mismatch() -> Problem:
+def _mismatch() -> Problem:
     """Refuse a secret that is taken."""
     return bad_request(
         "X-Lease-Secret: this secret is that of a live lease of other locks, claims or writes, or of another owner",
@@ -223,35 +437,35 @@ def mismatch() -> Problem:
     )
 
 
-def lock_held(acquired: Acquired, source: str = BUILTIN) -> Problem:
+def _lock_held(held: Held, source: str) -> Problem:
     """Return who is in the way."""
     if source != BUILTIN:
-        by = "another client" if acquired.owner is None else acquired.owner
-        detail = f"{acquired.lock} is held by {by}, according to {source}."
-    elif acquired.lease_id is None and not acquired.waiting:
-        detail = f"{acquired.lock} is being granted to another client at this moment."
-    elif acquired.lease_id is None:
-        detail = f"{acquired.lock} is free, and {acquired.waiting} others have been waiting for it."
+        by = "another client" if held.owner is None else held.owner
+        detail = f"{held.lock} is held by {by}, according to {source}."
+    elif held.lease_id is None and not held.waiting:
+        detail = f"{held.lock} is being granted to another client at this moment."
+    elif held.lease_id is None:
+        detail = f"{held.lock} is free, and {held.waiting} others have been waiting for it."
     else:
-        detail = f"{acquired.owner} has held {acquired.lock} since {acquired.granted_at}."
+        detail = f"{held.owner} has held {held.lock} since {held.granted_at}."
     return Problem(
         LOCK_HELD,
         detail,
         hint="Wait with wait_ms, or try again after Retry-After.",
-        retry_after=max(-(-(acquired.due_ms or 0) // 1000), 1),
+        retry_after=max(-(-(held.due_ms or 0) // 1000), 1),
         extra={
-            "lock": acquired.lock,
-            "holder": acquired.owner,
+            "lock": held.lock,
+            "holder": held.owner,
             "source": source,
-            "lease_id": None if acquired.lease_id is None else str(acquired.lease_id),
-            "held_since": acquired.granted_at,
-            "held_until": acquired.expires_at,
-            "waiting": acquired.waiting,
+            "lease_id": None if held.lease_id is None else str(held.lease_id),
+            "held_since": held.granted_at,
+            "held_until": held.expires_at,
+            "waiting": held.waiting,
         },
     )
 
 
-def nothing_held() -> Problem:
+def _nothing_held() -> Problem:
     """Say that nothing was granted, to a client that may still read."""
     return bad_request(
         "The client closed its half of the connection before the lock was granted: nothing is held.",
@@ -259,7 +473,7 @@ def nothing_held() -> Problem:
     )
 
 
-def withdrawn() -> Problem:
+def _withdrawn() -> Problem:
     """Refuse a secret whose acquire was withdrawn."""
     return bad_request(
         "X-Lease-Secret: the acquire with this secret was withdrawn (DELETE /v1/leases): it is granted nothing.",
@@ -267,34 +481,38 @@ def withdrawn() -> Problem:
     )
 
 
-def problem_of(error: StorageError | SourceError, source: str, *, chosen: bool) -> Problem:
-    """Return what an error of an acquire means to its client. `chosen`: it chose the secret, and can ask again."""
+def _problem_of(
+    error: QueryError | StorageError | SourceError, source: str, asked: LockRequest | None = None
+) -> tuple[Problem, Why | None]:
+    """Give an error as a problem, and what of the gateway's may be outdated, so that another try may do. `asked`: what
+    an acquire asked for; None: it was asked of a lease that is there.
+    """
     if isinstance(error, SourceError):
-        return source_problem(error, source)
-    if isinstance(error, RefusedError):
-        if error.constraint in _ONE_SECRET:  # two requests at once, for different locks
-            return mismatch()
-        return problem_of_refused(error)
-    if isinstance(error, OutcomeUnknownError):
-        return Problem(
-            OUTCOME_UNKNOWN,
-            f"It is not known whether the lease was granted: {error}",
-            hint="Repeat the request with the same X-Lease-Secret: a lease that was granted is found again."
-            if chosen
-            else "Send an X-Lease-Secret of your own, and such a request can be repeated. If this one was granted, "
-            "no client knows its secret: its time runs out.",
-            retry_after=RETRY_AFTER,
+        return source_problem(error, source), None
+    if isinstance(error, QueryError):
+        return bad_request(f"claim: {error}"), None
+    if isinstance(error, RefusedError) and error.constraint in _ONE_SECRET:  # two requests at once, for different locks
+        return _mismatch(), None
+    problem, why = problem_of(error, None)
+    if problem.type is not OUTCOME_UNKNOWN:
+        return problem, why
+    what = "the lease was granted"
+    if asked is None:
+        what = "this was done"
+        hint = "Repeat the request: renewing and releasing twice is harmless, and tokens that got lost are never used."
+    elif asked.chosen:
+        hint = "Repeat the request with the same X-Lease-Secret: a lease that was granted is found again."
+    else:
+        hint = (
+            "Send an X-Lease-Secret of your own, and such a request can be repeated. If this one was granted, no client"
+            " knows its secret: its time runs out."
         )
-    if isinstance(error, UnavailableError):
-        return unavailable(error)
-    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+    return replace(problem, detail=f"It is not known whether {what}: {error}", hint=hint), None
 
 
 # What can be done with a lease once it is there: renew, mint, release, look; and the list of locks.
 #
 # A lease that is lost, or unknown, or another client's is one answer: 410. A holder that gets it must stop.
-
-T = TypeVar("T")
 
 _HOW_ENDED: Final[Mapping[EndedBy | None, str]] = {
     None: "expired",
@@ -311,40 +529,32 @@ async def renew(gateway: Gateway, lease_id: LeaseId, secret: str, ttl_ms: int | 
     return await _use_lease(gateway, "renew", lease_id, lambda locks: locks.renew(lease_id.number, hashed, ttl_ms))
 
 
-@dataclass(frozen=True, slots=True)
-class Minted:
-    """A lease, and the tokens that were drawn under it. `sealed`: the same with seals, if the gateway has keys."""
-
-    lease: LeaseRow
-    sealed: Sequence[str] = ()
-
-
-async def mint(gateway: Gateway, lease_id: LeaseId, secret: str, count: int) -> Minted | Problem:
-    """Draw more tokens under a lease."""
+async def mint(gateway: Gateway, lease_id: LeaseId, secret: str, count: int) -> LeaseRow | Problem:
+    """Draw more tokens under a lease, and seal them."""
     hashed = hash_secret(secret, gateway.caller)
     lease = await _use_lease(gateway, "mint", lease_id, lambda locks: locks.mint(lease_id.number, hashed, count))
     if isinstance(lease, Problem) or gateway.seals.keys is None:
-        return lease if isinstance(lease, Problem) else Minted(lease)
+        return lease
 
     async def bind() -> Binding | Problem:
-        work = binding_of(gateway, lease_id.source, lease.names, lease.claims, lease.writes, str(lease_id))
+        work = binding_of(gateway, lease_id.source, lease.names, lease.claims, lease.writes, lease_id)
         return await (acting(gateway, work) if lease.claims else work)
 
-    binding = await _map_errors(bind, lease_id.source)
+    binding = await _answered(bind, lease_id.source)
     # Tokens that get no seal are never used.
-    return binding if isinstance(binding, Problem) else Minted(lease, gateway.seals.seal(lease.minted, binding))
+    return binding if isinstance(binding, Problem) else _sealed(gateway, lease, binding)
 
 
 async def release(gateway: Gateway, lease_id: LeaseId, secret: str) -> Problem | None:
     """Give the locks back. Harmless when the lease is over already."""
-    locks = gateway.locks_of(lease_id.source)
+    locks = _leases_of(gateway, lease_id.source)
     if locks is None:  # no such source, no such lease
         return None
     hashed = hash_secret(secret, gateway.caller)
-    over = await _map_errors(lambda: locks.release(lease_id.number, hashed), lease_id.source)
+    over = await _answered(lambda: locks.release(lease_id.number, hashed), lease_id.source)
     if isinstance(over, Problem):
         return over
-    gateway.emit(LeaseAsked("release", "done" if over else LEASE_LOST.code or "", (), str(lease_id)))
+    gateway.emit(LeaseAsked("release", "done" if over else LEASE_LOST.code or "", (), lease_id))
     if over:
         return None
     if gateway.caller.locks is not None and isinstance(await inspect(gateway, lease_id), Problem):
@@ -352,7 +562,7 @@ async def release(gateway: Gateway, lease_id: LeaseId, secret: str) -> Problem |
     return Problem(
         LEASE_LOST,
         f"Lease {lease_id} is held, and X-Lease-Secret is not that of its holder.",
-        extra={"lease_id": str(lease_id)},
+        extra={"lease_id": lease_id},
     )
 
 
@@ -361,7 +571,7 @@ async def withdraw(gateway: Gateway, secret: str) -> Problem | None:
     request that is under way with the secret is granted anything any more.
     """
     hashed = hash_secret(secret, gateway.caller)
-    found = await _map_errors(lambda: gateway.locks.withdraw(hashed), BUILTIN)
+    found = await _answered(lambda: gateway.locks.withdraw(hashed), BUILTIN)
     if isinstance(found, Problem):
         return found
     for lease in found.leases:
@@ -379,7 +589,7 @@ async def withdraw(gateway: Gateway, secret: str) -> Problem | None:
 
 def _elsewhere(gateway: Gateway, lease: LeaseId) -> Problem | None:
     """Refuse to end a lease of a source that this gateway does not have."""
-    if gateway.locks_of(lease.source) is not None:
+    if _leases_of(gateway, lease.source) is not None:
         return None
     detail = f"This gateway does not have the source {lease.source}, of which the secret has the lease {lease}."
     hint = (
@@ -390,10 +600,10 @@ def _elsewhere(gateway: Gateway, lease: LeaseId) -> Problem | None:
 
 async def inspect(gateway: Gateway, lease_id: LeaseId) -> LeaseRow | Problem:
     """Look at a live lease."""
-    locks = gateway.locks_of(lease_id.source)
+    locks = _leases_of(gateway, lease_id.source)
     if locks is None:
         return _unknown_lease(lease_id)
-    lease = await _map_errors(lambda: locks.inspect(lease_id.number), lease_id.source)
+    lease = await _answered(lambda: locks.inspect(lease_id.number), lease_id.source)
     if isinstance(lease, LeaseRow) and forbidden_lock(gateway.caller, lease.names) is not None:
         return _unknown_lease(lease_id)
     return await _explain_loss(gateway, lease_id) if lease is None else lease
@@ -408,10 +618,10 @@ async def locks(
     if (forbidden := forbidden_lock(gateway.caller, names or ())) is not None:
         gateway.report_if_forbidden(forbidden)
         return forbidden
-    found = gateway.locks_of(source)
+    found = _leases_of(gateway, source)
     if found is None:
         return no_such_source(gateway, source, "query")
-    return await _map_errors(lambda: found.states(names, after, limit, gateway.caller.locks), source)
+    return await _answered(lambda: found.states(names, after, limit, gateway.caller.locks), source)
 
 
 async def _use_lease(
@@ -420,51 +630,43 @@ async def _use_lease(
     lease_id: LeaseId,
     ask: Callable[[Leases], Awaitable[LeaseRow | None]],
 ) -> LeaseRow | Problem:
-    locks = gateway.locks_of(lease_id.source)
+    locks = _leases_of(gateway, lease_id.source)
     if locks is None:
         return _unknown_lease(lease_id)
     if gateway.caller.locks is not None:  # its patterns may be others than when it acquired the lease
         seen = await inspect(gateway, lease_id)
         if isinstance(seen, Problem):
-            gateway.emit(LeaseAsked(verb, seen.name, (), str(lease_id)))
+            gateway.emit(LeaseAsked(verb, seen.name, (), lease_id))
             return seen
-    found = await _map_errors(lambda: ask(locks), lease_id.source)
+    found = await _answered(lambda: ask(locks), lease_id.source)
     answer = await _explain_loss(gateway, lease_id) if found is None else found
     if isinstance(answer, Problem):
-        gateway.emit(LeaseAsked(verb, answer.name, (), str(lease_id)))
+        gateway.emit(LeaseAsked(verb, answer.name, (), lease_id))
     else:
-        gateway.emit(LeaseAsked(verb, "done", answer.names, str(lease_id), answer.owner, tokens=len(answer.minted)))
+        gateway.emit(LeaseAsked(verb, "done", answer.names, lease_id, answer.owner, tokens=len(answer.tokens)))
     return answer
 
 
-async def _map_errors(ask: Callable[[], Awaitable[T]], source: str) -> T | Problem:
+async def _answered(ask: Callable[[], Awaitable[T]], source: str) -> T | Problem:
     try:
         return await ask()
-    except OutcomeUnknownError as error:
-        hint = "Repeat the request: renewing and releasing twice is harmless, and tokens that got lost are never used."
-        detail = f"It is not known whether this was done: {error}"
-        return Problem(OUTCOME_UNKNOWN, detail, hint=hint, retry_after=RETRY_AFTER)
-    except UnavailableError as error:
-        return unavailable(error)
-    except RefusedError as error:
-        return problem_of_refused(error)
-    except SourceError as error:
-        return source_problem(error, source)
+    except (StorageError, SourceError) as error:
+        return _problem_of(error, source)[0]
 
 
 def _unknown_lease(lease_id: LeaseId) -> Problem:
     return Problem(
         LEASE_LOST,
         f"Lease {lease_id} is unknown, or X-Lease-Secret is not its own.",
-        extra={"lease_id": str(lease_id)},
+        extra={"lease_id": lease_id},
     )
 
 
 async def _explain_loss(gateway: Gateway, lease_id: LeaseId) -> Problem:
     """Return what is known of a lease that is not held, or not with this secret."""
-    extra: dict[str, object] = {"lease_id": str(lease_id)}
+    extra: dict[str, object] = {"lease_id": lease_id}
     try:
-        locks = gateway.locks_of(lease_id.source)
+        locks = _leases_of(gateway, lease_id.source)
         lost = None if locks is None else await locks.find_ended(lease_id.number)
     except StorageError as error:  # it is lost all the same; what became of it is only an explanation
         return Problem(LEASE_LOST, f"Lease {lease_id} is not held.", details=f"{error}", extra=extra)
@@ -480,184 +682,6 @@ async def _explain_loss(gateway: Gateway, lease_id: LeaseId) -> Problem:
         extra["superseded_by"] = successor
         detail += f" {successor['holder']} has held {', '.join(successor['locks'])} since {successor['granted_at']}."
     return Problem(LEASE_LOST, detail, extra=extra)
-
-
-# Acquiring locks, with claims in the same transaction: once granted, the holder before is fenced (R7, R9).
-
-_OVERTAKEN: Final = (
-    "What the lease was to claim is claimed under other locks all the time: each time a younger token was there first."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """A lease, as its holder gets it."""
-
-    source: str
-    lease: Acquired
-    locks: tuple[str, ...]
-    claims: Sequence[Done]
-    waited_ms: int
-    sealed: Sequence[str] = ()
-    """The lease's tokens with their seals; none where the gateway has no keys."""
-
-    @property
-    def lease_id(self) -> LeaseId:
-        if self.lease.lease_id is None:
-            raise RuntimeError("a grant has a lease")
-        return LeaseId(self.source, self.lease.lease_id)
-
-
-async def acquire_lease(
-    gateway: Gateway,
-    wanted: LockRequest,
-    gone: "asyncio.Future[None]",
-    waits_as: str = UNKNOWN,
-    may_ask_again: Callable[[], bool] = lambda: True,
-) -> Granted | Problem:
-    """Acquire all locks and claim all claims, or nothing.
-
-    `gone`: the client has hung up, or its credential is good no longer. It waits no longer, and what it is granted is
-    given back, unless it chose the secret: with that it can ask again, on another connection, and may have done so
-    already; or `withdraw` it. Once `gone` is done, `may_ask_again` says whether the caller is let in for that.
-    `waits_as`: whose place among those who wait it takes (postgres/pool.py).
-    """
-    wanted = replace(wanted, caller=gateway.caller)
-    if wanted.claims and "write" not in gateway.caller.access:
-        return out_of_scope(gateway.caller, "write")
-    if not wanted.wait_ms:
-        return await _acquire_in_time(gateway, wanted, gone, may_ask_again)
-    with gateway.waiters.place(waits_as) as full:
-        if full is None:
-            return await _acquire_in_time(gateway, wanted, gone, may_ask_again)
-    refused = unavailable(UnavailableError(f"no more requests may wait for locks at this gateway: there are {full}"))
-    gateway.emit(LeaseAsked("acquire", refused.name, wanted.names, None, wanted.owner))
-    return refused
-
-
-async def _acquire_in_time(
-    gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]", may_ask_again: Callable[[], bool]
-) -> Granted | Problem:
-    """Acquire while the caller's credential lasts, again if the catalog was outdated; and report what came of it."""
-    arrived = asyncio.get_running_loop().time()
-    if gateway.caller.ends is not None:
-        wanted = replace(wanted, wait_ms=int(gateway.caller.within(wanted.wait_ms / 1000, arrived) * 1000))
-    forbidden = forbidden_lock(gateway.caller, wanted.names)
-    outcome, doubtful = await _acquire_by_catalog(gateway, wanted, gone) if forbidden is None else (forbidden, False)
-    if doubtful:
-        try:
-            await gateway.catalog.loaded_after(arrived)
-        except UnavailableError as error:
-            outcome = problem_of(error, wanted.source, chosen=wanted.chosen)
-        else:
-            waited_ms = int((asyncio.get_running_loop().time() - arrived) * 1000)
-            again = replace(wanted, wait_ms=max(wanted.wait_ms - waited_ms, 0))
-            outcome, _ = await _acquire_by_catalog(gateway, again, gone)
-    if isinstance(outcome, Problem):
-        if outcome.type is LOCK_HELD and gone.done():  # it may be free: nobody was left to ask for
-            outcome = nothing_held()
-        outcome = await with_blocker(gateway, None, outcome)
-        gateway.emit(LeaseAsked("acquire", outcome.name, wanted.names, None, wanted.owner))
-        gateway.report_if_forbidden(outcome)
-        return outcome
-    lease = outcome.lease
-    tokens = len(lease.tokens) + bool(wanted.claims) if lease.verdict == "granted" else 0
-    waited = outcome.waited_ms / 1000
-    asked = LeaseAsked("acquire", lease.verdict, wanted.names, str(outcome.lease_id), wanted.owner, waited, tokens)
-    gateway.emit(asked)
-    if not gone.done():
-        return outcome
-    return await _release_for_nobody(gateway, wanted, outcome, can_be_used=wanted.chosen and may_ask_again())
-
-
-async def _release_for_nobody(
-    gateway: Gateway, wanted: LockRequest, granted: Granted, *, can_be_used: bool
-) -> Granted | Problem:
-    """Release what no client will use: none has the secret, or the client that has it is let in no more, or has
-    withdrawn while the claims waited for a row.
-    """
-    locks = gateway.locks_of(wanted.source)
-    try:
-        if can_be_used and not await gateway.locks.is_withdrawn(wanted.secret_hash):
-            return granted
-        if locks is not None:
-            await locks.release(granted.lease_id.number, wanted.secret_hash)
-    except (StorageError, SourceError) as error:
-        return problem_of(error, wanted.source, chosen=wanted.chosen)  # the lease's time will run out
-    return nothing_held()
-
-
-async def _acquire_by_catalog(
-    gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]"
-) -> tuple[Granted | Problem, bool]:
-    """Acquire with the catalog as it is loaded; True: that it is outdated may be why it failed."""
-    on_tables = bool(wanted.claims or wanted.writes)
-    sealing = _acquire_and_seal(gateway, wanted, gone)
-    try:
-        outcome = await (acting(gateway, sealing) if on_tables else sealing)
-    except RefusedClaim as refused:
-        return refused.problem, False
-    except QueryError as error:
-        return bad_request(f"claim: {error}"), False
-    except (Overtaken, Withdrawn) as error:
-        overtaken = Problem(DATABASE_UNAVAILABLE, _OVERTAKEN, retry_after=RETRY_AFTER)
-        return overtaken if isinstance(error, Overtaken) else withdrawn(), False
-    except SourceError as error:
-        return problem_of(error, wanted.source, chosen=wanted.chosen), False
-    except StorageError as error:
-        outdated = isinstance(error, RefusedError) and error.may_be_outdated and on_tables
-        return problem_of(error, wanted.source, chosen=wanted.chosen), outdated
-    return outcome, isinstance(outcome, Problem) and outcome.type in (UNKNOWN_TABLE, UNPROTECTED_TABLE)
-
-
-async def _acquire_and_seal(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
-    """Read what the tokens are for, acquire, and seal them. Nothing is read after the grant: it could fail then."""
-    locks = _locks_for(gateway, wanted)
-    if isinstance(locks, Problem):
-        return locks
-    writes = await names_of_writes(gateway, wanted.writes)
-    if isinstance(writes, Problem):
-        return writes
-    claimed = resolve(gateway.catalog.current, wanted.claims, wanted.source)
-    if isinstance(claimed, Problem):
-        return claimed
-    binding = None
-    if gateway.seals.keys is not None:
-        binding = await binding_of(gateway, wanted.source, wanted.names, wanted.claims, writes)
-    wanted = replace(wanted, writes=writes)
-
-    async def claim(connection: Session, token: Token, repeated: bool) -> list[Done]:
-        return await claim_all(connection, gateway, claimed, token, repeated=repeated, source=wanted.source)
-
-    granted = _grant_or_problem(await locks.take(wanted, claim if claimed else None, gone), wanted)
-    if isinstance(granted, Problem) or binding is None:
-        return granted
-    sealed = gateway.seals.seal(granted.lease.tokens, replace(binding, lease=str(granted.lease_id)))
-    return replace(granted, sealed=sealed)
-
-
-def _locks_for(gateway: Gateway, wanted: LockRequest) -> Leases | Problem:
-    locks = gateway.locks_of(wanted.source)
-    if locks is None:
-        return no_such_source(gateway, wanted.source, "body")
-    if wanted.source != BUILTIN and len(wanted.names) > 1:
-        return bad_request(f"body: locks: {wanted.source} locks one name at a time; builtin takes several")
-    return locks
-
-
-def _grant_or_problem(taken: TakeResult, wanted: LockRequest) -> Granted | Problem:
-    acquired = taken.acquired
-    match acquired.verdict:
-        case "repeated" if wanted.owner_given and acquired.owner != wanted.owner:
-            return mismatch()  # two who use one secret are not one who asks twice
-        case "granted" | "repeated":
-            claims = taken.claims if isinstance(taken.claims, list) else []
-            names = tuple(sorted(wanted.names, key=str.encode))
-            return Granted(wanted.source, acquired, names, claims, taken.waited_ms)
-        case "held" | "queued":
-            return lock_held(acquired, wanted.source)
-        case "mismatch":
-            return mismatch()
 
 
 # Observing elections: who leads now, and every change of it.

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from fencepost.server.fence.problem_types import BODY_TOO_LARGE, UNSUPPORTED_MED
 from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.refusals import unavailable
 from fencepost.server.gateway.write import UNREAD, Body
-from fencepost.server.http.edge import caller_of
+from fencepost.server.http.edge import NAMED, caller_of
 from fencepost.server.http.headers import Headers, by_name
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.postgres.errors import UnavailableError
@@ -107,11 +107,13 @@ class CountedBodies:
     def __init__(self, app: ASGIApp, *, bodies: BodiesInHand) -> None:
         self._app, self._bodies = app, bodies
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Have a request answered, or refuse it: there is no room for its body."""
-        if scope["type"] != "http" or not is_large(headers := by_name(scope["headers"])):
-            await self._app(scope, receive, send)
-            return
+        if scope["type"] == "http" and is_large(headers := scope.get(NAMED) or by_name(scope["headers"])):
+            return self._counted(headers, scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def _counted(self, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._bodies.counting(caller_of(scope), headers, receive) as counted:
                 await self._app(scope, counted, send)

@@ -3,7 +3,7 @@
 import re
 import secrets
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Final, NotRequired
@@ -18,14 +18,12 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.fence.resource import MalformedResourceError, parse_resource
 from fencepost.server.fence.token import BUILTIN
 from fencepost.server.gateway import leases
-from fencepost.server.gateway.leases import Granted, Minted, acquire_lease
 from fencepost.server.http.answers import ClaimAnswer, declared, json_response
-from fencepost.server.http.edge import caller_of
 from fencepost.server.http.guard import hung_up, leaving, may_ask_again, refuse_if_over
 from fencepost.server.http.problems import RequestError, problem_response
 from fencepost.server.http.routes import Answered, Asked, NoQuery, Part, Route, Says, Taken, UnfitError
 from fencepost.server.locks.leases import LeaseLimits
-from fencepost.server.postgres.leases import LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
+from fencepost.server.postgres.leases import Granted, LeaseId, LeaseRow, LockRequest, LockRow, is_lease_number
 
 # What the bodies and queries of these routes have. Every refusal names what is wrong and where.
 
@@ -285,21 +283,18 @@ class LockAnswer(TypedDict):
 def grant_body(granted: Granted, secret: str) -> dict[str, object]:
     """Give LeaseAnswer."""
     lease = granted.lease
-    tokens = [str(token) for token in lease.tokens]
     return {
-        "lease_id": str(granted.lease_id),
-        "source": granted.source,
+        "lease_id": lease.id,
+        "source": lease.id.source,
         "secret": secret,
-        "lock": _one_name(granted.locks),
-        "locks": list(granted.locks),
+        "lock": _one_name(lease.names),
+        "locks": lease.names,
         "owner": lease.owner,
         "ttl_ms": lease.ttl_ms,
-        "token": tokens[0],
-        "tokens": tokens,
-        **_sealed(granted.sealed),
+        **_tokens(lease),
         "granted_at": lease.granted_at,
         "expires_at": lease.expires_at,
-        "remaining_ms": lease.due_ms,
+        "remaining_ms": lease.remaining_ms,
         "waited_ms": granted.waited_ms,
         "claims": [
             {
@@ -312,28 +307,23 @@ def grant_body(granted: Granted, secret: str) -> dict[str, object]:
     }
 
 
-def mint_body(lease_id: LeaseId, minted: Minted) -> dict[str, object]:
+def mint_body(lease: LeaseRow) -> dict[str, object]:
     """Give MintAnswer."""
-    tokens = [str(token) for token in minted.lease.minted]
-    return {
-        "lease_id": str(lease_id),
-        "token": tokens[0],
-        "tokens": tokens,
-        **_sealed(minted.sealed),
-        "expires_at": minted.lease.expires_at,
-    }
+    return {"lease_id": lease.id, **_tokens(lease), "expires_at": lease.expires_at}
 
 
-def _sealed(sealed: Sequence[str]) -> dict[str, object]:
-    """Give the tokens with their seals beside the numbers, which clients go on reading as numbers."""
-    return {"sealed_token": sealed[0], "sealed_tokens": list(sealed)} if sealed else {}
+def _tokens(lease: LeaseRow) -> dict[str, object]:
+    """Give tokens, and with their seals beside the numbers, which clients go on reading as numbers."""
+    tokens = [str(token) for token in lease.tokens]
+    sealed = {"sealed_token": lease.sealed[0], "sealed_tokens": lease.sealed} if lease.sealed else {}
+    return {"token": tokens[0], "tokens": tokens, **sealed}
 
 
-def state_body(lease_id: LeaseId, lease: LeaseRow) -> LeaseState:
+def state_body(lease: LeaseRow) -> LeaseState:
     """Give the state of a live lease."""
     return {
-        "lease_id": str(lease_id),
-        "source": lease_id.source,
+        "lease_id": lease.id,
+        "source": lease.id.source,
         "lock": _one_name(lease.names),
         "locks": list(lease.names),
         "owner": lease.owner,
@@ -352,7 +342,7 @@ def lock_body(source: str, state: LockRow) -> dict[str, object]:
         "name": state.name,
         "source": source,
         "held": state.lease_id is not None,
-        "lease_id": None if state.lease_id is None else str(LeaseId(source, state.lease_id)),
+        "lease_id": None if state.lease_id is None else LeaseId(source, state.lease_id),
         "owner": state.owner,
         "granted_at": state.granted_at,
         "expires_at": state.expires_at,
@@ -396,14 +386,14 @@ async def post_lease(asked: Asked[NoQuery, LeaseRequest]) -> Response:
         writes=body.writes,
     )
     async with leaving(scope) if wanted.wait_ms else nullcontext(hung_up(scope)) as gone:
-        outcome = await acquire_lease(gateway, wanted, gone, caller_of(scope), partial(may_ask_again, scope))
-        refuse_if_over(scope, gone, gateway.report_if_forbidden)
+        outcome = await leases.acquire_lease(gateway, wanted, gone, partial(may_ask_again, scope))
+        if gone.done():
+            refuse_if_over(scope, gone, gateway.report_if_forbidden)
     if isinstance(outcome, Problem):
         return problem_response(outcome)
-    location = f"/v1/leases/{outcome.lease_id}".encode()
-    response = json_response(grant_body(outcome, wanted.secret), [(b"location", location)])
-    response.status_code = 201 if outcome.lease.verdict == "granted" else 200
-    return response
+    status = 201 if outcome.verdict == "granted" else 200
+    headers = {"Cache-Control": "no-store", "Location": f"/v1/leases/{outcome.lease.id}"}
+    return Response(orjson.dumps(grant_body(outcome, wanted.secret)), status, headers, "application/json")
 
 
 async def delete_acquire(asked: Asked[NoQuery, None]) -> Response:
@@ -416,23 +406,22 @@ async def delete_acquire(asked: Asked[NoQuery, None]) -> Response:
 
 async def get_lease(asked: Asked[NoQuery, None]) -> Response:
     """Show the state of a live lease. It takes no secret and shows none."""
-    lease_id = read_lease_id(asked.part("lease_id"))
-    found = await leases.inspect(asked.gateway, lease_id)
-    return problem_response(found) if isinstance(found, Problem) else json_response(state_body(lease_id, found))
+    found = await leases.inspect(asked.gateway, read_lease_id(asked.part("lease_id")))
+    return problem_response(found) if isinstance(found, Problem) else json_response(state_body(found))
 
 
 async def post_renew(asked: Asked[NoQuery, RenewRequest]) -> Response:
     """Let the lease live for its TTL from now on. A lease whose time has run out cannot be renewed."""
     lease_id = read_lease_id(asked.part("lease_id"))
     found = await leases.renew(asked.gateway, lease_id, asked.lease_secret, asked.body.ttl_ms or None)
-    return problem_response(found) if isinstance(found, Problem) else json_response(state_body(lease_id, found))
+    return problem_response(found) if isinstance(found, Problem) else json_response(state_body(found))
 
 
 async def post_tokens(asked: Asked[NoQuery, MintRequest]) -> Response:
     """Draw fresh tokens, each good for one write of a resource under the rule strict."""
     lease_id = read_lease_id(asked.part("lease_id"))
     found = await leases.mint(asked.gateway, lease_id, asked.lease_secret, asked.body.count)
-    return problem_response(found) if isinstance(found, Problem) else json_response(mint_body(lease_id, found))
+    return problem_response(found) if isinstance(found, Problem) else json_response(mint_body(found))
 
 
 async def delete_lease(asked: Asked[NoQuery, None]) -> Response:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 from uuid import UUID, uuid4
 
-from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, TakeResult
+from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken
 from fencepost.server.postgres import leases
 from fencepost.server.postgres.connection import Session
 from fencepost.server.postgres.database import Database, run_write
@@ -24,7 +24,16 @@ from fencepost.server.postgres.errors import (
     StorageError,
     UnavailableError,
 )
-from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, LockRow, LostLease, Withdrawal
+from fencepost.server.postgres.leases import (
+    Acquired,
+    Granted,
+    Held,
+    LeaseRow,
+    LockRequest,
+    LockRow,
+    LostLease,
+    Withdrawal,
+)
 from fencepost.server.times import TIMES, Clock, Timer, Times
 
 # Waiting for locks, across gateways: first come, first served, and no waiter is woken in vain.
@@ -227,7 +236,7 @@ class PostgresLocks(Leases):
         self.queue = queue
         self.limits = limits or LeaseLimits()
 
-    async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> TakeResult:
+    async def take(self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]") -> Acquired:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done.
 
         `queued` at the end means that the time is up, and the place in the queue kept for a moment. Raises
@@ -235,21 +244,20 @@ class PostgresLocks(Leases):
         same secret finds out), Overtaken, Withdrawn, and what `claim` raises.
         """
         if wanted.wait_ms == 0:
-            acquired, claims = await self._take_or_queue(wanted, claim, None, 0)
-            return TakeResult(acquired, claims, 0)
+            return await self._take_or_queue(wanted, claim, None, 0)
         visit = await self.queue.arrive()
         queued = True  # as long as an answer may have got lost, we may be
         try:
             taken = await self._wait_in_queue(wanted, claim, visit, gone)
-            queued = taken.acquired.verdict != "granted"
+            queued = taken.verdict != "granted"
             return taken
         finally:
             keep = (wanted.keep_place or self.queue.stopping) and wanted.chosen and not gone.done()
             await asyncio.shield(self.queue.depart(visit, queued=queued, keep=keep))
 
     async def _wait_in_queue(
-        self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit, gone: "asyncio.Future[None]"
-    ) -> TakeResult:
+        self, wanted: LockRequest, claim: Claim | None, visit: Visit, gone: "asyncio.Future[None]"
+    ) -> Acquired:
         clock, pause = self.queue.times.clock, self.queue.times.queue.pause
         arrived = clock.monotonic()
         deadline = arrived + wanted.wait_ms / 1000
@@ -260,7 +268,7 @@ class PostgresLocks(Leases):
             try:
                 # Who keeps its place stays queued at the end; for others the last try also leaves.
                 wait_ms = left_ms or int(wanted.keep_place)
-                acquired, claims = await self._take_or_queue(wanted, claim, visit, wait_ms)
+                taken = await self._take_or_queue(wanted, claim, visit, wait_ms)
             except StorageError as error:
                 if isinstance(error, RefusedError) and error.sqlstate not in BUSY:
                     raise
@@ -270,20 +278,22 @@ class PostgresLocks(Leases):
                 if gone.done():
                     raise
                 continue
-            if acquired.verdict != "queued" or left_ms == 0 or gone.done():
-                return TakeResult(acquired, claims, int((began - arrived) * 1000))
+            if isinstance(taken, Granted):
+                return replace(taken, waited_ms=int((began - arrived) * 1000))
+            if taken.verdict != "queued" or left_ms == 0 or gone.done():
+                return taken
             if self.queue.stopping:
                 raise UnavailableError("this gateway is stopping; the place in the queue is kept for a moment")
-            if acquired.first and acquired.due_ms is not None:
-                visit.wake_in(acquired.due_ms / 1000)
+            if taken.first and taken.due_ms is not None:
+                visit.wake_in(taken.due_ms / 1000)
             await visit.wait(deadline - clock.monotonic(), gone)
             if gone.done():  # no more tries: no client would get the grant, and a repeat may have taken the place over
-                return TakeResult(acquired, claims, int((began - arrived) * 1000))
+                return taken
 
     async def _take_or_queue(
-        self, wanted: LockRequest, claim: Claim[object] | None, visit: Visit | None, wait_ms: int
-    ) -> tuple[Acquired, object]:
-        async def take(connection: Session) -> tuple[Acquired, object]:
+        self, wanted: LockRequest, claim: Claim | None, visit: Visit | None, wait_ms: int
+    ) -> Acquired:
+        async def take(connection: Session) -> Acquired:
             return await self._take_and_claim(connection, wanted, claim, visit, wait_ms)
 
         unknown = overtaken = 0
@@ -291,8 +301,7 @@ class PostgresLocks(Leases):
             try:
                 return await run_write(self._database.for_grants, take)
             except _Busy:
-                verdict: Literal["queued", "held"] = "queued" if wait_ms else "held"
-                return Acquired(verdict, None, None, None, (), None, None, None, wanted.names[0], 1000, False, 0), None
+                return Held(verdict="queued" if wait_ms else "held", lock=wanted.names[0], due_ms=1000)
             except OutcomeUnknownError:
                 if visit is not None:
                     visit.in_doubt = True
@@ -305,13 +314,8 @@ class PostgresLocks(Leases):
                     raise
 
     async def _take_and_claim(
-        self,
-        connection: Session,
-        wanted: LockRequest,
-        claim: Claim[object] | None,
-        visit: Visit | None,
-        wait_ms: int,
-    ) -> tuple[Acquired, object]:
+        self, connection: Session, wanted: LockRequest, claim: Claim | None, visit: Visit | None, wait_ms: int
+    ) -> Acquired:
         async def ask() -> Acquired:
             gateway, visit_id = (None, None) if visit is None else (self.queue.gateway, visit.id)
             try:
@@ -322,19 +326,20 @@ class PostgresLocks(Leases):
                 raise
 
         if claim is None:
-            return await ask(), None
+            return await ask()
         async with connection.transaction():
-            acquired = await ask()
-            if acquired.verdict not in ("granted", "repeated") or acquired.claim_token is None:
-                return acquired, None
-            read = self.queue.times.clock.monotonic()
-            claims = await claim(connection, acquired.claim_token, acquired.verdict == "repeated")
+            taken = await ask()
+            if not isinstance(taken, Granted) or taken.claim_token is None:
+                return taken
+            read, lease = self.queue.times.clock.monotonic(), taken.lease
+            claims = await claim(connection, taken.claim_token, taken.verdict == "repeated")
             late_ms = self.queue.times.queue.late_share * wanted.ttl_ms
-            if acquired.verdict == "granted" and acquired.lease_id is not None and self._ms_since(read) > late_ms:
+            if taken.verdict == "granted" and self._ms_since(read) > late_ms:
                 read = self.queue.times.clock.monotonic()
-                granted_at, expires_at = await leases.begin_now(connection, acquired.lease_id)
-                acquired = replace(acquired, granted_at=granted_at, expires_at=expires_at)
-        return replace(acquired, due_ms=max((acquired.due_ms or 0) - self._ms_since(read), 0)), claims
+                granted_at, expires_at = await leases.begin_now(connection, lease.lease_id)
+                lease = replace(lease, granted_at=granted_at, expires_at=expires_at)
+        lease = replace(lease, remaining_ms=max(lease.remaining_ms - self._ms_since(read), 0))
+        return replace(taken, lease=lease, claims=claims)
 
     def _ms_since(self, moment: float) -> int:
         return math.ceil((self.queue.times.clock.monotonic() - moment) * 1000)

@@ -21,22 +21,13 @@ from fencepost.server.postgres.leases import Acquired, LeaseRow, LockRequest, Lo
 
 T = TypeVar("T")
 
-Claim = Callable[[Session, Token, bool], Awaitable[T]]
+Claim = Callable[[Session, Token, bool], Awaitable[Sequence[Any]]]
 """Raises the marks of what is claimed, in the grant's own transaction. Whatever it raises undoes the grant. The bool
 means that the grant is a repeated one: the marks were raised then."""
 
 
 class Overtaken(Exception):  # noqa: N818 - it is no error; the grant is tried anew
     """A claim's token was drawn, and a younger one got to the resource first: another lock covers it too."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeResult:
-    """What the last try came to, what its claims gave, and how long the request had waited when it began (ms)."""
-
-    acquired: Acquired
-    claims: object
-    waited_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +42,7 @@ class LeaseLimits:
 class Leases(Protocol):
     """The leases of one token source."""
 
-    async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: asyncio.Future[None]) -> TakeResult:
+    async def take(self, wanted: LockRequest, claim: Claim | None, gone: asyncio.Future[None]) -> Acquired:
         """Try, and wait in the queue for as long as is wanted, or until `gone` is done; claim with the grant.
 
         Raises Overtaken, Withdrawn, and what `claim` raises; the lock is not held then.

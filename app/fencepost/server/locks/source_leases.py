@@ -16,11 +16,11 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal, TypeVar
 
 from fencepost.server.fence.token import GENERATION_BITS, Token
-from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, ServiceReleases, TakeResult
+from fencepost.server.locks.leases import Claim, LeaseLimits, Leases, Overtaken, ServiceReleases
 from fencepost.server.locks.source import (
     MOST_NATIVE,
     REQUEST_TIMEOUT,
@@ -40,83 +40,23 @@ from fencepost.server.postgres.errors import (
     UnavailableError,
     UncommittedError,
 )
-from fencepost.server.postgres.leases import Acquired, EndedBy, LeaseRow, LockRequest, LockRow, LostLease
+from fencepost.server.postgres.leases import (
+    Acquired,
+    EndedBy,
+    Granted,
+    Held,
+    LeaseRow,
+    LockRequest,
+    LockRow,
+    LostLease,
+    Mismatch,
+)
 from fencepost.server.postgres.sources import GrantRecord, SourceLease, SourceState
 from fencepost.server.times import TIMES, Times
-
-
-def granted(
-    lease: SourceLease, wanted: LockRequest, claims: object, waited_ms: int, *, repeated: bool, read_ms: int
-) -> TakeResult:
-    """Answer with a lease, by its record. `read_ms`: how long ago its remaining time was read."""
-    acquired = Acquired(
-        "repeated" if repeated else "granted",
-        lease.lease_id,
-        lease.owner,
-        None,
-        tuple(Token(token) for token in (lease.tokens[1:] if wanted.claims else lease.tokens)),
-        lease.ttl_ms,
-        lease.granted_at,
-        lease.expires_at,
-        lease.lock,
-        max(lease.remaining_ms - read_ms, 0),
-        first=False,
-        waiting=0,
-    )
-    return TakeResult(acquired, claims, waited_ms)
-
-
-def not_granted(
-    verdict: Literal["held", "mismatch"], wanted: LockRequest, holder: Holder, waited_ms: int
-) -> TakeResult:
-    """Answer that the lock is another client's, or the secret another request's."""
-    acquired = Acquired(
-        verdict,
-        None,
-        holder.owner,
-        None,
-        (),
-        None,
-        None,
-        None,
-        wanted.names[0],
-        holder.expires_ms,
-        first=False,
-        waiting=0,
-    )
-    return TakeResult(acquired, None, waited_ms)
-
-
-def public(lease: SourceLease, minted: Sequence[int]) -> LeaseRow:
-    """Give a lease as the gateway knows leases, without its handle. `minted`: tokens that were drawn now."""
-    return LeaseRow(
-        lease.lease_id,
-        (lease.lock,),
-        lease.owner,
-        lease.claims,
-        lease.ttl_ms,
-        lease.last_token,
-        lease.granted_at,
-        lease.expires_at,
-        lease.remaining_ms,
-        tuple(Token(token) for token in minted),
-        lease.writes,
-    )
-
 
 # How a grant of a source becomes tokens, and a record of it, in the order above.
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A hold with its tokens, not recorded yet. `since`: by the clock; the TTL runs from there."""
-
-    handle: str
-    tokens: tuple[int, ...]
-    before: SourceState
-    since: float
 
 
 class Grants:
@@ -138,7 +78,7 @@ class Grants:
 
     async def grant(
         self, wanted: LockRequest, before: SourceState, wait_s: float, gone: "asyncio.Future[None]"
-    ) -> Held | Holder | None:
+    ) -> GrantRecord | Holder | None:
         """Get the lock from the source, with tokens; None: it was ours, and is lost again. `before` was just read."""
         self.require_sound(before)
         lock, count = wanted.names[0], wanted.tokens + bool(wanted.claims)
@@ -149,7 +89,7 @@ class Grants:
         try:
             numbered = self.source.capabilities.order != "database"
             if numbered and self.clock.monotonic() - since < self.times.fresh:
-                return Held(grant.handle, before.compose(_small(self.name, grant.tokens)), before, since)
+                return GrantRecord(grant.handle, before.compose(_small(self.name, grant.tokens)), before, since)
             since = self.clock.monotonic()
             if numbered and not await self.source.renew(lock, grant.handle, self.ttl(wanted.ttl_ms)):
                 return None
@@ -161,7 +101,7 @@ class Grants:
         if tokens is None:  # lost; or still held, and its generation was raised
             await self.give_back(lock, grant.handle)
             return None
-        return Held(grant.handle, tokens, before, since)
+        return GrantRecord(grant.handle, tokens, before, since)
 
     async def _ask_for_lock(self, wanted: LockRequest, wait_s: float, gone: "asyncio.Future[None]") -> Grant | Holder:
         """Ask the source for the lock, and stop asking when the client has gone."""
@@ -202,14 +142,13 @@ class Grants:
         numbers = await self.source.mint(lock, handle, count)
         return None if numbers is None else before.compose(_small(self.name, numbers))
 
-    async def record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
+    async def record(self, wanted: LockRequest, held: GrantRecord) -> SourceLease | None:
         """Record a grant; None: it is void. Raises SourceQuarantinedError, Withdrawn."""
-        lock = wanted.names[0]
-        record = GrantRecord(held.handle, held.tokens, held.before, self.ms_since(held.since))
+        lock, elapsed_ms = wanted.names[0], self.ms_since(held.since)
         verdict, lease = "void", None
         try:
-            if record.elapsed_ms < wanted.ttl_ms:
-                verdict, lease = await self.ask(lambda c: sources.record_grant(c, self.name, wanted, record))
+            if elapsed_ms < wanted.ttl_ms:
+                verdict, lease = await self.ask(lambda c: sources.record_grant(c, self.name, wanted, held, elapsed_ms))
         finally:
             if lease is None:
                 await self.give_back(lock, held.handle)
@@ -266,92 +205,6 @@ def _small(name: str, numbers: Sequence[int]) -> Sequence[int]:
     if numbers and not 0 < numbers[0] <= numbers[-1] <= MOST_NATIVE:
         raise SourceError(f"the source {name} counts to {numbers[-1]}, and a token has room for {MOST_NATIVE}")
     return numbers
-
-
-# The claims that go with a grant of a lock service: in a transaction of their own, once, under tokens that pass (R7).
-#
-# A crash between grant and claims leaves a lease whose claims are not made; its request, repeated, makes them. Of two
-# that are under way at once the second waits, and reads again what the first has claimed.
-
-OVERTAKEN_TRIES: Final = 10
-
-
-class SourceClaims:
-    """Makes the claims of one source's leases."""
-
-    def __init__(self, leases: "SourceLocks", grants: Grants, database: Database) -> None:
-        self._leases, self._grants, self._database = leases, grants, database
-
-    async def make(
-        self, lease: SourceLease, secret_hash: bytes, claim: Claim[object]
-    ) -> tuple[object, SourceLease] | None:
-        """Make the claims; a lease that can make none is given back. None: it was lost meanwhile."""
-        clock = self._grants.clock
-        asked = clock.monotonic()
-        try:
-            made = await self._newest(lease, secret_hash, claim)
-            if made is not None and clock.monotonic() - asked > self._grants.times.late_share * lease.ttl_ms / 1000:
-                late = await self._leases.renew(lease.lease_id, secret_hash, None)
-                made = None if late is None else (made[0], _later(made[1], late, self._grants.ms_since(asked)))
-        except UncommittedError as error:
-            if await self._grants.pending.to_end(self._abandon(lease)):
-                return None
-            raise UnavailableError(f"no claim was made: {error}") from error
-        except OutcomeUnknownError:
-            raise  # repeated with the same secret, it finds the lease, and whether its claims were made
-        except Exception:
-            if await self._grants.pending.to_end(self._abandon(lease)):
-                return None
-            raise
-        except BaseException:
-            await self._grants.pending.to_end(self._abandon(lease))
-            raise
-        if made is None:
-            await self._abandon(lease)
-        return made
-
-    async def _abandon(self, lease: SourceLease) -> bool:
-        """Give a lease back; True: it was over before."""
-        lost = await self._leases.inspect(lease.lease_id) is None
-        await self._grants.give_back(lease.lock, lease.handle)
-        await self._leases.over(lease.lease_id, "holder")
-        return lost
-
-    async def _newest(
-        self, lease: SourceLease, secret_hash: bytes, claim: Claim[object]
-    ) -> tuple[object, SourceLease] | None:
-        """Claim, with newer tokens where a younger one was there first: those that are older are worth nothing then."""
-        tokens = lease.tokens
-        for _ in range(OVERTAKEN_TRIES):
-            with suppress(Overtaken):
-                return await self._claim_once(lease, claim, tokens)
-            more = await self._leases.mint(lease.lease_id, secret_hash, len(lease.tokens))
-            if more is None:
-                return None
-            tokens = tuple(more.minted)
-        raise Overtaken
-
-    async def _claim_once(
-        self, lease: SourceLease, claim: Claim[object], tokens: tuple[int, ...]
-    ) -> tuple[object, SourceLease] | None:
-        async def make(session: Session) -> tuple[object, SourceLease] | None:
-            now = await sources.lock_claims(session, lease.lease_id)
-            if now is None:
-                return None
-            made, used = now[0], now[1] if now[0] else tokens
-            claims = await claim(session, Token(used[0]), made)
-            if not made and not await sources.record_claims(session, lease.lease_id, used):
-                raise Overtaken
-            return claims, replace(lease, tokens=used, claimed=True)
-
-        return await run_write(
-            self._database.for_grants, lambda session: in_transaction(session, lambda: make(session))
-        )
-
-
-def _later(lease: SourceLease, renewed: LeaseRow, asked_ms: int) -> SourceLease:
-    """Take a renewal over into a lease; `asked_ms`: how long ago its answer begins to count its remaining time."""
-    return replace(lease, expires_at=renewed.expires_at, remaining_ms=renewed.remaining_ms + asked_ms)
 
 
 # Ends holds that live by this process's session (Capabilities.ttl_from_server is False) when their leases are over.
@@ -463,6 +316,8 @@ class HoldWatch:
         await self._ask(lambda c: sources.end(c, lease_id, by=None))
 
 
+OVERTAKEN_TRIES: Final = 10
+"""How often claims are made anew that a younger token got ahead of."""
 VOID_TRIES: Final = 5
 """How often a grant that came to nothing is tried anew."""
 _FOR_GOOD: Final = frozenset({"FP400", "42501"})
@@ -471,7 +326,12 @@ FORGOTTEN_AT_ONCE: Final = 500
 
 
 class SourceLocks(Leases):
-    """The leases of one configured source: every verb, in the order that stands above."""
+    """The leases of one configured source: every verb, in the order that stands above.
+
+    The claims that go with a grant are made in a transaction of their own, once, under tokens that pass (R7). A crash
+    between grant and claims leaves a lease whose claims are not made; its request, repeated, makes them. Of two that
+    are under way at once the second waits, and reads again what the first has claimed.
+    """
 
     def __init__(
         self,
@@ -527,7 +387,7 @@ class SourceLocks(Leases):
         except TimeoutError:
             self._failed(f"it did not answer, so its connections are left to end by themselves ({within:g} s are over)")
 
-    async def take(self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]") -> TakeResult:
+    async def take(self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]") -> Acquired:
         """Take a lock, wait for it as long as is wanted or until `gone` is done, and claim.
 
         Raises StorageError, SourceError, Overtaken, Withdrawn, and what `claim` raises; no hold remains then.
@@ -539,43 +399,38 @@ class SourceLocks(Leases):
             taken = await self._take_once(wanted, claim, gone, began)
             if taken is not None:
                 return taken
-        return not_granted("held", wanted, Holder(), self._waited_ms(began))
-
-    def _waited_ms(self, began: float) -> int:
-        return int((self._grants.clock.monotonic() - began) * 1000)
+        return Held(verdict="held", lock=wanted.names[0])
 
     async def _take_once(
-        self, wanted: LockRequest, claim: Claim[object] | None, gone: "asyncio.Future[None]", began: float
-    ) -> TakeResult | None:
+        self, wanted: LockRequest, claim: Claim | None, gone: "asyncio.Future[None]", began: float
+    ) -> Acquired | None:
         """Try once; None: what was granted came to nothing, and another try may do."""
-        before, found = await self._look_up(wanted)
-        if found is None:
+        before, known = await self._look_up(wanted)
+        if known is None:
             left = max(began + wanted.wait_ms / 1000 - self._grants.clock.monotonic(), 0)
             held = await self._grants.grant(wanted, before, left, gone)
             if not isinstance(held, Holder):
                 lease = None if held is None else await self._record(wanted, held)
                 if held is None or lease is None:
                     return None
-                return await self._claim_and_answer(
-                    lease, wanted, claim, int((held.since - began) * 1000), repeated=False
-                )
-            _, found = await self._look_up(wanted)  # the holder may be this very request, sent twice
-            if found is None:
-                return not_granted("held", wanted, held, self._waited_ms(began))
-        source, known = found
-        if (source, known.lock, known.claims, known.writes) != (
+                waited_ms = int((held.since - began) * 1000)
+                return await self._claim_and_answer(lease, wanted, claim, waited_ms, repeated=False)
+            _, known = await self._look_up(wanted)  # the holder may be this very request, sent twice
+            if known is None:
+                return Held(verdict="held", lock=wanted.names[0], owner=held.owner, due_ms=held.expires_ms)
+        if (known.id.source, known.lock, known.claims, known.writes) != (
             self.name,
             wanted.names[0],
             wanted.claims,
             wanted.writes,
         ):
-            return not_granted("mismatch", wanted, Holder(), self._waited_ms(began))
+            return Mismatch()
         still = await self._renew_hold(known, wanted.secret_hash)
         if still is None:
             return None
         return await self._claim_and_answer(still, wanted, claim, 0, repeated=True)
 
-    async def _look_up(self, wanted: LockRequest) -> "tuple[SourceState, tuple[str, SourceLease] | None]":
+    async def _look_up(self, wanted: LockRequest) -> tuple[SourceState, SourceLease | None]:
         return await self._grants.ask(
             lambda c: sources.find_by_secret(c, self.name, wanted.names[0], wanted.secret_hash)
         )
@@ -596,7 +451,7 @@ class SourceLocks(Leases):
             await self._grants.give_back(lease.lock, lease.handle)
             return None
         self._watch.due(lease_id, renewed.remaining_ms)  # a renewal may have shortened it
-        return public(renewed, ())
+        return replace(renewed, tokens=())
 
     async def mint(self, lease_id: int, secret_hash: bytes, count: int) -> LeaseRow | None:
         """Draw more tokens. None: the lease is lost. Raises SourceQuarantinedError."""
@@ -612,7 +467,7 @@ class SourceLocks(Leases):
             return None
         match await self._grants.ask(lambda c: sources.record_minted(c, lease_id, secret_hash, tokens, before)):
             case "minted":
-                return public(replace(lease, last_token=max(lease.last_token, tokens[-1])), tokens)
+                return replace(lease, tokens=tuple(map(Token, tokens)))
             case "lost":
                 return None
             case verdict:
@@ -629,8 +484,7 @@ class SourceLocks(Leases):
         return True
 
     async def inspect(self, lease_id: int) -> LeaseRow | None:
-        lease = await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, None))
-        return None if lease is None else public(lease, ())
+        return await self._grants.ask(lambda c: sources.lease(c, self.name, lease_id, None))
 
     async def find_ended(self, lease_id: int) -> LostLease | None:
         return await self._grants.ask(lambda c: sources.find_ended(c, self.name, lease_id))
@@ -660,23 +514,97 @@ class SourceLocks(Leases):
         while gone == FORGOTTEN_AT_ONCE:
             gone = await self._grants.ask(lambda c: sources.forget(c, keep_seconds, FORGOTTEN_AT_ONCE))
 
-    async def _record(self, wanted: LockRequest, held: Held) -> SourceLease | None:
+    async def _record(self, wanted: LockRequest, held: GrantRecord) -> SourceLease | None:
         lease = await self._grants.record(wanted, held)
         if lease is not None and not self.source.capabilities.ttl_from_server:
             self._watch.keep(lease.lease_id, lease.lock, lease.handle, lease.remaining_ms)
         return lease
 
     async def _claim_and_answer(
-        self, lease: SourceLease, wanted: LockRequest, claim: Claim[object] | None, waited_ms: int, *, repeated: bool
-    ) -> TakeResult | None:
+        self, lease: SourceLease, wanted: LockRequest, claim: Claim | None, waited_ms: int, *, repeated: bool
+    ) -> Granted | None:
         """Make the claims of a recorded grant, unless they are made, and answer. None: the lease was lost over that."""
-        asked, claims = self._grants.clock.monotonic(), None
+        asked = self._grants.clock.monotonic()
+        claims: Sequence[Any] = ()
         if claim is not None:
-            claimed = await SourceClaims(self, self._grants, self._database).make(lease, wanted.secret_hash, claim)
+            claimed = await self._claimed(lease, wanted.secret_hash, claim)
             if claimed is None:
                 return None
             claims, lease = claimed
-        return granted(lease, wanted, claims, waited_ms, repeated=repeated, read_ms=self._grants.ms_since(asked))
+        remaining_ms = max(lease.remaining_ms - self._grants.ms_since(asked), 0)
+        shown = replace(lease, remaining_ms=remaining_ms, tokens=lease.tokens[bool(wanted.claims) :])
+        verdict: Literal["granted", "repeated"] = "repeated" if repeated else "granted"
+        return Granted(lease=shown, verdict=verdict, claims=claims, waited_ms=waited_ms)
+
+    async def _claimed(
+        self, lease: SourceLease, secret_hash: bytes, claim: Claim
+    ) -> tuple[Sequence[Any], SourceLease] | None:
+        """Make the claims; a lease that can make none is given back. None: it was lost meanwhile."""
+        clock = self._grants.clock
+        asked = clock.monotonic()
+        try:
+            made = await self._newest(lease, secret_hash, claim)
+            if made is not None and clock.monotonic() - asked > self._grants.times.late_share * lease.ttl_ms / 1000:
+                late = await self.renew(lease.lease_id, secret_hash, None)
+                if late is None:
+                    made = None
+                else:
+                    left_ms = late.remaining_ms + self._grants.ms_since(asked)
+                    made = made[0], replace(made[1], expires_at=late.expires_at, remaining_ms=left_ms)
+        except UncommittedError as error:
+            if await self._grants.pending.to_end(self._abandon(lease)):
+                return None
+            raise UnavailableError(f"no claim was made: {error}") from error
+        except OutcomeUnknownError:
+            raise  # repeated with the same secret, it finds the lease, and whether its claims were made
+        except Exception:
+            if await self._grants.pending.to_end(self._abandon(lease)):
+                return None
+            raise
+        except BaseException:
+            await self._grants.pending.to_end(self._abandon(lease))
+            raise
+        if made is None:
+            await self._abandon(lease)
+        return made
+
+    async def _abandon(self, lease: SourceLease) -> bool:
+        """Give a lease back; True: it was over before."""
+        lost = await self.inspect(lease.lease_id) is None
+        await self._grants.give_back(lease.lock, lease.handle)
+        await self.over(lease.lease_id, "holder")
+        return lost
+
+    async def _newest(
+        self, lease: SourceLease, secret_hash: bytes, claim: Claim
+    ) -> tuple[Sequence[Any], SourceLease] | None:
+        """Claim, with newer tokens where a younger one was there first: those that are older are worth nothing then."""
+        tokens = lease.tokens
+        for _ in range(OVERTAKEN_TRIES):
+            with suppress(Overtaken):
+                return await self._claim_once(lease, claim, tokens)
+            more = await self.mint(lease.lease_id, secret_hash, len(lease.tokens))
+            if more is None:
+                return None
+            tokens = more.tokens
+        raise Overtaken
+
+    async def _claim_once(
+        self, lease: SourceLease, claim: Claim, tokens: tuple[Token, ...]
+    ) -> tuple[Sequence[Any], SourceLease] | None:
+        async def make(session: Session) -> tuple[Sequence[Any], SourceLease] | None:
+            now = await sources.lock_claims(session, lease.lease_id)
+            if now is None:
+                return None
+            made, used = now[0], now[1] if now[0] else tokens
+            claims = await claim(session, used[0], made)
+            if not made and not await sources.record_claims(session, lease.lease_id, used):
+                raise Overtaken
+            return claims, replace(lease, tokens=used)
+
+        return await run_write(
+            self._database.for_grants, lambda session: in_transaction(session, lambda: make(session))
+        )
 
     async def _renew_hold(self, lease: SourceLease, secret_hash: bytes) -> SourceLease | None:
         """Renew the hold of a lease, and return the lease as it is then. None: it is lost, and ended in our record."""
@@ -684,7 +612,7 @@ class SourceLocks(Leases):
         while lease.remaining_ms > given:  # it may be renewed for longer meanwhile
             given = max(lease.remaining_ms, lease.ttl_ms)
             if not await self.source.renew(lease.lock, lease.handle, self._grants.ttl(given)):
-                await self.over(lease.lease_id)
+                await self.over(number)
                 return None
             now = await self._grants.ask(lambda c: sources.lease(c, self.name, number, secret_hash))
             if now is None:  # over by our record meanwhile: the hold belongs to no lease

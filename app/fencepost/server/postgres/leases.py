@@ -6,7 +6,7 @@ Times come as ISO 8601 texts in UTC, durations in milliseconds. Secrets arrive h
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 from uuid import UUID
 
 import asyncpg
@@ -62,15 +62,17 @@ class LockRequest:
 # Locks and leases of the built-in source.
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseId:
+class LeaseId(str):
     """What a lease is called: `41` of the built-in source, `etcd-41` of another one."""
 
+    __slots__ = ("number", "source")
     source: str
     number: int
 
-    def __str__(self) -> str:
-        return str(self.number) if self.source == BUILTIN else f"{self.source}-{self.number}"
+    def __new__(cls, source: str, number: int) -> Self:
+        made = super().__new__(cls, number if source == BUILTIN else f"{source}-{number}")
+        made.source, made.number = source, number
+        return made
 
 
 def is_lease_number(number: int) -> bool:
@@ -82,45 +84,74 @@ class Withdrawn(Exception):  # noqa: N818 - it is no error
     """The client has withdrawn the acquire, in a request of its own: nothing is granted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """What an acquire came to.
-
-    granted, repeated: the lease is the caller's; `claim_token` is the one for its claims. held, queued: the lease is
-    its holder's, with no id when the lock is free and others wait for it. mismatch: the secret is that of a live lease
-    of other locks, claims or writes. `due_ms`: until the lease expires. `first`: no one waits before the caller.
-    """
-
-    verdict: Literal["granted", "repeated", "held", "queued", "mismatch"]
-    lease_id: int | None
-    owner: str | None
-    claim_token: Token | None
-    tokens: tuple[Token, ...]
-    ttl_ms: int | None
-    granted_at: str | None
-    expires_at: str | None
-    lock: str | None
-    due_ms: int | None
-    first: bool
-    waiting: int
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRow:
-    """A live lease. `minted` are the tokens that this very call drew."""
+    """A live lease of any source."""
 
-    lease_id: int
+    id: LeaseId
     names: tuple[str, ...]
+    """Its locks, sorted."""
     owner: str
-    claims: tuple[str, ...]
     ttl_ms: int
-    last_token: int
     granted_at: str
     expires_at: str
     remaining_ms: int
-    minted: tuple[Token, ...] = ()
+    claims: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     """What its tokens may be used for where they are sealed, beside what locks and claims name."""
+    tokens: tuple[Token, ...] = ()
+    """Those that came with the grant, or that this very call drew."""
+    sealed: tuple[str, ...] = ()
+    """The same with their seals; none where the gateway has no keys."""
+
+    @property
+    def lease_id(self) -> int:
+        """Its number."""
+        return self.id.number
+
+
+# What an acquire came to.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """The lease is the caller's: granted now, or found again by the secret of a repeated request."""
+
+    lease: LeaseRow
+    verdict: Literal["granted", "repeated"]
+    claim_token: Token | None = None
+    """The one for the claims of a lease of the built-in source."""
+    claims: Sequence[Any] = ()
+    """What its claims gave."""
+    waited_ms: int = 0
+    """How long the request had waited when its last try began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A lock is another's lease; without a `lease_id` it is free, and others wait for it. queued: the caller has a
+    place among them. `due_ms`: until the lease expires. `first`: no one waits before the caller.
+    """
+
+    verdict: Literal["held", "queued"]
+    lock: str
+    lease_id: int | None = None
+    owner: str | None = None
+    granted_at: str | None = None
+    expires_at: str | None = None
+    due_ms: int | None = None
+    first: bool = False
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The secret is that of a live lease of other locks, claims or writes."""
+
+    verdict: Literal["mismatch"] = "mismatch"
+
+
+Acquired = Granted | Held | Mismatch
 
 
 EndedBy = Literal["holder", "operator", "generation", "service"]
@@ -163,10 +194,7 @@ _ACQUIRE = (
     f"SELECT verdict, lease_id, owner, claim_token, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')},"
     " lock, due_ms, first, waiting FROM fencepost.acquire($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 )
-_LEASE = (
-    f"lease_id, names, owner, claims, ttl_ms, last_token, {iso('granted_at')}, {iso('expires_at')}, remaining_ms,"
-    " writes"
-)
+_LEASE = f"lease_id, names, owner, claims, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, remaining_ms, writes"
 _EXTEND = f"SELECT {_LEASE}, tokens FROM fencepost.extend($1, $2, $3, $4)"
 _INSPECT = f"SELECT {_LEASE} FROM fencepost.lease($1)"
 _LOST = f"SELECT names, owner, {iso('ended_at')}, ended_by, superseded_by FROM fencepost.lost($1)"
@@ -198,22 +226,37 @@ async def try_locks(
     )
     if row is None:
         raise RuntimeError("fencepost.acquire gave no row")
-    if row["verdict"] == "withdrawn":
-        raise Withdrawn
-    return Acquired(
-        row["verdict"],
-        row["lease_id"],
-        row["owner"],
-        None if row["claim_token"] is None else Token(row["claim_token"]),
-        tuple(map(Token, row["tokens"] or ())),
-        row["ttl_ms"],
-        row["granted_at"],
-        row["expires_at"],
-        row["lock"],
-        row["due_ms"],
-        bool(row["first"]),
-        row["waiting"] or 0,
+    match row["verdict"]:
+        case "withdrawn":
+            raise Withdrawn
+        case "mismatch":
+            return Mismatch()
+        case "held" | "queued" as verdict:
+            return Held(
+                verdict=verdict,
+                lock=row["lock"],
+                lease_id=row["lease_id"],
+                owner=row["owner"],
+                granted_at=row["granted_at"],
+                expires_at=row["expires_at"],
+                due_ms=row["due_ms"],
+                first=bool(row["first"]),
+                waiting=row["waiting"] or 0,
+            )
+    lease = LeaseRow(
+        id=LeaseId(BUILTIN, row["lease_id"]),
+        names=tuple(sorted(wanted.names, key=str.encode)),
+        owner=row["owner"],
+        ttl_ms=row["ttl_ms"],
+        granted_at=row["granted_at"],
+        expires_at=row["expires_at"],
+        remaining_ms=row["due_ms"],
+        claims=wanted.claims,
+        writes=wanted.writes,
+        tokens=tuple(map(Token, row["tokens"])),
     )
+    claim_token = None if row["claim_token"] is None else Token(row["claim_token"])
+    return Granted(lease=lease, verdict=row["verdict"], claim_token=claim_token)
 
 
 async def extend(
@@ -221,7 +264,7 @@ async def extend(
 ) -> LeaseRow | None:
     """Renew (ttl_ms > 0; -1 as before; 0 not) and mint (tokens > 0). None: it is lost, or not the caller's."""
     row = await connection.fetchrow(_EXTEND, lease_id, secret_hash, ttl_ms, tokens)
-    return None if row is None else _lease(row, tuple(map(Token, row["tokens"])))
+    return None if row is None else _lease(row, row["tokens"])
 
 
 async def release(connection: Connection, lease_id: int, secret_hash: bytes, gateway: UUID) -> list[UUID] | None:
@@ -235,7 +278,7 @@ async def release(connection: Connection, lease_id: int, secret_hash: bytes, gat
 async def inspect(connection: Connection, lease_id: int) -> LeaseRow | None:
     """Look at a live lease."""
     row = await connection.fetchrow(_INSPECT, lease_id)
-    return None if row is None else _lease(row, ())
+    return None if row is None else _lease(row)
 
 
 async def find_ended(connection: Connection, lease_id: int) -> LostLease | None:
@@ -309,19 +352,18 @@ async def forget(connection: Connection, keep_seconds: float, after: int) -> int
     return position
 
 
-def _lease(row: asyncpg.Record, minted: tuple[Token, ...]) -> LeaseRow:
+def _lease(row: asyncpg.Record, tokens: Sequence[int] = ()) -> LeaseRow:
     return LeaseRow(
-        row["lease_id"],
-        tuple(row["names"]),
-        row["owner"],
-        tuple(row["claims"]),
-        row["ttl_ms"],
-        row["last_token"],
-        row["granted_at"],
-        row["expires_at"],
-        row["remaining_ms"],
-        minted,
-        tuple(row["writes"]),
+        id=LeaseId(BUILTIN, row["lease_id"]),
+        names=tuple(row["names"]),
+        owner=row["owner"],
+        ttl_ms=row["ttl_ms"],
+        granted_at=row["granted_at"],
+        expires_at=row["expires_at"],
+        remaining_ms=row["remaining_ms"],
+        claims=tuple(row["claims"]),
+        writes=tuple(row["writes"]),
+        tokens=tuple(map(Token, tokens)),
     )
 
 

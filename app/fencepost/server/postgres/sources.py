@@ -7,9 +7,9 @@ from typing import Final, Literal
 import asyncpg
 
 from fencepost.server.fence.caller import likes
-from fencepost.server.fence.token import GENERATION_BITS
+from fencepost.server.fence.token import GENERATION_BITS, Token
 from fencepost.server.postgres.connection import Connection
-from fencepost.server.postgres.leases import EndedBy, LockRequest, LockRow, LostLease, Withdrawn, iso
+from fencepost.server.postgres.leases import EndedBy, LeaseId, LeaseRow, LockRequest, LockRow, LostLease, Withdrawn, iso
 from fencepost.server.postgres.upkeep import call_with_retries
 
 # Token sources beside the built-in one, as PostgreSQL remembers them: one statement a verb. The rules are in
@@ -134,8 +134,7 @@ def state_of(row: asyncpg.Record | None, name: str) -> SourceState:
 # migrations/schema/source_leases.sql (R12). Times are ISO 8601 texts in UTC, durations milliseconds.
 
 _LEASE: Final = (
-    f"lease_id, lock, owner, claims, claimed, handle, tokens, last_token, ttl_ms,"
-    f" {iso('granted_at')}, {iso('expires_at')}, writes"
+    f"lease_id, lock, owner, claims, handle, tokens, ttl_ms, {iso('granted_at')}, {iso('expires_at')}, writes"
 )
 _GRANT: Final = (
     f"SELECT verdict, lease_id, {iso('granted_at')}, {iso('expires_at')} FROM fencepost.source_grant("
@@ -143,39 +142,33 @@ _GRANT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLease:
-    """A live lease of a source. `tokens` came with the grant."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLease(LeaseRow):
+    """A live lease of a source, with the tokens that came with the grant. `handle`: what the service calls the hold."""
 
-    lease_id: int
-    lock: str
-    owner: str
-    claims: tuple[str, ...]
-    claimed: bool
     handle: str
-    tokens: tuple[int, ...]
-    last_token: int
-    ttl_ms: int
-    granted_at: str
-    expires_at: str
-    remaining_ms: int
-    writes: tuple[str, ...] = ()
+
+    @property
+    def lock(self) -> str:
+        return self.names[0]
 
 
 @dataclass(frozen=True, slots=True)
 class GrantRecord:
-    """What a service has granted. `elapsed_ms`: since it was asked for it; the TTL runs from there."""
+    """A hold that a service has granted, with its tokens, not recorded yet. `before`: where the source's tokens were.
+    `since`: by the clock, when the service was asked for it; the TTL runs from there.
+    """
 
     handle: str
     tokens: tuple[int, ...]
     before: SourceState
-    elapsed_ms: int
+    since: float
 
 
 async def find_by_secret(
     connection: Connection, name: str, lock: str, secret_hash: bytes
-) -> tuple[SourceState, tuple[str, SourceLease] | None]:
-    """Look where the source's tokens are, and for the live lease of a secret, with its source. Raises Withdrawn."""
+) -> tuple[SourceState, SourceLease | None]:
+    """Look where the source's tokens are, and for the live lease of a secret, of any source. Raises Withdrawn."""
     row = await connection.fetchrow(
         f"SELECT s.generation, s.issued, s.quarantined, x.source, {_LEASE},"
         " fencepost.is_withdrawn($3) AS withdrawn,"
@@ -188,7 +181,7 @@ async def find_by_secret(
     if row is not None and row["withdrawn"]:
         raise Withdrawn
     state = state_of(row, name)
-    return state, None if row is None or row["lease_id"] is None else (row["source"], _lease(row))
+    return state, None if row is None or row["lease_id"] is None else _lease(row["source"], row)
 
 
 async def find_held(
@@ -202,13 +195,15 @@ async def find_held(
         lease_id,
         secret_hash,
     )
-    return None if row is None else (state_of(row, name), _lease(row))
+    return None if row is None else (state_of(row, name), _lease(name, row))
 
 
 async def record_grant(
-    connection: Connection, source: str, wanted: LockRequest, record: GrantRecord
+    connection: Connection, source: str, wanted: LockRequest, record: GrantRecord, elapsed_ms: int
 ) -> tuple[Literal["granted", "void", "backwards", "quarantined"], SourceLease | None]:
-    """Record a grant: its verdict, and where that is `granted` the lease. Raises Withdrawn."""
+    """Record a grant: its verdict, and where that is `granted` the lease. `elapsed_ms`: since it was asked for. Raises
+    Withdrawn.
+    """
     row = await connection.fetchrow(
         _GRANT,
         source,
@@ -221,7 +216,7 @@ async def record_grant(
         record.before.generation,
         record.before.issued,
         wanted.ttl_ms,
-        record.elapsed_ms,
+        elapsed_ms,
         list(wanted.writes),
     )
     if row is None:
@@ -231,28 +226,26 @@ async def record_grant(
     if row["lease_id"] is None:
         return row["verdict"], None
     return row["verdict"], SourceLease(
-        row["lease_id"],
-        wanted.names[0],
-        wanted.owner,
-        wanted.claims,
-        not wanted.claims,
-        record.handle,
-        record.tokens,
-        record.tokens[-1],
-        wanted.ttl_ms,
-        row["granted_at"],
-        row["expires_at"],
-        wanted.ttl_ms - record.elapsed_ms,
-        wanted.writes,
+        id=LeaseId(source, row["lease_id"]),
+        names=(wanted.names[0],),
+        owner=wanted.owner,
+        ttl_ms=wanted.ttl_ms,
+        granted_at=row["granted_at"],
+        expires_at=row["expires_at"],
+        remaining_ms=wanted.ttl_ms - elapsed_ms,
+        claims=wanted.claims,
+        writes=wanted.writes,
+        tokens=tuple(map(Token, record.tokens)),
+        handle=record.handle,
     )
 
 
-async def lock_claims(connection: Connection, lease_id: int) -> tuple[bool, tuple[int, ...]] | None:
+async def lock_claims(connection: Connection, lease_id: int) -> tuple[bool, tuple[Token, ...]] | None:
     """Wait for the transaction that makes the lease's claims, until the end of the transaction: whether they are made
     now, and the lease's tokens. None: it is over.
     """
     row = await connection.fetchrow("SELECT claimed, tokens FROM fencepost.source_claiming($1)", lease_id)
-    return None if row is None else (row["claimed"], tuple(row["tokens"]))
+    return None if row is None else (row["claimed"], tuple(map(Token, row["tokens"])))
 
 
 async def record_claims(connection: Connection, lease_id: int, tokens: Sequence[int]) -> bool:
@@ -276,7 +269,7 @@ async def lease(connection: Connection, source: str, lease_id: int, secret_hash:
     row = await connection.fetchrow(
         f"SELECT {_LEASE}, remaining_ms FROM fencepost.source_lease($1, $2, $3)", source, lease_id, secret_hash
     )
-    return None if row is None else _lease(row)
+    return None if row is None else _lease(source, row)
 
 
 async def record_renewal(
@@ -292,7 +285,7 @@ async def record_renewal(
         ttl_ms,
         elapsed_ms,
     )
-    return None if row is None else _lease(row)
+    return None if row is None else _lease(name, row)
 
 
 async def record_minted(
@@ -365,19 +358,17 @@ async def forget(connection: Connection, keep_seconds: float, limit: int) -> int
     return gone
 
 
-def _lease(row: asyncpg.Record) -> SourceLease:
+def _lease(source: str, row: asyncpg.Record) -> SourceLease:
     return SourceLease(
-        row["lease_id"],
-        row["lock"],
-        row["owner"],
-        tuple(row["claims"]),
-        row["claimed"],
-        row["handle"],
-        tuple(row["tokens"]),
-        row["last_token"],
-        row["ttl_ms"],
-        row["granted_at"],
-        row["expires_at"],
-        row["remaining_ms"],
-        tuple(row["writes"]),
+        id=LeaseId(source, row["lease_id"]),
+        names=(row["lock"],),
+        owner=row["owner"],
+        ttl_ms=row["ttl_ms"],
+        granted_at=row["granted_at"],
+        expires_at=row["expires_at"],
+        remaining_ms=row["remaining_ms"],
+        claims=tuple(row["claims"]),
+        writes=tuple(row["writes"]),
+        tokens=tuple(map(Token, row["tokens"])),
+        handle=row["handle"],
     )
