@@ -2,7 +2,6 @@
 
 import re
 import secrets
-import unicodedata
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -35,64 +34,18 @@ LONGEST_NAME: Final = 512  # bytes
 LONGEST_OWNER: Final = 256  # characters
 DEFAULT_TTL_MS: Final = 30_000
 MOST_MS: Final = 2_000_000_000  # PostgreSQL's integer holds it
-_NOT_PLAIN: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
+PLAIN: Final = "^[^\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]*$"
+"""A text without control characters and line ends: it will stand in logs."""
 MOST_LISTED: Final = 1000
 ID: Final = re.compile("[1-9][0-9]{0,18}")
 LIMIT: Final = re.compile("0{0,16}[1-9][0-9]{0,3}")
 LEASE_OF_SOURCE: Final = re.compile("([a-z][a-z0-9_]{0,31})-([1-9][0-9]{0,18})")
-
-_TEXTS: Final = {"type": "array", "items": {"type": "string"}}
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or not 1 <= len(value.encode()) <= LONGEST_NAME or not is_plain(value):
-        raise UnfitError(f"a name has 1 to {LONGEST_NAME} bytes without control characters, and {value!r:.60} has not")
-    return value
-
-
-def _names(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST_LOCKS:
-        raise UnfitError(f"an array of 1 to {MOST_LOCKS} names is expected")
-    return _once(tuple(map(_name, value)), "name")
-
-
-def _once(value: tuple[str, ...], what: str) -> tuple[str, ...]:
-    if len(set(value)) < len(value):
-        raise UnfitError(f"a {what} stands there twice")
-    return value
 
 
 def _limit(value: object) -> int:
     if not isinstance(value, str) or not LIMIT.fullmatch(value) or int(value) > MOST_LISTED:
         raise UnfitError(f"{value!r:.22} is not a number from 1 to {MOST_LISTED}")
     return int(value)
-
-
-def _claims(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MOST_CLAIMS:
-        raise UnfitError(f"an array of at most {MOST_CLAIMS} resources is expected")
-    for text in value:
-        if not isinstance(text, str):
-            raise UnfitError("resources are strings like orders/order-123")
-        try:
-            parse_resource(text)
-        except MalformedResourceError as error:
-            raise UnfitError(str(error)) from error
-    return _once(tuple(value), "resource")
-
-
-def _writes(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MOST_WRITES:
-        raise UnfitError(f"an array of at most {MOST_WRITES} resources is expected, such as orders/*")
-    for text in value:
-        if not isinstance(text, str) or not is_plain(text):
-            raise UnfitError("resources are strings like orders/order-123 or orders/*")
-    if sum(len(text.encode()) for text in value) > LONGEST_WRITES:
-        raise UnfitError(
-            f"they have more than {LONGEST_WRITES} bytes together, and stand in each sealed token",
-            "orders/* names all rows of a table.",
-        )
-    return _once(tuple(value), "resource")
 
 
 def _whole(least: int, most: Callable[[LeaseLimits], int], setting: str | None = None) -> PlainValidator:
@@ -111,9 +64,12 @@ def _whole(least: int, most: Callable[[LeaseLimits], int], setting: str | None =
 
 def is_plain(text: str) -> bool:
     """Whether a text has no control characters, line ends or lone surrogates: it will stand in logs."""
-    return not any(unicodedata.category(character) in _NOT_PLAIN for character in text)
+    return re.fullmatch(PLAIN, text) is not None
 
 
+_OF_A_NAME: Final = f"a name has 1 to {LONGEST_NAME} bytes without control characters, and {{value}} has not"
+_FROM_ONE: Final = WithJsonSchema({"type": "integer", "minimum": 1})
+Plain = Annotated[str, Field(min_length=1, pattern=PLAIN), WithJsonSchema({"type": "string", "minLength": 1})]
 Source = Annotated[
     str,
     Field(pattern="^[a-z][a-z0-9_]{0,31}$"),
@@ -123,23 +79,11 @@ Limit = Annotated[
     int, PlainValidator(_limit), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_LISTED})
 ]
 """How many members a page of a list has at most."""
-Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string"})]
-_FROM_ONE: Final = WithJsonSchema({"type": "integer", "minimum": 1})
 Ttl = Annotated[int, _whole(1, lambda limits: limits.ttl_ms, "FENCEPOST_MAX_TTL"), _FROM_ONE]
 Number = Annotated[int, _whole(1, lambda limits: limits.tokens, "FENCEPOST_MAX_TOKENS"), _FROM_ONE]
 Wait = Annotated[
     int, _whole(0, lambda _: MOST_MS), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MOST_MS})
 ]
-Names = Annotated[tuple[str, ...], PlainValidator(_names), WithJsonSchema(_TEXTS | {"maxItems": MOST_LOCKS})]
-Owner = Annotated[
-    str,
-    Field(min_length=1, max_length=LONGEST_OWNER, pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$"),
-    Says(f"who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters"),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_OWNER}),
-]
-Claims = Annotated[tuple[str, ...], PlainValidator(_claims), WithJsonSchema(_TEXTS | {"maxItems": MOST_CLAIMS})]
-Writes = Annotated[tuple[str, ...], PlainValidator(_writes), WithJsonSchema(_TEXTS | {"maxItems": MOST_WRITES})]
-Flag = Annotated[bool, Strict(), Says("true or false is expected")]
 
 
 class LeaseRequest(Taken):
@@ -148,21 +92,61 @@ class LeaseRequest(Taken):
     `writes`: what the sealed tokens may be used for beside what locks and claims name: resources, or `orders/*`.
     """
 
-    lock: Name = ""
-    locks: Names = ()
-    owner: Owner = ""
+    lock: Annotated[Plain, Says(_OF_A_NAME)] = ""
+    locks: Annotated[
+        tuple[Plain, ...],
+        Field(min_length=1, max_length=MOST_LOCKS),
+        Says(f"an array of 1 to {MOST_LOCKS} names without control characters is expected"),
+    ] = ()
+    owner: Annotated[
+        Plain,
+        Field(max_length=LONGEST_OWNER),
+        Says(f"who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters"),
+    ] = ""
     ttl_ms: Ttl = DEFAULT_TTL_MS
     wait_ms: Wait = 0
     tokens: Number = 1
-    claim: Claims = ()
-    writes: Writes = ()
-    keep_place: Flag = False
+    claim: Annotated[
+        tuple[str, ...],
+        Field(max_length=MOST_CLAIMS),
+        Says(f"resources are strings like orders/order-123, in an array of at most {MOST_CLAIMS}"),
+    ] = ()
+    writes: Annotated[
+        tuple[Plain, ...],
+        Field(max_length=MOST_WRITES),
+        Says(f"resources are strings like orders/order-123 or orders/*, in an array of at most {MOST_WRITES}"),
+    ] = ()
+    keep_place: Annotated[bool, Strict(), Says("true or false is expected")] = False
     source: Source = BUILTIN
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The locks."""
+        return self.locks or (self.lock,)
+
     @model_validator(mode="after")
-    def _one_or_several(self) -> "LeaseRequest":
+    def _fits(self) -> "LeaseRequest":
         if ("lock" in self.model_fields_set) == ("locks" in self.model_fields_set):
             raise UnfitError('name what to lock: {"lock": "orders/order-123"}, or several in "locks"')
+        for name in self.names:
+            if len(name.encode()) > LONGEST_NAME:
+                raise UnfitError(f"lock: {_OF_A_NAME.format(value=f'{name!r:.60}')}")
+        try:
+            for resource in self.claim:
+                parse_resource(resource)
+        except MalformedResourceError as error:
+            raise UnfitError(f"claim: {error}") from error
+        for member, what, values in (
+            *(("locks", "name", self.locks), ("claim", "resource", self.claim)),
+            ("writes", "resource", self.writes),
+        ):
+            if len(set(values)) < len(values):
+                raise UnfitError(f"{member}: a {what} stands there twice")
+        if sum(len(text.encode()) for text in self.writes) > LONGEST_WRITES:
+            raise UnfitError(
+                f"writes: they have more than {LONGEST_WRITES} bytes together, and stand in each sealed token",
+                "orders/* names all rows of a table.",
+            )
         return self
 
 
@@ -371,7 +355,7 @@ async def post_lease(asked: Asked[NoQuery, LeaseRequest]) -> Response:
         )
     peer = scope.get("client")
     wanted = LockRequest(
-        names=body.locks or (body.lock,),
+        names=body.names,
         secret=asked.secret if asked.secret is not None else secrets.token_urlsafe(32),
         chosen=asked.secret is not None,
         owner=body.owner or (peer[0] if peer else "unknown"),

@@ -213,7 +213,7 @@ def _refuse(where: str, error: ValidationError, model: type[Taken]) -> NoReturn:
         known = ", ".join(sorted(model.model_fields))
         raise RequestError(bad_request(f"{where}: {', '.join(unknown)}: unknown; this takes {known}"))
     first = faults[0]
-    member = ".".join(map(str, first["loc"]))
+    member = str(first["loc"][0]) if first["loc"] else ""
     cause = first.get("ctx", {}).get("error")
     of_member = model.model_fields.get(member)
     says = next((each for each in of_member.metadata if isinstance(each, Says)), None) if of_member else None
