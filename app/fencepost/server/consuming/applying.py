@@ -35,7 +35,7 @@ from fencepost.server.gateway.refusals import acting, problem_of_refused, unavai
 from fencepost.server.gateway.results import whose
 from fencepost.server.gateway.use_cases import write as decide
 from fencepost.server.gateway.write import Write, known_name, name_of_body, name_of_key
-from fencepost.server.http.data import DataRequest, body_of, read_write
+from fencepost.server.http.data import DataRequest, read_write
 from fencepost.server.http.headers import Headers, RawHeaders
 from fencepost.server.http.problems import RequestError
 from fencepost.server.postgres import queues, sources
@@ -384,7 +384,7 @@ class Applier:
         headers, named_headers = _headers_of(
             message.prefer, message.accept, message.content_type or _JSON, message.idempotency_key
         )
-        request = DataRequest(message.method, row, message.query, headers, named_headers, body_of(message.body or b""))
+        request = DataRequest(message.method, row, message.query, headers, named_headers, message.body or b"")
         write = await read_write(request, named.table, None if posted else named.key, self._max_body_bytes)
         if not write.single:
             raise MalformedMessageError("body: a message writes one row, and its body is one object")

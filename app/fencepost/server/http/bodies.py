@@ -22,9 +22,16 @@ from fencepost.server.postgres.errors import UnavailableError
 from fencepost.server.postgres.pool import Quota, most_of
 from fencepost.server.postgres.query import Query
 
+Arriving = Receive | bytes
+"""How a request's body is received; or the body, where it is there already: that of a line, or of a message."""
 
-async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+
+async def read_body(headers: Headers, receive: Arriving, limit: int) -> bytes:
     """Read the whole body, refusing as soon as it is known to be too large."""
+    if isinstance(receive, bytes):
+        if len(receive) > limit:
+            raise RequestError(_too_large(limit))
+        return receive
     announced = headers.get(b"content-length", b"")
     if announced.isdigit() and int(announced) > limit:
         raise RequestError(_too_large(limit))
@@ -125,7 +132,7 @@ def _too_large(limit: int) -> Problem:
     return Problem(BODY_TOO_LARGE, f"The body has more than {limit} bytes.", hint="FENCEPOST_MAX_BODY_BYTES sets it.")
 
 
-async def read_json(headers: Headers, receive: Receive, limit: int) -> tuple[bytes, Any]:
+async def read_json(headers: Headers, receive: Arriving, limit: int) -> tuple[bytes, Any]:
     """Read a JSON body: the bytes, and their value, in which a number past all floats, as 1e400, is infinite."""
     kind = headers.get(b"content-type")
     if kind != _APPLICATION_JSON and kind is not None:
@@ -240,7 +247,7 @@ def _require_json(content_type: bytes) -> None:
             raise RequestError(Problem(UNSUPPORTED_MEDIA_TYPE, f"Content-Type: {value[:40]}: JSON is UTF-8."))
 
 
-async def read_no_body(headers: Headers, receive: Receive, limit: int) -> None:
+async def read_no_body(headers: Headers, receive: Arriving, limit: int) -> None:
     """Read the body of a DELETE. PostgREST's clients send {}, which is empty; any other body is refused."""
     raw = await read_body(headers, receive, limit)
     if not raw:
@@ -257,7 +264,7 @@ async def read_no_body(headers: Headers, receive: Receive, limit: int) -> None:
 
 
 async def read_object(
-    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
+    headers: Headers, receive: Arriving, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
 ) -> Body:
     """Read the JSON object of a PATCH or PUT. `columns` (?columns=) restricts what counts; `complete`: see
     Preferences.
@@ -269,7 +276,7 @@ async def read_object(
 
 
 async def read_rows(
-    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
+    headers: Headers, receive: Arriving, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
 ) -> tuple[Body, int]:
     """Read the JSON object or array of a POST, and count it; the body's text is always an array."""
     raw, value = await read_json(headers, receive, limit)
@@ -279,7 +286,7 @@ async def read_rows(
 
 
 async def read_changes(
-    headers: Headers, receive: Receive, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
+    headers: Headers, receive: Arriving, limit: int, columns: tuple[str, ...] | None, *, complete: bool = False
 ) -> tuple[Body, int | None]:
     """Read the body of a PATCH of several rows: one JSON object for all of them (None), or an array, and count it."""
     raw, value = await read_json(headers, receive, limit)

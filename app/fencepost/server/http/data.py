@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from fencepost.server.fence.caller import ASKING, CALLER, EVERYBODY, PEER, UNKNOWN
 from fencepost.server.fence.problem_types import MALFORMED_TOKEN, METHOD_NOT_ALLOWED, NO_ROUTE
@@ -54,6 +54,7 @@ from fencepost.server.http.answers import (
     replayed,
 )
 from fencepost.server.http.bodies import (
+    Arriving,
     BodiesInHand,
     is_large,
     read_changes,
@@ -105,7 +106,7 @@ class DataRequest:
     query: bytes
     raw_headers: RawHeaders
     headers: Headers
-    receive: Receive
+    receive: Arriving
 
 
 @dataclass
@@ -218,15 +219,6 @@ def require_nameable(key: Key | None) -> None:
         )
 
 
-def body_of(body: bytes) -> Receive:
-    """Give a body that is there already as a request has it."""
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive
-
-
 # A write, read: what is to be written to which rows, and how that is to be answered. It is the one place that does so.
 #
 # A write is either done at once, or read in the same way when it is put into a queue, and again when it is taken from
@@ -293,9 +285,9 @@ async def read_line(
     require_nameable(key)
     if IF_MATCH in headers and key is None:
         refuse_headers(headers, writing=True)
-    request = DataRequest(method, row, query, tuple(headers.items()), headers, body_of(body))
+    request = DataRequest(method, row, query, tuple(headers.items()), headers, body)
     write = await read_write(request, table, key, max_body_bytes)
-    request.receive = body_of(b"")  # its body is in `write` now, once
+    request.receive = b""  # its body is in `write` now, once
     return request, write
 
 
