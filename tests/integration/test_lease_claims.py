@@ -1,6 +1,7 @@
 """A grant and its claims are one: from that moment the old holder is fenced, or nothing happened (R7, R9)."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from tests.support.interleave import Connect
@@ -9,6 +10,7 @@ from tests.support.postgres import Unmade
 from tests.support.racing import Race, open_race, outcome
 from tests.support.use_cases import delete, grants_pid, keyed, open_gateway, patch, put, result_of
 
+from fencepost.server.fence.problem_types import UNKNOWN_TABLE, UNPROTECTED_TABLE
 from fencepost.server.fence.problems import Problem
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.leases import acquire_lease
@@ -249,3 +251,13 @@ async def test_a_client_that_hangs_up_before_it_gets_its_secret_gives_the_lock_b
         gone.set_result(None)
         await acquire_lease(gateway, asking("y", secret="its own", chosen=True), gone)
         assert (await lease(gateway, asking("y", secret="its own"))).verdict == "repeated"
+
+
+async def test_all_tables_are_read_again_for_a_claim_only_where_its_own_is_another_one(race: Race) -> None:
+    async with open_gateway(race.dsn) as gateway:
+        known, wanted = gateway.catalog.current, asking("x", secret="mine", claims=("later/1",))
+        refused: Any = await ask(gateway, wanted)
+        assert (refused.type, gateway.catalog.current) == (UNKNOWN_TABLE, known)
+        await race.observer.execute("CREATE TABLE public.later (id integer PRIMARY KEY)")
+        refused = await ask(gateway, wanted)
+        assert refused.type is UNPROTECTED_TABLE, "it is asked for once more"

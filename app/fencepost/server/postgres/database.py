@@ -425,12 +425,7 @@ class Database:
         need. One caller's grants have three quarters of these: what they claim may be locked for long.
         """
         self._read_only.require_writable()
-        caller = ASKING.get()
-        async with (
-            self._grants.place(caller),
-            self._leases.place(caller),
-            self._lend(self._lease_pool, EVERYBODY, writing=True) as session,
-        ):
+        async with self._grants.place(ASKING.get()), self.for_leases() as session:
             yield session
 
     def batch_connection(self, caller: Caller = EVERYBODY) -> AbstractAsyncContextManager[Session]:
