@@ -2,7 +2,6 @@
 
 import re
 import secrets
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Final, NotRequired
@@ -48,18 +47,17 @@ def _limit(value: object) -> int:
     return int(value)
 
 
-def _whole(least: int, most: Callable[[LeaseLimits], int], setting: str | None = None) -> PlainValidator:
-    """Read an integer; `most` gives the largest of the gateway's limits, and `setting` sets that."""
+def _require_within(member: str, value: int, least: int, most: int, setting: str | None = None) -> None:
+    """Refuse an integer that is out of bounds; `setting` sets the upper one."""
+    if not least <= value <= most:
+        hint = f"{setting} sets the most." if setting else None
+        raise UnfitError(f"{member}: {value!r:.40} is not an integer from {least} to {most}", hint)
 
-    def read(value: object, info: ValidationInfo) -> int:
-        gateway: Any = info.context
-        largest = most(gateway.locks.limits)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= largest:
-            hint = f"{setting} sets the most." if setting else None
-            raise UnfitError(f"{value!r:.40} is not an integer from {least} to {largest}", hint)
-        return value
 
-    return PlainValidator(read)
+def _limits(info: ValidationInfo) -> LeaseLimits:
+    gateway: Any = info.context
+    limits: LeaseLimits = gateway.locks.limits
+    return limits
 
 
 def is_plain(text: str) -> bool:
@@ -68,7 +66,6 @@ def is_plain(text: str) -> bool:
 
 
 _OF_A_NAME: Final = f"a name has 1 to {LONGEST_NAME} bytes without control characters, and {{value}} has not"
-_FROM_ONE: Final = WithJsonSchema({"type": "integer", "minimum": 1})
 Plain = Annotated[str, Field(min_length=1, pattern=PLAIN), WithJsonSchema({"type": "string", "minLength": 1})]
 Source = Annotated[
     str,
@@ -79,11 +76,7 @@ Limit = Annotated[
     int, PlainValidator(_limit), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_LISTED})
 ]
 """How many members a page of a list has at most."""
-Ttl = Annotated[int, _whole(1, lambda limits: limits.ttl_ms, "FENCEPOST_MAX_TTL"), _FROM_ONE]
-Number = Annotated[int, _whole(1, lambda limits: limits.tokens, "FENCEPOST_MAX_TOKENS"), _FROM_ONE]
-Wait = Annotated[
-    int, _whole(0, lambda _: MOST_MS), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MOST_MS})
-]
+Whole = Annotated[int, Strict(), Says("{value} is not an integer"), WithJsonSchema({"type": "integer", "minimum": 1})]
 
 
 class LeaseRequest(Taken):
@@ -103,9 +96,9 @@ class LeaseRequest(Taken):
         Field(max_length=LONGEST_OWNER),
         Says(f"who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters"),
     ] = ""
-    ttl_ms: Ttl = DEFAULT_TTL_MS
-    wait_ms: Wait = 0
-    tokens: Number = 1
+    ttl_ms: Whole = DEFAULT_TTL_MS
+    wait_ms: Annotated[Whole, WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MOST_MS})] = 0
+    tokens: Whole = 1
     claim: Annotated[
         tuple[str, ...],
         Field(max_length=MOST_CLAIMS),
@@ -125,9 +118,12 @@ class LeaseRequest(Taken):
         return self.locks or (self.lock,)
 
     @model_validator(mode="after")
-    def _fits(self) -> "LeaseRequest":
+    def _fits(self, info: ValidationInfo) -> "LeaseRequest":
         if ("lock" in self.model_fields_set) == ("locks" in self.model_fields_set):
             raise UnfitError('name what to lock: {"lock": "orders/order-123"}, or several in "locks"')
+        _require_within("ttl_ms", self.ttl_ms, 1, _limits(info).ttl_ms, "FENCEPOST_MAX_TTL")
+        _require_within("wait_ms", self.wait_ms, 0, MOST_MS)
+        _require_within("tokens", self.tokens, 1, _limits(info).tokens, "FENCEPOST_MAX_TOKENS")
         for name in self.names:
             if len(name.encode()) > LONGEST_NAME:
                 raise UnfitError(f"lock: {_OF_A_NAME.format(value=f'{name!r:.60}')}")
@@ -153,13 +149,24 @@ class LeaseRequest(Taken):
 class RenewRequest(Taken):
     """How long the lease shall live from now on; without it, as long as before."""
 
-    ttl_ms: Ttl = 0
+    ttl_ms: Whole = 0
+
+    @model_validator(mode="after")
+    def _fits(self, info: ValidationInfo) -> "RenewRequest":
+        if self.model_fields_set:
+            _require_within("ttl_ms", self.ttl_ms, 1, _limits(info).ttl_ms, "FENCEPOST_MAX_TTL")
+        return self
 
 
 class MintRequest(Taken):
     """How many tokens to draw; without it, one."""
 
-    count: Number = 1
+    count: Whole = 1
+
+    @model_validator(mode="after")
+    def _fits(self, info: ValidationInfo) -> "MintRequest":
+        _require_within("count", self.count, 1, _limits(info).tokens, "FENCEPOST_MAX_TOKENS")
+        return self
 
 
 class LockQuery(Taken):
