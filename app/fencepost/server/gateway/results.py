@@ -19,8 +19,6 @@ from fencepost.server.times import TIMES, Times, wait_until_set
 # after a request waits, and five times a second later. A NOTIFY with each effect would make commits wait for each
 # other. A request that waits has no connection.
 
-RETRY_AFTER: Final = 1
-
 
 class AskedWrite(NamedTuple):
     """A write that is asked for, and by whom (`whose`): to others than its caller it is not there."""
@@ -133,17 +131,13 @@ class Results:
 
 def _too_many(full: str) -> Problem:
     detail = f"No more requests may wait for queued writes at this gateway: there are {full}."
-    return Problem(
-        DATABASE_UNAVAILABLE, detail, hint="Ask without ?wait=, or ask another gateway.", retry_after=RETRY_AFTER
-    )
+    return Problem(DATABASE_UNAVAILABLE, detail, hint="Ask without ?wait=, or ask another gateway.")
 
 
 def _stopping() -> Problem:
-    return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.", retry_after=RETRY_AFTER)
+    return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.")
 
 
 def results_unavailable(reason: str) -> Problem:
     """The problem when results cannot be asked for."""
-    return Problem(
-        DATABASE_UNAVAILABLE, f"What became of the write cannot be looked up: {reason}", retry_after=RETRY_AFTER
-    )
+    return Problem(DATABASE_UNAVAILABLE, f"What became of the write cannot be looked up: {reason}")
