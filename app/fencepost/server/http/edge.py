@@ -602,7 +602,7 @@ class Edge:
         if problem is None:
             return self._app
         address = address_of(scope)
-        self._emit(RequestTurnedAway(problem.name, problem.detail, address))
+        self._emit(RequestTurnedAway(address, problem.name, problem.detail))
         if problem.type.of_caller:
             caller = scope.get(CALLER, EVERYBODY).name or f"address {network_of(scope)}"
             self._emit(CallerRefused(caller, problem.name, problem.detail))

@@ -209,7 +209,7 @@ class Guard:
 
     def refused(self, problem: Problem, address: str) -> None:
         """Have a refusal counted and logged."""
-        self.emit(RequestTurnedAway(problem.name, problem.detail, address))
+        self.emit(RequestTurnedAway(address, problem.name, problem.detail))
 
     def _make_room(self, connections: dict[Guarded, None], why: str) -> Problem | None:
         oldest = next((each for each in connections if each.gives_way), None)
