@@ -53,7 +53,8 @@ class ProblemType:
 
 _RESOURCE: Final = "orders/order-123"
 
-# fmt: off - code, status, slug and title of a type are its first line
+# Code, status, slug and title of a type are its first line.
+# fmt: off
 
 STALE_TOKEN: Final = ProblemType(
     "FP001", 409, "stale-token", "The token is older than the last one accepted",

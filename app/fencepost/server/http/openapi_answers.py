@@ -144,7 +144,7 @@ _SHARED: Final[dict[str, tuple[int, str]]] = {
         "queue cannot be reached, did not say whether it has it, or has too many dead letters.",
     ),
 }
-"""Answers that routes share: a status, and what it means there. Types of problems name those that show their examples."""
+"""Answers that routes share: a status, and what it means there. Types of problems name those that show them."""
 
 
 def _problem_answer(name: str, status: int, description: str) -> Part:

@@ -50,7 +50,7 @@ EVENTS: Final[list[type["Event"]]] = []
 
 @dataclass_transform(frozen_default=True)
 class Event:
-    """Something that happened. Its fields are what a line of the log shows, and have the values of its metric's labels."""
+    """Something that happened. Its fields are what a line of the log shows, and the labels of its metric."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     level: ClassVar[int] = logging.WARNING

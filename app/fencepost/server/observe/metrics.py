@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client import metrics_core
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from fencepost.server.observe import logs
@@ -208,7 +208,7 @@ class _Known(CollectorRegistry):
         super().__init__()
         self._all = registry
 
-    def collect(self) -> Iterator[metrics_core.Metric]:
+    def collect(self) -> Iterator[Family]:
         for family in self._all.collect():
             family.samples = [each for each in family.samples if not math.isnan(each.value)]
             yield family
