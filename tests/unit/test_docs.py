@@ -30,7 +30,7 @@ from fencepost import alembic, server
 from fencepost.cli.main import COMMANDS, main
 from fencepost.cli.protect import protect as command
 from fencepost.server.fence.problem_types import PROBLEM_TYPES
-from fencepost.server.http.problem_examples import example_problem
+from fencepost.server.fence.problems import example_problem
 from fencepost.server.http.problems import problem_page, problem_routes
 from fencepost.server.http.system import docs_routes
 from fencepost.server.locks.source import KINDS, Capabilities, SourceContext, kind_of, make
@@ -449,7 +449,7 @@ def test_every_problem_has_a_complete_page_with_an_example_of_its_own() -> None:
         assert ("may be retried" in text) == kind.retryable, kind.slug
         example = example_problem(kind)
         assert example.type is kind
-        assert example.detail != f"{kind.title}.", f"{kind.slug} has no example in http/problem_examples.py"
+        assert example.detail != f"{kind.title}.", f"{kind.slug} has no example of its own in fence/problem_types.py"
         assert json.dumps(example.body())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pytest
 import structlog
@@ -22,13 +22,13 @@ from fencepost.server.fence.resource import in_json
 from fencepost.server.fence.token import MAX_TOKEN, MissingRow, Spent, Stale, Token
 from fencepost.server.observe import events
 from fencepost.server.observe.logs import MOST_REFUSALS, EventLog, configure
-from fencepost.server.observe.metrics import DAY, MOST_COUNTED, OTHERS, CallerRefusals, Metrics, QueueFigures
+from fencepost.server.observe.metrics import DAY, METRICS, MOST_COUNTED, OTHERS, CallerRefusals, Metrics, QueueFigures
 
 MOVES: dict[events.Event, str] = {
     events.CallerRefused("jwt:issuer|ann", "FP045", "The lock is not for it."): (
         'fencepost_callers_refused_total{code="FP045"} 1.0'
     ),
-    events.RequestTurnedAway("FP031", "Host: a is not served.", "10.0.0.7"): (
+    events.RequestTurnedAway("10.0.0.7", "FP031", "Host: a is not served."): (
         'fencepost_requests_turned_away_total{code="FP031"} 1.0'
     ),
     events.Refused("orders", "patch", "FP001", "older", "orders/1", 33, 34): (
@@ -80,7 +80,7 @@ def test_accepted_writes_are_counted_with_their_rows() -> None:
 
 
 def test_no_kind_of_event_is_left_out() -> None:
-    assert {type(event) for event in MOVES} | {events.Accepted} == set(get_args(events.Event))
+    assert {type(event) for event in MOVES} | {events.Accepted} == set(events.EVENTS)
 
 
 def test_the_page_lists_every_metric_with_its_labels() -> None:
@@ -92,15 +92,8 @@ def test_the_page_lists_every_metric_with_its_labels() -> None:
     metrics = Metrics()
     for event in (events.Accepted("orders", "patch", 1), *MOVES):
         metrics.on_event(event)
-    metrics.request_done("GET", "/", 200, 0.1)
-    metrics.pool(5, 3)
-    metrics.silence(0)
-    metrics.writes_waiting(0)
-    metrics.source("etcd", 0, quarantined=False)
-    metrics.locks(1, 1)
-    metrics.size("marks", 1, 1)
-    metrics.queue("kafka:q", 0, QueueFigures(3, 1.5, 1, 2, 3, 4, 5))
-    metrics.queue_paused("kafka:q", paused=True)
+    for each in METRICS:
+        metrics.record(each, 1, *each.labels)
     assert documented == exposed(metrics)
 
 
@@ -316,6 +309,8 @@ def test_a_request_gets_each_problem() -> None:
 def test_every_type_is_in_the_tuple() -> None:
     declared = {value for value in vars(problem_types).values() if isinstance(value, ProblemType)}
     assert declared == set(PROBLEM_TYPES)
+    mapped = [state for kind in PROBLEM_TYPES for state in kind.sqlstates]
+    assert len(mapped) == len(set(mapped)), "an SQLSTATE, or a class of them, becomes one type of problem"
 
 
 def test_a_body_has_all_members_of_both_conventions() -> None:

@@ -13,6 +13,7 @@ from tests.unit.catalog_tables import SCALARS, column, table
 from fencepost.server.fence.problem_types import PROBLEM_TYPES
 from fencepost.server.http.headers import PREFERENCES, Route, read_preferences
 from fencepost.server.http.openapi import build_openapi
+from fencepost.server.http.openapi_answers import ERRORS
 from fencepost.server.http.openapi_parts import column_schema, value_schema
 from fencepost.server.postgres.tables import Catalog
 from fencepost.server.settings import Settings
@@ -142,6 +143,7 @@ def test_every_problem_is_an_example_of_an_answer(document: Document) -> None:
         for name in answer["content"]["application/problem+json"]["examples"]
     }
     slugs = {kind.slug for kind in PROBLEM_TYPES}
+    assert {name for kind in PROBLEM_TYPES for name in kind.openapi} == ERRORS.keys()
     # Problems that no route of a table answers with, or only when the gateway is broken.
     without_example = {
         "wrong-token-source", "lock-held", "lease-lost", "source-unavailable", "source-failed",  # system routes
@@ -151,7 +153,9 @@ def test_every_problem_is_an_example_of_an_answer(document: Document) -> None:
         "wrong-host", "cross-site", "request-too-slow", "head-too-large", "too-many-connections",  # before any route
         "internal-error",
     }  # fmt: skip
-    assert shown == slugs - without_example, "add it to ERRORS of http/openapi_answers.py, or to WITHOUT_EXAMPLE"
+    assert shown == slugs - without_example, (
+        "name the answers that show it in its entry (openapi=), or add it to without_example"
+    )
 
 
 ROUTES: dict[tuple[str, str], Route] = {

@@ -10,7 +10,8 @@ import asyncpg
 from fencepost.server.consuming.consumer import QueueConsumer
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.http.system import Readiness
-from fencepost.server.observe.events import PruningFailed, QueueFailed
+from fencepost.server.observe import metrics as shown
+from fencepost.server.observe.events import ConsumerPaused, PruningFailed, QueueFailed, SourceQuarantined
 from fencepost.server.observe.logs import spelled_out
 from fencepost.server.observe.metrics import Metrics, QueueFigures
 from fencepost.server.ops import schema as versions
@@ -218,7 +219,7 @@ def publish(statuses: Sequence[QueueStatus], consumers: Mapping[str, QueueConsum
         for partition in sorted({*range(len(each.ages)), *(each.dead or ()), *before}):
             metrics.queue(name, partition, _figures(each, partition, noted.get(partition)))
         here = name in consumers and consumers[name].paused_because is not None
-        metrics.queue_paused(name, paused=here or each.known.paused is not None)
+        metrics.record(ConsumerPaused.metric, here or each.known.paused is not None, name)
 
 
 def _figures(status: QueueStatus, partition: int, noted: queues.KnownPartition | None) -> QueueFigures:
@@ -327,12 +328,14 @@ class Health:
         """Bring the metrics up to date, as far as PostgreSQL answers."""
         self.publish()
         await self._figures.answer()
-        self._metrics.silence(self._figures.silence)
+        self._metrics.record(shown.SILENCE, self._figures.silence)
 
     def publish(self) -> None:
         """Bring up to date what the process itself knows."""
-        self._metrics.pool(*self._gateway.database.sizes())
-        self._metrics.writes_waiting(self._gateway.group.waiting)
+        size, idle = self._gateway.database.sizes()
+        self._metrics.record(shown.POOL, size - idle, "used")
+        self._metrics.record(shown.POOL, idle, "idle")
+        self._metrics.record(shown.WRITES_WAITING, self._gateway.group.waiting)
         self._metrics.count()
 
     def _readiness_body(
@@ -390,16 +393,19 @@ class Health:
         if not (await self._count_locks() and await self._measure_sizes()):
             return None
         for each in await list_sources(self._gateway):
-            self._metrics.source(each.name, each.generation, quarantined=each.quarantined is not None)
+            self._metrics.record(SourceQuarantined.metric, each.quarantined is not None, each.name)
+            self._metrics.record(shown.GENERATION, each.generation, each.name)
         await measure_queues(self._gateway, self._consumers, self._metrics)
         return True
 
     async def _count_locks(self) -> bool:
         try:
-            self._metrics.locks(*await self._gateway.locks.counts())
+            held, waiting = await self._gateway.locks.counts()
         except StorageError as error:  # the metrics of the gateway itself are wanted all the more
             self._gateway.emit(QueueFailed(f"locks could not be counted: {error}"))
             return False
+        self._metrics.record(shown.LOCKS_HELD, held)
+        self._metrics.record(shown.LOCK_WAITERS, waiting)
         return True
 
     async def _measure_sizes(self) -> bool:
@@ -410,5 +416,7 @@ class Health:
             self._gateway.emit(PruningFailed(f"marks could not be measured: {error}"))
             return False
         for size in found:
-            self._metrics.size(size.what, size.records, size.bytes)
+            self._metrics.record(shown.RECORDS_BYTES, size.bytes, size.what)
+            if size.records is not None:  # None: the number is not known yet
+                self._metrics.record(shown.RECORDS, size.records, size.what)
         return True

@@ -34,7 +34,7 @@ from fencepost.server.fence.token import (
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error, as it happened. `status` and `code` default to the type's own."""
+    """One error, as it happened. `status`, `code`, `hint` and `retry_after` default to the type's own."""
 
     type: ProblemType
     detail: str
@@ -53,9 +53,12 @@ class Problem:
     extra: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Bound the sentences: they may repeat what a request sent."""
-        object.__setattr__(self, "detail", bounded(self.detail))
-        for name in ("hint", "details"):
+        """Take from the type what is not given, and bound the sentences: they may repeat what a request sent."""
+        if self.retry_after is None:
+            object.__setattr__(self, "retry_after", self.type.retry_after)
+        if self.hint is None:
+            object.__setattr__(self, "hint", self.type.hint)
+        for name in ("detail", "hint", "details"):
             if (text := getattr(self, name)) is not None:
                 object.__setattr__(self, name, bounded(text))
 
@@ -100,7 +103,6 @@ def problem_of(verdict: Refusal | MissingRow, rule: Rule) -> Problem:
             return Problem(
                 STALE_TOKEN,
                 f"Token {presented} is stale for {resource}: {newer} has been accepted since.",
-                hint="Do not retry. Acquire the lock again, claim or read the resource, and decide anew.",
                 resource=resource,
                 presented_token=presented,
                 current_token=mark,
@@ -178,6 +180,11 @@ def _unissued_problem(verdict: Unissued) -> Problem:
         resource=resource,
         presented_token=presented,
     )
+
+
+def example_problem(kind: ProblemType) -> Problem:
+    """Give the error that the type's page and OpenAPI show."""
+    return Problem(kind, **kind.example)
 
 
 def bad_request(detail: str, hint: str | None = None) -> Problem:

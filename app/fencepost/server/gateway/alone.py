@@ -42,7 +42,6 @@ from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.group_commit import HELD, Alone, Broken
 from fencepost.server.gateway.idempotency import IdempotentRequest, landed_meanwhile, look_up, record
 from fencepost.server.gateway.outcomes import Done, Outcome, busy
-from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.write import NO_BODY, Body, KeyCheck, enter, refused_scope, with_column
 from fencepost.server.postgres import connection as backends
 from fencepost.server.postgres import scopes as scope_statements
@@ -383,6 +382,5 @@ def _unknown(
         hint=hint,
         resource=evidence.resource,
         current_token=shown,
-        retry_after=RETRY_AFTER,
         extra={"known": known},
     )

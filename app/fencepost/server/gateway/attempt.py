@@ -212,7 +212,6 @@ def _judge_condition(state: KeyState, fence: Fence, write: RowWrite) -> Refusal 
     return Problem(
         ROW_CHANGED,
         f"If-Match: the write is for {state.resource}{' with the mark ' if wanted else ''}{wanted}, and {found}.",
-        hint="Read the row, decide anew, and send its ETag.",
         resource=state.resource,
         presented_token=write.token,
         current_token=state.live,
@@ -561,5 +560,4 @@ def contended(resource: str) -> Problem:
         f"{resource} would take the token, and yet {ROUNDS} tries in a row did not reach it: it is deleted and made"
         " anew all the time, or something keeps it from being written.",
         resource=resource,
-        retry_after=1,
     )

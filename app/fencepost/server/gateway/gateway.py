@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from fencepost.server.election import Watches
 from fencepost.server.fence.caller import ANYBODY, ASKING, EVERYBODY, Caller
-from fencepost.server.fence.problem_types import NO_SEAL_KEYS, OF_CALLERS, SEAL_REFUSED
+from fencepost.server.fence.problem_types import NO_SEAL_KEYS, SEAL_REFUSED
 from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.seal import Binding, Fault, SealedToken, SealKeys
 from fencepost.server.fence.token import Token
@@ -33,8 +33,6 @@ from fencepost.server.times import TIMES, Times
 
 # Seals of tokens at this gateway: its keys as they are now, and what is answered where a seal does not hold.
 
-RETRY_AFTER: Final = 10
-"""Seconds that a caller is asked to wait for an operator, or for another gateway."""
 _MINT: Final = "Mint new tokens under the lease: POST /v1/leases/{lease_id}/tokens."
 _WHOLE: Final = "Send sealed_token whole and unchanged, as the gateway gave it."
 
@@ -70,8 +68,6 @@ def no_keys(table: str) -> Problem:
     return Problem(
         NO_SEAL_KEYS,
         f"{table} takes sealed tokens only, and this gateway has no keys by which to verify one.",
-        hint="FENCEPOST_SEAL_KEYS_FILE names the file with them; all gateways of a database have the same.",
-        retry_after=RETRY_AFTER,
     )
 
 
@@ -283,5 +279,5 @@ class Gateway:
         """Have a refusal counted that is for who the caller is. Where there is no authentication nobody is refused for
         that, but a seal that is not good is counted all the same: it may be stolen.
         """
-        if refused.type in OF_CALLERS and (self.caller.name or refused.type is SEAL_REFUSED):
+        if refused.type.of_caller and (self.caller.name or refused.type is SEAL_REFUSED):
             self.emit(CallerRefused(self.caller.name or ANYBODY, refused.name, refused.detail))

@@ -27,7 +27,6 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import bounded_within
 from fencepost.server.gateway.gateway import Gateway
 from fencepost.server.gateway.outcomes import Done
-from fencepost.server.gateway.refusals import RETRY_AFTER
 from fencepost.server.gateway.results import whose
 from fencepost.server.gateway.write import (
     NO_PREFERENCES,
@@ -232,13 +231,11 @@ def answer_of(found: Recorded | State) -> Replayed | Problem | None:
                 KEY_IN_FLIGHT,
                 "A request with this Idempotency-Key is being worked on.",
                 hint="Wait for its answer, or repeat it after Retry-After: then its answer is there.",
-                retry_after=RETRY_AFTER,
             )
         case "reused":
             return Problem(
                 KEY_REUSED,
                 "This Idempotency-Key was used for another request: another method, table, key, query or body.",
-                hint="Every write has a key of its own.",
             )
 
 

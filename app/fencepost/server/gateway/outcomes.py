@@ -237,5 +237,4 @@ def busy(table: Table, key: Key) -> Problem:
         DATABASE_BUSY,
         f"{what} is locked, or too many other writes wait already: nothing was written.",
         code=LOCK_NOT_AVAILABLE,
-        retry_after=1,
     )

@@ -10,12 +10,8 @@ from typing import Any, Final, TypeVar
 from fencepost.server.fence.caller import ANONYMOUS, Caller
 from fencepost.server.fence.problem_types import (
     BAD_REQUEST,
-    CONSTRAINT_VIOLATION,
-    DATABASE_BUSY,
     DATABASE_REFUSED,
     DATABASE_UNAVAILABLE,
-    INTERNAL_ERROR,
-    INVALID_VALUE,
     PERMISSION_DENIED,
     ROLE_NOT_ALLOWED,
     SOURCE_FAILED,
@@ -24,7 +20,7 @@ from fencepost.server.fence.problem_types import (
     SPENT_TOKEN,
     STALE_TOKEN,
     UNPROTECTED_TABLE,
-    ProblemType,
+    of_sqlstate,
 )
 from fencepost.server.fence.problems import Problem, bad_request, problem_of
 from fencepost.server.fence.token import BUILTIN, EXTERNAL, BeyondCeiling, Rule, Token, Unissued, shown_mark
@@ -173,29 +169,6 @@ async def with_blocker(gateway: Gateway, table: Table | None, refused: Problem) 
 
 RETRY_AFTER: Final = 1
 """Seconds that a caller is asked to wait when the database could not be asked."""
-QUARANTINED_RETRY_AFTER: Final = 10
-"""The same, when an operator has to decide first."""
-
-_EXACT: Final[dict[str, tuple[ProblemType, int]]] = {
-    "23001": (CONSTRAINT_VIOLATION, 409),  # PostgreSQL 18 raises it where others raise 23503, ON DELETE RESTRICT
-    "23503": (CONSTRAINT_VIOLATION, 409),
-    "23505": (CONSTRAINT_VIOLATION, 409),
-    "23P01": (CONSTRAINT_VIOLATION, 409),
-    "428C9": (INVALID_VALUE, 400),
-    "42501": (PERMISSION_DENIED, 403),
-    LOCK_NOT_AVAILABLE: (DATABASE_BUSY, 503),
-    "57014": (DATABASE_BUSY, 503),
-    "40001": (DATABASE_BUSY, 503),
-    "40P01": (DATABASE_BUSY, 503),
-}
-_CLASSES: Final[dict[str, tuple[ProblemType, int]]] = {
-    "08": (DATABASE_UNAVAILABLE, 503),  # of a statement: a foreign server that a trigger writes to
-    "22": (INVALID_VALUE, 400),
-    "23": (CONSTRAINT_VIOLATION, 400),
-    "XX": (INTERNAL_ERROR, 500),
-    "58": (INTERNAL_ERROR, 500),
-    "F0": (INTERNAL_ERROR, 500),
-}
 
 _UNKNOWN_RULE: Final[Rule] = "epoch"
 """As which a table counts whose rule is not known here: under it fewer numbers are shown."""
@@ -216,15 +189,6 @@ _OUR_TRIGGER: Final = re.compile(r'(?:^|\s)fencepost\.(?:"(?:[^"]|"")+"|\w+)\(\)
 """One of our trigger functions in an error's context, in any language."""
 
 
-def type_of(sqlstate: str) -> ProblemType:
-    """Give the type of problem that an SQLSTATE of PostgreSQL's own becomes."""
-    return _kind_of(sqlstate)[0]
-
-
-def _kind_of(sqlstate: str) -> tuple[ProblemType, int]:
-    return _EXACT.get(sqlstate) or _CLASSES.get(sqlstate[:2], (DATABASE_REFUSED, 400))
-
-
 def problem_of_refused(error: RefusedError, table: Table | None = None) -> Problem:
     """Map an SQLSTATE. What the mapping does not name is 400: the statement was understood and refused. `table`: the
     request's own.
@@ -239,11 +203,10 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
             "A token was drawn that had been drawn before: the sequence fencepost.tokens is behind what is recorded, as"
             " after a restore of one and not of the other. Nothing was granted.",
             hint="fencepost generation raise --reason …",
-            retry_after=QUARANTINED_RETRY_AFTER,
         )
     if error.sqlstate == UNFENCED or (error.constraint == MARK_CHECK and error.sqlstate == "23514"):
         return _unfenced(error, table)
-    kind, status = _kind_of(error.sqlstate)
+    kind, status = of_sqlstate(error.sqlstate)
     named = {
         name: value
         for name, value in (
@@ -260,7 +223,6 @@ def problem_of_refused(error: RefusedError, table: Table | None = None) -> Probl
         status=status,
         details=None if error.shows_a_row else error.detail,
         hint=error.hint,
-        retry_after=1 if status == 503 else None,  # noqa: PLR2004 - an HTTP status
         extra=dict(named),
     )
 
@@ -374,15 +336,8 @@ def _unissued(members: dict[str, str]) -> Unissued | BeyondCeiling:
 def unavailable(error: UnavailableError) -> Problem:
     """The problem when nothing was done."""
     if isinstance(error, QuarantinedError):
-        return Problem(
-            SOURCE_QUARANTINED,
-            f"{error}.",
-            hint="When no other primary is alive: `fencepost generation raise --reason …` on the database to use, with"
-            " --above if the detail asks for it.",
-            retry_after=QUARANTINED_RETRY_AFTER,
-            extra=dict(error.members),
-        )
-    return Problem(DATABASE_UNAVAILABLE, f"{error}", retry_after=RETRY_AFTER)
+        return Problem(SOURCE_QUARANTINED, f"{error}.", extra=dict(error.members))
+    return Problem(DATABASE_UNAVAILABLE, f"{error}")
 
 
 def no_such_source(gateway: Gateway, source: str, where: str) -> Problem:
@@ -400,10 +355,10 @@ def source_problem(error: SourceError, source: str) -> Problem:
     match error:
         case SourceQuarantinedError():
             hint = f"When it counts on from a number that is vouched for: `fencepost source raise {source} --reason …`."
-            return Problem(SOURCE_QUARANTINED, detail, hint=hint, retry_after=QUARANTINED_RETRY_AFTER)
+            return Problem(SOURCE_QUARANTINED, detail, hint=hint)
         case SourceNameError():
             return bad_request(detail)
         case SourceUnavailableError():
-            return Problem(SOURCE_UNAVAILABLE, detail, retry_after=RETRY_AFTER, extra={"source": source})
+            return Problem(SOURCE_UNAVAILABLE, detail, extra={"source": source})
         case _:
             return Problem(SOURCE_FAILED, detail, extra={"source": source})

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fencepost.server.fence.caller import UNKNOWN, Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE
@@ -18,8 +18,6 @@ from fencepost.server.times import TIMES, Times, wait_until_set
 # The record of a write's result is there as soon as its effect is (R16), so it is asked for again and again: soon
 # after a request waits, and five times a second later. A NOTIFY with each effect would make commits wait for each
 # other. A request that waits has no connection.
-
-RETRY_AFTER: Final = 1
 
 
 class AskedWrite(NamedTuple):
@@ -133,17 +131,13 @@ class Results:
 
 def _too_many(full: str) -> Problem:
     detail = f"No more requests may wait for queued writes at this gateway: there are {full}."
-    return Problem(
-        DATABASE_UNAVAILABLE, detail, hint="Ask without ?wait=, or ask another gateway.", retry_after=RETRY_AFTER
-    )
+    return Problem(DATABASE_UNAVAILABLE, detail, hint="Ask without ?wait=, or ask another gateway.")
 
 
 def _stopping() -> Problem:
-    return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.", retry_after=RETRY_AFTER)
+    return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.")
 
 
 def results_unavailable(reason: str) -> Problem:
     """The problem when results cannot be asked for."""
-    return Problem(
-        DATABASE_UNAVAILABLE, f"What became of the write cannot be looked up: {reason}", retry_after=RETRY_AFTER
-    )
+    return Problem(DATABASE_UNAVAILABLE, f"What became of the write cannot be looked up: {reason}")

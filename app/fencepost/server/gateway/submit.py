@@ -24,7 +24,6 @@ from fencepost.server.fence.problems import Problem, bad_request
 from fencepost.server.gateway.gateway import Gateway, elsewhere
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.plan import Authority, Plan, not_with_queue, require_token
-from fencepost.server.gateway.refusals import QUARANTINED_RETRY_AFTER, RETRY_AFTER
 from fencepost.server.gateway.results import AskedWrite, is_for, results_unavailable, whose
 from fencepost.server.gateway.write import (
     OneRow,
@@ -118,7 +117,6 @@ def _no_keys(table: str, role: str) -> Problem:
     return Problem(
         QUEUED_AS_ROLE,
         f"{table}: writes of the role {role} cannot be queued here: this gateway has no keys to sign whose they are.",
-        hint="FENCEPOST_SEAL_KEYS_FILE (--seal-keys-file) names the file with them, at gateways and consumers.",
     )
 
 
@@ -129,8 +127,6 @@ async def _too_many_letters(gateway: Gateway, queue: str) -> Problem | None:
     return Problem(
         TOO_MANY_LETTERS,
         f"{queue}: too many dead letters wait for an operator: {full}.",
-        hint="`fencepost dead retry` or `fencepost dead drop` makes room. FENCEPOST_MAX_LETTER_BYTES sets the most.",
-        retry_after=QUARANTINED_RETRY_AFTER,
         extra={"queue": queue},
     )
 
@@ -188,7 +184,6 @@ async def _append(gateway: Gateway, queue: str, message: WriteMessage) -> Outcom
             if message.idempotency_key is not None
             else f"It had no Idempotency-Key: look at {message.resource} before you submit it again.",
             resource=message.resource,
-            retry_after=RETRY_AFTER,
             extra={"queue": queue},
         )
     except LogUnavailableError as error:
@@ -208,7 +203,7 @@ def _signed(gateway: Gateway, queue: str, message: WriteMessage) -> Message:
 
 def queue_unavailable(queue: str, error: LogError) -> Problem:
     """The problem when a log could not be asked."""
-    return Problem(QUEUE_UNAVAILABLE, f"{queue}: {error}", retry_after=RETRY_AFTER, extra={"queue": queue})
+    return Problem(QUEUE_UNAVAILABLE, f"{queue}: {error}", extra={"queue": queue})
 
 
 # What became of a queued write: its record says so; where there is none, its log shows whether it is still to come.

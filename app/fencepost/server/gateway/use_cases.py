@@ -32,7 +32,6 @@ from fencepost.server.gateway.outcomes import Doubt, Outcome, Why
 from fencepost.server.gateway.plan import Plan, plan_of, require_reach, require_token
 from fencepost.server.gateway.read import ReadMany, ReadOne
 from fencepost.server.gateway.refusals import (
-    RETRY_AFTER,
     SUPPRESSED,
     acting,
     as_for,
@@ -287,7 +286,7 @@ def problem_of(
             return problem_of_refused(error, table), _doubt_of(error)
         case OutcomeUnknownError():
             detail = f"It is not known whether the {what} landed: {error}"
-            return Problem(OUTCOME_UNKNOWN, detail, retry_after=RETRY_AFTER), None
+            return Problem(OUTCOME_UNKNOWN, detail), None
         case UnavailableError():
             # A session that has lost what it had: its connection is closed, and another one has that.
             return unavailable(error), "session" if isinstance(error, SessionError) else None

@@ -780,7 +780,6 @@ def _behind(number: int) -> Problem:
         EARLIER_LINE_FIRST,
         f"Line {number} is to be sent again, and concerns the same row or key: this line was not done.",
         hint=f"Send line {number} again, and then this one.",
-        retry_after=1,
     )
 
 

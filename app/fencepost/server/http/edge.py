@@ -33,7 +33,6 @@ from fencepost.server.fence.problem_types import (
     DATABASE_UNAVAILABLE,
     INTERNAL_ERROR,
     INVALID_CREDENTIAL,
-    OF_CALLERS,
     OUTCOME_UNKNOWN,
     RATE_LIMITED,
     WRONG_HOST,
@@ -570,8 +569,8 @@ class Edge:
         if problem is None:
             return self._app
         address = address_of(scope)
-        self._emit(RequestTurnedAway(problem.name, problem.detail, address))
-        if problem.type in OF_CALLERS:
+        self._emit(RequestTurnedAway(address, problem.name, problem.detail))
+        if problem.type.of_caller:
             caller = scope.get(CALLER, EVERYBODY).name or f"address {network_of(scope)}"
             self._emit(CallerRefused(caller, problem.name, problem.detail))
         return problem_response(problem)
@@ -594,12 +593,11 @@ def _each(raw: Iterable[tuple[bytes, bytes]], name: bytes) -> Sequence[bytes]:
 def _stopping_problem(method: str) -> Problem:
     """Return what is known of a request that the gateway, stopping, works on no longer."""
     if method in ("GET", "HEAD", "OPTIONS"):
-        return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.", retry_after=1)
+        return Problem(DATABASE_UNAVAILABLE, "The gateway is stopping.")
     return Problem(
         OUTCOME_UNKNOWN,
         "The gateway was stopped while it worked on the request: it may have landed, or may yet.",
         hint="Repeat it with the same Idempotency-Key, or X-Lease-Secret, if it had one. Else ask GET /v1/fences.",
-        retry_after=1,
         extra={"known": None},
     )
 

@@ -209,17 +209,12 @@ class Guard:
 
     def refused(self, problem: Problem, address: str) -> None:
         """Have a refusal counted and logged."""
-        self.emit(RequestTurnedAway(problem.name, problem.detail, address))
+        self.emit(RequestTurnedAway(address, problem.name, problem.detail))
 
     def _make_room(self, connections: dict[Guarded, None], why: str) -> Problem | None:
         oldest = next((each for each in connections if each.gives_way), None)
         if oldest is None:
-            return Problem(
-                TOO_MANY_CONNECTIONS,
-                f"{why}, and each has a request under way.",
-                hint="FENCEPOST_MAX_CONNECTIONS and FENCEPOST_MAX_CONNECTIONS_PER_ADDRESS set how many there may be.",
-                retry_after=1,
-            )
+            return Problem(TOO_MANY_CONNECTIONS, f"{why}, and each has a request under way.")
         gave_way = f"{why}: this one had no whole request, and gave way to another."
         oldest.refuse(Problem(REQUEST_TOO_SLOW, gave_way, retry_after=1))
         return None

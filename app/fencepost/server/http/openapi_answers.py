@@ -1,46 +1,12 @@
 """Answers in the OpenAPI document: problems, headers, the batch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
-from fencepost.server.fence.problem_types import (
-    AUTHENTICATION_REQUIRED,
-    BAD_REQUEST,
-    BODY_TOO_LARGE,
-    DATABASE_BUSY,
-    DATABASE_REFUSED,
-    DATABASE_UNAVAILABLE,
-    INSUFFICIENT_SCOPE,
-    INVALID_CREDENTIAL,
-    INVALID_VALUE,
-    KEY_IN_FLIGHT,
-    KEY_REUSED,
-    MALFORMED_TOKEN,
-    NO_SEAL_KEYS,
-    NOT_ACCEPTABLE,
-    OUTCOME_UNKNOWN,
-    PERMISSION_DENIED,
-    QUEUE_FAILED,
-    QUEUE_UNAVAILABLE,
-    QUEUED_AS_ROLE,
-    RATE_LIMITED,
-    ROLE_NOT_ALLOWED,
-    ROW_CHANGED,
-    ROW_NOT_FOUND,
-    SEAL_REFUSED,
-    SOURCE_QUARANTINED,
-    SUBMISSION_UNKNOWN,
-    TOKEN_REQUIRED,
-    TOO_MANY_LETTERS,
-    UNISSUED_TOKEN,
-    UNKNOWN_TABLE,
-    UNPROTECTED_TABLE,
-    UNSUPPORTED_MEDIA_TYPE,
-    VERIFICATION_UNAVAILABLE,
-)
-from fencepost.server.fence.problems import Problem
+from fencepost.server.fence.problem_types import PROBLEM_TYPES, STALE_TOKEN
+from fencepost.server.fence.problems import Problem, example_problem
+from fencepost.server.fence.token import Token
 from fencepost.server.http.openapi_parts import PARAMETERS, TOKEN_PATTERN, parameter
-from fencepost.server.http.problem_examples import CONSTRAINT, SPENT, STALE, example_problem
 
 # The errors of a route, as OpenAPI describes them.
 
@@ -105,10 +71,9 @@ PROBLEM: Final[Part] = {
 }  # fmt: skip
 
 _MANY_STALE: Final = Problem(
-    STALE.type,
+    STALE_TOKEN,
     "Token 33 is stale for 2 rows.",
-    hint=STALE.hint,
-    presented_token=STALE.presented_token,
+    presented_token=Token(33),
     extra={
         "rows": [
             {"resource": "orders/order-123", "current_token": "34"},
@@ -117,172 +82,82 @@ _MANY_STALE: Final = Problem(
     },
 )
 
-
-def _examples(*problems: Problem) -> Part:
-    return {problem.type.slug: {"summary": problem.type.title, "value": problem.body()} for problem in problems}
-
-
-def _problem_answer(description: str, examples: Mapping[str, Any], headers: Part | None = None) -> Part:
-    content = {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}
-    answer: Part = {"description": description, "content": {"application/problem+json": content}}
-    return answer if headers is None else answer | {"headers": headers}
-
-
 _RETRY_AFTER: Final[Part] = {
     "Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 0}}
 }
+_HEADERS: Final[dict[int, Part]] = {
+    401: {"WWW-Authenticate": {"description": "`Bearer`, with what is wrong (RFC 6750).", "schema": _TEXT}},
+    429: _RETRY_AFTER,
+    503: _RETRY_AFTER,
+}
 
-ERRORS: Final[dict[str, tuple[int, Part]]] = {
-    "BadRequest": (
-        400,
-        _problem_answer(
-            "The request, its token or a value cannot be taken. Nothing was changed.",
-            _examples(*map(example_problem, (BAD_REQUEST, MALFORMED_TOKEN, INVALID_VALUE, DATABASE_REFUSED))),
-        ),
-    ),
+_SHARED: Final[dict[str, tuple[int, str]]] = {
+    "BadRequest": (400, "The request, its token or a value cannot be taken. Nothing was changed."),
     "Unauthenticated": (
         401,
-        _problem_answer(
-            "The request does not say who sends it, or its JWT or API key is not accepted. Nothing was done.",
-            _examples(*map(example_problem, (AUTHENTICATION_REQUIRED, INVALID_CREDENTIAL))),
-            {"WWW-Authenticate": {"description": "`Bearer`, with what is wrong (RFC 6750).", "schema": _TEXT}},
-        ),
+        "The request does not say who sends it, or its JWT or API key is not accepted. Nothing was done.",
     ),
-    "OutOfScope": (
-        403,
-        _problem_answer(
-            "The JWT or API key is not for this kind of request.", _examples(example_problem(INSUFFICIENT_SCOPE))
-        ),
-    ),
+    "OutOfScope": (403, "The JWT or API key is not for this kind of request."),
     "TooManyRequests": (
         429,
-        _problem_answer(
-            "The caller has sent too many requests, or its address too many tokens or keys that are not accepted.",
-            _examples(example_problem(RATE_LIMITED)),
-            _RETRY_AFTER,
-        ),
+        "The caller has sent too many requests, or its address too many tokens or keys that are not accepted.",
     ),
-    "Unverified": (
-        503,
-        _problem_answer(
-            "The JWT or API key cannot be checked for now.",
-            _examples(example_problem(VERIFICATION_UNAVAILABLE)),
-            _RETRY_AFTER,
-        ),
-    ),
+    "Unverified": (503, "The JWT or API key cannot be checked for now."),
     "Forbidden": (
         403,
-        _problem_answer(
-            "The table is not protected, or the role of the caller, or of the gateway, may not do this, or the JWT or"
-            " API key is not for this; or the token's seal is not for what would be written.",
-            _examples(
-                *map(
-                    example_problem,
-                    (
-                        UNPROTECTED_TABLE,
-                        PERMISSION_DENIED,
-                        INSUFFICIENT_SCOPE,
-                        SEAL_REFUSED,
-                        ROLE_NOT_ALLOWED,
-                        QUEUED_AS_ROLE,
-                    ),
-                )
-            ),
-        ),
+        "The table is not protected, or the role of the caller, or of the gateway, may not do this, or the JWT or"
+        " API key is not for this; or the token's seal is not for what would be written.",
     ),
     "Denied": (
         403,
-        _problem_answer(
-            "The role of the caller, or of the gateway, may not do this, or the JWT or API key is not for this.",
-            _examples(*map(example_problem, (PERMISSION_DENIED, INSUFFICIENT_SCOPE, ROLE_NOT_ALLOWED))),
-        ),
+        "The role of the caller, or of the gateway, may not do this, or the JWT or API key is not for this.",
     ),
-    "NoRow": (
-        404,
-        _problem_answer(
-            "No such row, or the table is gone.",
-            _examples(*map(example_problem, (ROW_NOT_FOUND, UNKNOWN_TABLE))),
-        ),
-    ),
-    "NoTable": (404, _problem_answer("The table is gone.", _examples(example_problem(UNKNOWN_TABLE)))),
-    "NotAcceptable": (
-        406,
-        _problem_answer("No such form of the answer.", _examples(example_problem(NOT_ACCEPTABLE))),
-    ),
+    "NoRow": (404, "No such row, or the table is gone."),
+    "NoTable": (404, "The table is gone."),
+    "NotAcceptable": (406, "No such form of the answer."),
     "Refused": (
         409,
-        _problem_answer(
-            "**The fence refused**: the token is stale (a newer one has written) or spent (it has written "
-            "this row before), or was never issued; do not retry it. Or a constraint refused the data. Nothing was "
-            "changed. Or a request with the same Idempotency-Key is being worked on: that one may be repeated.",
-            _examples(STALE, SPENT, *map(example_problem, (UNISSUED_TOKEN, KEY_IN_FLIGHT)), CONSTRAINT),
-        ),
+        "**The fence refused**: the token is stale (a newer one has written) or spent (it has written "
+        "this row before), or was never issued; do not retry it. Or a constraint refused the data. Nothing was "
+        "changed. Or a request with the same Idempotency-Key is being worked on: that one may be repeated.",
     ),
     "RefusedRows": (
         409,
-        _problem_answer(
-            "**The fence refused**: one stale row refuses the whole request, and `rows` lists them. Or a "
-            "constraint refused the data. Nothing was changed. Or a request with the same Idempotency-Key is being "
-            "worked on: that one may be repeated.",
-            _examples(_MANY_STALE, *map(example_problem, (UNISSUED_TOKEN, KEY_IN_FLIGHT)), CONSTRAINT),
-        ),
+        "**The fence refused**: one stale row refuses the whole request, and `rows` lists them. Or a "
+        "constraint refused the data. Nothing was changed. Or a request with the same Idempotency-Key is being "
+        "worked on: that one may be repeated.",
     ),
     "RowChanged": (
         412,
-        _problem_answer(
-            "The row's mark is none of those that If-Match names, or there is no row. Nothing was changed.",
-            _examples(example_problem(ROW_CHANGED)),
-        ),
+        "The row's mark is none of those that If-Match names, or there is no row. Nothing was changed.",
     ),
-    "TooLarge": (413, _problem_answer("Too many bytes or rows.", _examples(example_problem(BODY_TOO_LARGE)))),
-    "NotJson": (
-        415,
-        _problem_answer("The body is not JSON.", _examples(example_problem(UNSUPPORTED_MEDIA_TYPE))),
-    ),
-    "KeyReused": (
-        422,
-        _problem_answer(
-            "The Idempotency-Key was used for another request. Nothing was changed.",
-            _examples(example_problem(KEY_REUSED)),
-        ),
-    ),
-    "TokenRequired": (
-        428,
-        _problem_answer(
-            "The write carries no token, or one without the seal that the table wants.",
-            _examples(example_problem(TOKEN_REQUIRED)),
-        ),
-    ),
-    "QueueFailed": (
-        502,
-        _problem_answer("The queue would not take the write.", _examples(example_problem(QUEUE_FAILED))),
-    ),
+    "TooLarge": (413, "Too many bytes or rows."),
+    "NotJson": (415, "The body is not JSON."),
+    "KeyReused": (422, "The Idempotency-Key was used for another request. Nothing was changed."),
+    "TokenRequired": (428, "The write carries no token, or one without the seal that the table wants."),
+    "QueueFailed": (502, "The queue would not take the write."),
     "Unavailable": (
         503,
-        _problem_answer(
-            "PostgreSQL cannot be reached or is overloaded: nothing was changed. Or its answer was lost, and the "
-            "outcome is unknown. Or no writes are allowed, because it was promoted and no operator has confirmed "
-            "it. Or the table takes sealed tokens, and the gateway has no keys. Or the write was to be queued, and the "
-            "queue cannot be reached, did not say whether it has it, or has too many dead letters.",
-            _examples(
-                *map(
-                    example_problem,
-                    (
-                        DATABASE_UNAVAILABLE,
-                        DATABASE_BUSY,
-                        OUTCOME_UNKNOWN,
-                        SOURCE_QUARANTINED,
-                        NO_SEAL_KEYS,
-                        QUEUE_UNAVAILABLE,
-                        SUBMISSION_UNKNOWN,
-                        TOO_MANY_LETTERS,
-                    ),
-                )
-            ),
-            _RETRY_AFTER,
-        ),
+        "PostgreSQL cannot be reached or is overloaded: nothing was changed. Or its answer was lost, and the "
+        "outcome is unknown. Or no writes are allowed, because it was promoted and no operator has confirmed "
+        "it. Or the table takes sealed tokens, and the gateway has no keys. Or the write was to be queued, and the "
+        "queue cannot be reached, did not say whether it has it, or has too many dead letters.",
     ),
 }
+"""Answers that routes share: a status, and what it means there. Types of problems name those that show them."""
+
+
+def _problem_answer(name: str, status: int, description: str) -> Part:
+    shown = [example_problem(kind) for kind in PROBLEM_TYPES if name in kind.openapi]
+    if name == "RefusedRows":
+        shown = [_MANY_STALE if each.type is STALE_TOKEN else each for each in shown]
+    examples = {each.type.slug: {"summary": each.type.title, "value": each.body()} for each in shown}
+    content = {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}
+    answer: Part = {"description": description, "content": {"application/problem+json": content}}
+    return answer | {"headers": _HEADERS[status]} if status in _HEADERS else answer
+
+
+ERRORS: Final = {name: (status, _problem_answer(name, status, text)) for name, (status, text) in _SHARED.items()}
 
 QUEUED: Final[Part] = {
     "description": "The write is in its queue, safe on disk, and will be applied in the order of its row's writes. "

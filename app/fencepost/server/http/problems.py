@@ -4,6 +4,7 @@ import json
 import re
 from html import escape
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 import orjson
@@ -15,7 +16,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match
 
 from fencepost.server.fence.problem_types import (
-    AUTHENTICATION_REQUIRED,
     BAD_REQUEST,
     INSUFFICIENT_SCOPE,
     INVALID_CREDENTIAL,
@@ -23,49 +23,19 @@ from fencepost.server.fence.problem_types import (
     NO_ROUTE,
     PROBLEM_TYPES,
     ProblemType,
+    of_sqlstate,
 )
-from fencepost.server.fence.problems import Problem
-from fencepost.server.gateway.refusals import type_of
-from fencepost.server.http.problem_examples import example_problem
+from fencepost.server.fence.problems import Problem, example_problem
 
-# The gateway's own small HTML pages: one look, no scripts, nothing from elsewhere.
+# The gateway's own small HTML pages have one inline style sheet: no script may run, and nothing is fetched.
 
-# The pages have one inline style sheet and nothing else: no script may run, nothing is fetched.
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
 
-_STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1d2733; --soft: #5d6b7a; --line: #dfe4ea; --paper: #fff;
-  --tint: #f5f7f9; --accent: #0b6e4f; --stop: #b3261e; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e9ee; --soft: #9aa7b4; --line: #313c47; --paper: #161c22; --tint: #1e262e;
-    --accent: #5cc8a1; --stop: #ff8a80; }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.6 system-ui, sans-serif; }
-main { max-width: 46rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-nav { font-size: .9rem; color: var(--soft); }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: .6rem 0 .4rem; }
-h2 { font-size: 1.05rem; margin: 2rem 0 .4rem; }
-p { margin: .4rem 0 1rem; }
-a { color: var(--accent); }
-code, pre { font: .875em/1.55 ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace; }
-code { background: var(--tint); padding: .1em .35em; border-radius: 4px; }
-pre { background: var(--tint); border: 1px solid var(--line); border-radius: 8px; padding: 1rem;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-pre code { background: none; padding: 0; }
-table { width: 100%; border-collapse: collapse; font-size: .95rem; }
-th { text-align: left; font-weight: 600; color: var(--soft); font-size: .85rem; }
-th, td { padding: .5rem .75rem .5rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.code { white-space: nowrap; }
-.soft { color: var(--soft); }
-.badge { display: inline-block; padding: .1em .6em; border-radius: 99px; border: 1px solid currentColor;
-  font-size: .8rem; margin-right: .4rem; white-space: nowrap; }
-.stop { color: var(--stop); } .go { color: var(--accent); }
-"""
+_STYLE: Final = (Path(__file__).parent / "static/page.css").read_text("utf-8")
 
 
 def page(title: str, body: str, *, home: str) -> HTMLResponse:
@@ -74,7 +44,7 @@ def page(title: str, body: str, *, home: str) -> HTMLResponse:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} · Fencepost</title>"
-        f'<link rel="icon" href="{home}docs/assets/favicon-32x32.png"><style>{_STYLE}</style></head>'
+        f'<link rel="icon" href="{home}docs/assets/favicon-32x32.png"><style>\n{_STYLE}</style></head>'
         f"<body><main>{body}</main></body></html>\n"
     )
     return HTMLResponse(html, headers=_HEADERS)
@@ -83,12 +53,8 @@ def page(title: str, body: str, *, home: str) -> HTMLResponse:
 # A problem as an answer: application/problem+json, with what its reader's client understands beside it.
 
 MEDIA_TYPE = "application/problem+json"
-_CHALLENGES: Final = {
-    AUTHENTICATION_REQUIRED: None,
-    INVALID_CREDENTIAL: "invalid_token",
-    INSUFFICIENT_SCOPE: "insufficient_scope",
-}
-"""Problems that a token could help with, and their names in RFC 6750."""
+_CHALLENGES: Final = {INVALID_CREDENTIAL: "invalid_token", INSUFFICIENT_SCOPE: "insufficient_scope"}
+"""Problems that another token could help with, and their names in RFC 6750."""
 
 
 class RequestError(Exception):
@@ -196,8 +162,7 @@ def problem_page(kind: ProblemType) -> HTMLResponse:
     )
 
 
-def problem_index() -> HTMLResponse:
-    """List all types of problems."""
+async def _index(_request: Request) -> Response:
     rows = "".join(
         f'<tr><td class="code"><code>{escape(kind.code or "SQLSTATE")}</code></td><td>{kind.status}</td>'
         f'<td><a href="problems/{escape(kind.slug)}">{escape(kind.title)}</a></td>'
@@ -215,25 +180,20 @@ def problem_index() -> HTMLResponse:
     )
 
 
-async def _index(_request: Request) -> Response:
-    return problem_index()
-
-
 async def _to_index(_request: Request) -> Response:
     return RedirectResponse("../problems", 308)
 
 
 async def _page(request: Request) -> Response:
     slug = request.path_params["slug"]
+    code = slug.upper()
     for kind in PROBLEM_TYPES:
         if kind.slug == slug:
             return problem_page(kind)
-    code = slug.upper()
-    named = next((kind for kind in PROBLEM_TYPES if kind.code == code), None)
-    if named is None and _SQLSTATE.fullmatch(code):
-        named = type_of(code)
-    if named is not None:
-        return RedirectResponse(named.slug, 308)
+        if kind.code == code:
+            return RedirectResponse(kind.slug, 308)
+    if _SQLSTATE.fullmatch(code):
+        return RedirectResponse(of_sqlstate(code)[0].slug, 308)
     return problem_response(Problem(NO_ROUTE, f"There is no problem called {slug}.", hint="GET /problems lists them."))
 
 

@@ -510,11 +510,8 @@ class JwtVerifier:
             alg, kid = _read_header(credential)
             keys = await self._keys_for(kid)
             if keys is None:
-                return Problem(
-                    VERIFICATION_UNAVAILABLE,
-                    "The set of keys that verifies JWTs (JWKS) was not fetched for too long.",
-                    retry_after=10,
-                )
+                detail = "The set of keys that verifies JWTs (JWKS) was not fetched for too long."
+                return Problem(VERIFICATION_UNAVAILABLE, detail)
             payload = _payload(keys, credential, kid, alg)
             return caller_of(_read(payload, "claims"), payload.decode(), self._expected, self._now(), self._monotonic)
         except ClaimError as error:

@@ -1,30 +1,104 @@
-"""What happens in the gateway, as typed events. Logs and metrics subscribe; the gateway knows neither."""
+"""What happens in the gateway, as typed events. A class of events says at which level and in which words the log tells
+of it, and which metrics it moves: logs and metrics subscribe, and the gateway knows neither.
+"""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal, TypeAlias, dataclass_transform
 
 Verb = Literal["patch", "put", "post", "delete", "claim", "read", "submit", "batch"]
 """`submit`: a write that is put into a queue. An event with its own verb follows when it is applied. `batch`: one that
 was to land as a whole, and none of whose lines was refused by itself.
 """
+LeaseVerb = Literal["acquire", "withdraw", "renew", "mint", "release"]
 
 
-@dataclass(slots=True)
-class Accepted:
-    """A write or claim was committed, or a write is in its queue. `rows` were written."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """A metric of Prometheus: a value is added to a counter, a gauge is set to it, a histogram counts it."""
 
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def counter(name: str, text: str, *labels: str) -> Metric:
+    """Declare a counter. Prometheus shows it with `_total` behind its name."""
+    return Metric("counter", name, text, labels)
+
+
+def gauge(over_workers: str, name: str, text: str, *labels: str) -> Metric:
+    """Declare a gauge. `over_workers`: prometheus_client's `multiprocess_mode`."""
+    return Metric("gauge", name, text, labels, {"multiprocess_mode": over_workers})
+
+
+def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Metric:
+    """Declare a histogram. `buckets`: their upper bounds."""
+    return Metric("histogram", name, text, labels, {"buckets": buckets})
+
+
+Move: TypeAlias = tuple[Metric, float, *tuple[str, ...]]
+"""A metric, a value, and the values of the metric's labels."""
+
+
+EVENTS: Final[list[type["Event"]]] = []
+"""All classes of events."""
+
+
+@dataclass_transform(frozen_default=True)
+class Event:
+    """Something that happened. Its fields are what a line of the log shows, and the labels of its metric."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    level: ClassVar[int] = logging.WARNING
+    words: ClassVar[str]
+    metric: ClassVar[Metric]
+    value: ClassVar[float] = 1
+
+    def __init_subclass__(cls, *, frozen: bool = True) -> None:
+        EVENTS.append(dataclass(frozen=frozen)(cls))
+
+    def news(self) -> tuple[int, str]:
+        """Give the level of the event's line in the log, and the words with which the line begins."""
+        return self.level, self.words
+
+    def shown(self) -> Mapping[str, object]:
+        """Give what the line has beside the words."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def moves(self) -> Iterable[Move]:
+        """Give the metrics that the event moves, and by what."""
+        return ((self.metric, self.value, *(getattr(self, label) for label in self.metric.labels)),)
+
+
+# Of writes, and of requests that get no further.
+
+
+class Accepted(Event, frozen=False):
+    """A write or claim was committed, or a write is in its queue. `rows` were written. Metrics add the events up."""
+
+    level, words = logging.DEBUG, "accepted"
+    metric = counter(
+        "fencepost_operations",
+        "Writes, claims and refused reads by verdict: accepted, or the code of the refusal.",
+        *("table", "verb", "verdict"),
+    )
+    written = counter("fencepost_rows_written", "Rows in accepted writes.", "table", "verb")
     table: str
     verb: Verb
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Event):
     """A write, claim or read was refused. `code` is FPnnn or an SQLSTATE. `caller`: the name of who asked, `peer`: the
     address of the connection, as far as there are any.
     """
 
+    words = "refused"
+    metric = Accepted.metric
     table: str
     verb: Verb
     code: str
@@ -35,17 +109,102 @@ class Refused:
     caller: str | None = None
     peer: str | None = None
 
+    def news(self) -> tuple[int, str]:  # a read of a row that is not there is no news
+        return logging.DEBUG if self.verb == "read" else logging.INFO, self.words
 
-LeaseVerb = Literal["acquire", "withdraw", "renew", "mint", "release"]
+    def moves(self) -> Iterable[Move]:
+        return ((self.metric, 1, self.table, self.verb, self.code),)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseAsked:
-    """A lease was asked for or asked of. `verdict`: granted, repeated, done, or the code of the refusal.
+class HolderUnknown(Event):
+    """A refusal was answered without the holder of the mark's token: it could not be looked up."""
 
-    `waited` seconds in the queue; `tokens` were drawn.
+    words = "who superseded a refused holder could not be found out"
+    metric = counter(
+        "fencepost_holders_unknown",
+        "Refusals that were answered without naming the newer holder, because it could not be looked up.",
+        "table",
+    )
+    table: str
+    reason: str
+
+
+class BatchesFail(Event):
+    """A batch of writes may not do what it does, or finds no function of ours: its writes are decided one by one."""
+
+    words = "writes do not go together in batches, which is slow; `fencepost doctor` may show why"
+    metric = counter(
+        "fencepost_batch_failures",
+        "How often (once a minute at most) batches of writes lacked a privilege or a function.",
+    )
+    reason: str
+
+
+class RequestTurnedAway(Event):
+    """A request was refused before anything looked at what it asks for. `peer`: the address that sent it."""
+
+    words = "a request was turned away"
+    metric = counter(
+        "fencepost_requests_turned_away",
+        "Requests and connections that were refused before anything looked at what they ask for, by code.",
+        "code",
+    )
+    peer: str
+    code: str
+    detail: str
+
+
+class CallerRefused(Event):
+    """A request was refused for who its caller is. `caller`: its name, or `address` and the address of one that is not
+    known. Another event has the refusal itself.
     """
 
+    level, words = logging.DEBUG, "refused for who the caller is"
+    metric = counter(
+        "fencepost_callers_refused", "Requests that were refused for who their caller is, by code.", "code"
+    )
+    caller: str
+    code: str
+    detail: str
+
+
+class KeysFetched(Event):
+    """Other keys verify tokens from now on. `skipped`: which members of the JWKS do not, and why."""
+
+    level, words = logging.INFO, "keys that verify JWTs"
+    metric = counter("fencepost_jwks_changes", "How often the keys that verify JWTs became others.")
+    keys: int
+    skipped: tuple[str, ...]
+
+
+class KeysNotFetched(Event):
+    """The JWKS could not be had or read; it is tried again, and the last one is in use meanwhile."""
+
+    words = "keys that verify JWTs were not fetched; the last ones are in use"
+    metric = counter("fencepost_jwks_failures", "How often the keys that verify JWTs could not be fetched.")
+    reason: str
+
+
+# Of leases, lock services, and the keys that seal tokens.
+
+
+class LeaseAsked(Event):
+    """A lease was asked for or asked of. `verdict`: granted, repeated, done, or the code of the refusal. `waited`: how
+    many seconds, in the queue; `tokens` were drawn.
+    """
+
+    words = "lease"
+    metric = counter(
+        "fencepost_lease_operations",
+        "Leases asked for, renewed, minted from, released: granted, repeated, done, or the code of the refusal.",
+        *("verb", "verdict"),
+    )
+    issued = counter("fencepost_tokens_issued", "Tokens drawn, of grants and mints.")
+    wait = histogram(
+        "fencepost_lock_wait_seconds",
+        "Time from a request for a lock to its grant.",
+        buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
+    )
     verb: LeaseVerb
     verdict: str
     locks: tuple[str, ...] = ()
@@ -54,136 +213,200 @@ class LeaseAsked:
     waited: float = 0.0
     tokens: int = 0
 
+    def news(self) -> tuple[int, str]:  # a lock that is held is no news; a lease that was lost is
+        return logging.INFO if self.verdict == "FP012" else logging.DEBUG, self.words
 
-@dataclass(frozen=True, slots=True)
-class QueueFailed:
+    def shown(self) -> Mapping[str, object]:
+        shown = {"verb": self.verb, "verdict": self.verdict, "locks": self.locks, "lease": self.lease_id}
+        return {**shown, "owner": self.owner, "waited": round(self.waited, 3), "tokens": self.tokens}
+
+    def moves(self) -> Iterable[Move]:
+        yield self.metric, 1, self.verb, self.verdict
+        yield self.issued, self.tokens
+        if self.verdict == "granted":
+            yield self.wait, self.waited
+
+
+class QueueFailed(Event):
     """Waiters could not be kept in their queues, or taken out, or nothing be swept; it is tried again."""
 
+    words = "queues of locks"
+    metric = counter("fencepost_lock_queue_failures", "How often the queues could not be kept up.")
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HolderUnknown:
-    """A refusal was answered without the holder of the mark's token: it could not be looked up."""
+class SourceQuarantined(Event):
+    """A source's numbers went backwards: nothing is taken from it until an operator raises its generation (R12)."""
 
-    table: str
+    level, words = logging.ERROR, "a token source is quarantined: its numbers went backwards"
+    metric = gauge(
+        "mostrecent",
+        "fencepost_source_quarantined",
+        "1 when the numbers of a token source went backwards and nothing is taken from it.",
+        "source",
+    )
+    source: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogLoaded:
+class SourceTrouble(Event):
+    """A lock service did not do what was to be done beside a request; the lock in question expires. Or the log of a
+    queue did not.
+    """
+
+    words = "token source"
+    metric = counter(
+        "fencepost_source_troubles", "How often work for a lock service that no request waits for failed.", "source"
+    )
+    source: str
+    reason: str
+
+
+class SealKeysRead(Event):
+    """The keys that seal tokens are these from now on, by their ids. The first one seals."""
+
+    level, words = logging.INFO, "the keys that seal tokens were read"
+    metric = counter("fencepost_seal_keys_read", "How often other keys for seals were read than before.")
+    ids: tuple[str, ...]
+
+    def shown(self) -> Mapping[str, object]:
+        return {"seals": self.ids[0], "verify": self.ids}
+
+
+class SealKeysUnreadable(Event):
+    """The file with the keys that seal tokens cannot be read; the last good ones stay. Reported once."""
+
+    words = "the keys that seal tokens cannot be read, and stay as they were"
+    metric = counter("fencepost_seal_key_failures", "How often the file with the keys for seals became unreadable.")
+    reason: str
+
+
+# Of PostgreSQL, the connections to it, the picture of its tables, and what is deleted there.
+
+
+class OriginJudged(Event):
+    """Writes begin or cease to be let through to the database behind the connections (R19). `reason`: why not."""
+
+    level, words = logging.ERROR, "writes are refused: not the database that tokens were issued on"
+    metric = gauge(
+        "livemin",
+        "fencepost_origin_accepted",
+        "1 when writes are let through to the database behind the gateway, 0 when it is a standby or quarantined.",
+    )
+    accepted: bool
+    generation: int | None
+    reason: str | None
+
+    def news(self) -> tuple[int, str]:
+        return (logging.INFO, "writes are let through to this database") if self.accepted else (self.level, self.words)
+
+    def shown(self) -> Mapping[str, object]:
+        return {"generation": self.generation} if self.accepted else {"reason": self.reason}
+
+    def moves(self) -> Iterable[Move]:
+        return ((self.metric, self.accepted),)
+
+
+class ConnectionTrouble(Event):
+    """A connection to PostgreSQL could not be had or closed as it was wanted; no request is answered otherwise."""
+
+    words = "connections to PostgreSQL"
+    metric = counter(
+        "fencepost_connection_troubles",
+        "How often PostgreSQL had no connection left, became read-only, or a connection could not be closed.",
+    )
+    reason: str
+
+
+class ListenerLost(Event):
+    """The connection that listens for DDL changes broke; it is made anew."""
+
+    words = "lost the connection that listens for changed tables; making it anew"
+    metric = counter("fencepost_listener_losses", "How often the LISTEN connection broke.")
+    reason: str
+
+
+class CatalogLoaded(Event):
     """The database was looked at; `changed`: another picture of it is in use."""
 
+    words = "catalog loaded"
+    metric = counter("fencepost_catalog_loads", "Catalog loads.")
+    known = gauge("livemax", "fencepost_tables", "Tables in the catalog.", "protected")
     version: int
     tables: int
     protected: int
     changed: bool = True
 
+    def news(self) -> tuple[int, str]:
+        return logging.INFO if self.changed else logging.DEBUG, self.words
 
-@dataclass(frozen=True, slots=True)
-class ListenerLost:
-    """The connection that listens for DDL changes broke; it is made anew."""
+    def shown(self) -> Mapping[str, object]:
+        return {"version": self.version, "tables": self.tables, "protected": self.protected}
 
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class OriginJudged:
-    """Writes begin or cease to be let through to the database behind the connections (R19). `reason`: why not."""
-
-    accepted: bool
-    generation: int | None
-    reason: str | None
+    def moves(self) -> Iterable[Move]:
+        unprotected = self.tables - self.protected
+        return (self.metric, 1), (self.known, self.protected, "yes"), (self.known, unprotected, "no")
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionTrouble:
-    """A connection to PostgreSQL could not be had or closed as it was wanted; no request is answered otherwise."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(Event):
     """Marks (or idempotency records) that no request can need any more were deleted."""
 
+    level, words = logging.INFO, "pruned"
+    metric = counter("fencepost_records_pruned", "Marks and idempotency records that this gateway forgot.", "what")
     what: str
     records: int
 
+    def moves(self) -> Iterable[Move]:
+        return ((self.metric, self.records, self.what),)
 
-@dataclass(frozen=True, slots=True)
-class PruningFailed:
+
+class PruningFailed(Event):
     """Nothing could be pruned; it is tried again."""
 
+    words = "pruning"
+    metric = counter("fencepost_pruning_failures", "How often nothing could be pruned.")
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BatchesFail:
-    """A batch of writes may not do what it does, or finds no function of ours: its writes are decided one by one."""
-
-    reason: str
+# Of queues, as their consumers meet them.
 
 
-@dataclass(frozen=True, slots=True)
-class SourceQuarantined:
-    """A source's numbers went backwards: nothing is taken from it until an operator raises its generation (R12)."""
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTrouble:
-    """A lock service did not do what was to be done beside a request; the lock in question expires. Or the log of a
-    queue did not.
-    """
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SealKeysRead:
-    """The keys that seal tokens are these from now on, by their ids. The first one seals."""
-
-    ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SealKeysUnreadable:
-    """The file with the keys that seal tokens cannot be read; the last good ones stay. Reported once."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerPaused:
+class ConsumerPaused(Event):
     """A consumer decides or takes nothing for now: the database or the log is away, or the queue is quarantined."""
 
+    words = "queued writes are not applied for now"
+    metric = gauge(
+        "livemostrecent",
+        "fencepost_queue_paused",
+        "1 while a consumer decides or takes nothing, wherever it runs.",
+        "queue",
+    )
     queue: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerResumed:
+class ConsumerResumed(Event):
     """It goes on."""
 
+    level, words = logging.INFO, "queued writes are applied again"
+    metric, value = ConsumerPaused.metric, 0
     queue: str
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerFailed:
+class ConsumerFailed(Event):
     """A consumer has met a fault of the gateway's own; it tries again."""
 
+    words = "a queued write could not be applied, by a fault of the gateway"
+    metric = counter("fencepost_queue_faults", "Faults of the gateway that consumers have met.", "queue")
     queue: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLettered:
+class DeadLettered(Event):
     """A queued write could not be applied, and is a dead letter."""
 
+    words = "a queued write is a dead letter; `fencepost dead` lists them"
+    metric = counter("fencepost_queue_dead_lettered", "Dead letters that this process has put.", "queue")
     queue: str
     resource: str
     partition: int
@@ -191,12 +414,17 @@ class DeadLettered:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBlocked:
+class QueueBlocked(Event):
     """A queued write is tried in vain for long, and those of its resource wait behind it: another transaction has its
     row, for example. Emitted once for a message.
     """
 
+    words = "a queued write is tried in vain, and those of its resource wait"
+    metric = counter(
+        "fencepost_queue_blocked",
+        "Messages that this process tried in vain for long; `fencepost queue` names those that it still tries.",
+        "queue",
+    )
     queue: str
     resource: str
     partition: int
@@ -204,68 +432,4 @@ class QueueBlocked:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTurnedAway:
-    """A request was refused before anything looked at what it asks for. `code` is FPnnn, `peer` the address that sent
-    it.
-    """
-
-    code: str
-    detail: str
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallerRefused:
-    """A request was refused for who its caller is. `caller`: its name, or `address` and the address of one that is not
-    known. Another event has the refusal itself.
-    """
-
-    caller: str
-    code: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeysFetched:
-    """Other keys verify tokens from now on. `skipped`: which members of the JWKS do not, and why."""
-
-    keys: int
-    skipped: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KeysNotFetched:
-    """The JWKS could not be had or read; it is tried again, and the last one is in use meanwhile."""
-
-    reason: str
-
-
-Event = (
-    Accepted
-    | Refused
-    | RequestTurnedAway
-    | CallerRefused
-    | LeaseAsked
-    | ConsumerPaused
-    | ConsumerResumed
-    | ConsumerFailed
-    | DeadLettered
-    | QueueBlocked
-    | OriginJudged
-    | SourceQuarantined
-    | SourceTrouble
-    | Pruned
-    | PruningFailed
-    | BatchesFail
-    | QueueFailed
-    | HolderUnknown
-    | CatalogLoaded
-    | ListenerLost
-    | ConnectionTrouble
-    | SealKeysRead
-    | SealKeysUnreadable
-    | KeysFetched
-    | KeysNotFetched
-)
 Emit = Callable[[Event], None]

@@ -3,39 +3,13 @@
 import logging
 import sys
 from collections import Counter
-from typing import Final, Literal, assert_never
+from typing import Final, Literal
 
 import structlog
+from structlog.typing import EventDict, Processor
 
 from fencepost.server.fence.resource import MOST_OF_A_TEXT, bounded, in_json
-from fencepost.server.observe.events import (
-    Accepted,
-    BatchesFail,
-    CallerRefused,
-    CatalogLoaded,
-    ConnectionTrouble,
-    ConsumerFailed,
-    ConsumerPaused,
-    ConsumerResumed,
-    DeadLettered,
-    Event,
-    HolderUnknown,
-    KeysFetched,
-    KeysNotFetched,
-    LeaseAsked,
-    ListenerLost,
-    OriginJudged,
-    Pruned,
-    PruningFailed,
-    QueueBlocked,
-    QueueFailed,
-    Refused,
-    RequestTurnedAway,
-    SealKeysRead,
-    SealKeysUnreadable,
-    SourceQuarantined,
-    SourceTrouble,
-)
+from fencepost.server.observe.events import Event, Refused, RequestTurnedAway
 
 log = structlog.stdlib.get_logger("fencepost")
 
@@ -51,7 +25,7 @@ MOST_PEERS: Final = 100
 
 def configure(level: Literal["debug", "info", "warning", "error"], style: Literal["console", "json"]) -> None:
     """Send everything, the libraries' records too, to stderr in one form."""
-    shared: list[structlog.typing.Processor] = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -63,19 +37,11 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    last: list[structlog.typing.Processor] = (
-        [bounded_values, structlog.processors.JSONRenderer()]
-        if style == "json"
-        else [
-            without_control_characters,
-            bounded_values,
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(),
-                # The prettier ones show local variables: tokens, and the database's password.
-                exception_formatter=structlog.dev.plain_traceback,
-            ),
-        ]
-    )
+    last: list[Processor] = [bounded_values, structlog.processors.JSONRenderer()]
+    if style == "console":
+        plain = structlog.dev.plain_traceback  # prettier ones show local variables: tokens, and the database's password
+        console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        last = [without_control_characters, bounded_values, console]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -93,7 +59,7 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     logging.getLogger("uvicorn.error").setLevel(max(logging.root.level, logging.WARNING))
 
 
-def bounded_values(_logger: object, _method: str, entry: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def bounded_values(_logger: object, _method: str, entry: EventDict) -> EventDict:
     """Bound what a line has of requests, so that no line has more than 8 kB: a client that is refused again and again
     must not fill the disk.
     """
@@ -115,9 +81,7 @@ def spelled_out(text: str) -> str:
     return text if text.isprintable() else text.translate(_CONTROL)
 
 
-def without_control_characters(
-    _logger: object, _method: str, entry: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
+def without_control_characters(_logger: object, _method: str, entry: EventDict) -> EventDict:
     """Spell control characters of values out. Names and paths are their callers', and a terminal would obey them: it
     could be made to show lines that were never logged. A traceback keeps its lines.
     """
@@ -142,7 +106,7 @@ class EventLog:
 
     def on_event(self, event: Event) -> None:
         # structlog would look for itself, and take longer than all the rest of an event.
-        level, says = _news(event)
+        level, words = event.news()
         if not logging.root.isEnabledFor(level):
             return
         if isinstance(event, Refused):
@@ -156,7 +120,7 @@ class EventLog:
                 whose = (event.peer, event.code)
                 self._peers[whose if whose in self._peers or len(self._peers) < MOST_PEERS else ("others", "")] += 1
                 return
-        log.log(level, says, **_shown(event))
+        log.log(level, words, **event.shown())
 
     def log_withheld(self) -> None:
         """Log how many refusals were not logged one by one since the last call."""
@@ -166,81 +130,3 @@ class EventLog:
         peers, self._peers, self._turned_away = self._peers, Counter(), 0
         for (peer, code), count in peers.items():
             log.warning("turned away, and not logged one by one", peer=peer, code=code, count=count)
-
-
-def _news(event: Event) -> tuple[int, str]:
-    """Give the level of an event, and what its line says."""
-    match event:
-        case Accepted():
-            return logging.DEBUG, "accepted"
-        case Refused(verb=verb):  # a read of a row that is not there is no news
-            return logging.DEBUG if verb == "read" else logging.INFO, "refused"
-        case CallerRefused():
-            return logging.DEBUG, "refused for who the caller is"
-        case RequestTurnedAway():
-            return logging.WARNING, "a request was turned away"
-        case LeaseAsked(verdict=verdict):  # nor is a lock that is held; a lease that was lost is
-            return logging.INFO if verdict == "FP012" else logging.DEBUG, "lease"
-        case ConsumerPaused():
-            return logging.WARNING, "queued writes are not applied for now"
-        case ConsumerResumed():
-            return logging.INFO, "queued writes are applied again"
-        case ConsumerFailed():
-            return logging.WARNING, "a queued write could not be applied, by a fault of the gateway"
-        case DeadLettered():
-            return logging.WARNING, "a queued write is a dead letter; `fencepost dead` lists them"
-        case QueueBlocked():
-            return logging.WARNING, "a queued write is tried in vain, and those of its resource wait"
-        case OriginJudged(accepted=True):
-            return logging.INFO, "writes are let through to this database"
-        case OriginJudged():
-            return logging.ERROR, "writes are refused: not the database that tokens were issued on"
-        case SourceQuarantined():
-            return logging.ERROR, "a token source is quarantined: its numbers went backwards"
-        case SourceTrouble():
-            return logging.WARNING, "token source"
-        case Pruned():
-            return logging.INFO, "pruned"
-        case PruningFailed():
-            return logging.WARNING, "pruning"
-        case BatchesFail():
-            why = "`fencepost doctor` may show why"
-            return logging.WARNING, f"writes do not go together in batches, which is slow; {why}"
-        case QueueFailed():
-            return logging.WARNING, "queues of locks"
-        case HolderUnknown():
-            return logging.WARNING, "who superseded a refused holder could not be found out"
-        case CatalogLoaded(changed=changed):
-            return logging.INFO if changed else logging.DEBUG, "catalog loaded"
-        case ListenerLost():
-            return logging.WARNING, "lost the connection that listens for changed tables; making it anew"
-        case ConnectionTrouble():
-            return logging.WARNING, "connections to PostgreSQL"
-        case SealKeysRead():
-            return logging.INFO, "the keys that seal tokens were read"
-        case SealKeysUnreadable():
-            return logging.WARNING, "the keys that seal tokens cannot be read, and stay as they were"
-        case KeysFetched():
-            return logging.INFO, "keys that verify JWTs"
-        case KeysNotFetched():
-            return logging.WARNING, "keys that verify JWTs were not fetched; the last ones are in use"
-        case _:
-            assert_never(event)
-
-
-def _shown(event: Event) -> dict[str, object]:
-    """Give what its line has beside that: the event's fields, unless they are named here."""
-    match event:
-        case RequestTurnedAway(code, detail, peer):
-            return {"peer": peer, "code": code, "detail": detail}
-        case LeaseAsked(verb, verdict, locks, lease, owner, waited, tokens):
-            shown = {"verb": verb, "verdict": verdict, "locks": locks, "lease": lease, "owner": owner}
-            return {**shown, "waited": round(waited, 3), "tokens": tokens}
-        case OriginJudged(accepted, generation, reason):
-            return {"generation": generation} if accepted else {"reason": reason}
-        case CatalogLoaded(version, tables, protected):
-            return {"version": version, "tables": tables, "protected": protected}
-        case SealKeysRead(ids):
-            return {"seals": ids[0], "verify": ids}
-        case _:
-            return {name: getattr(event, name) for name in event.__match_args__}
