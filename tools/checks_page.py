@@ -17,9 +17,10 @@ _TOP: Final = """\
 
 # What `fencepost doctor` looks at
 
-Each row is a check, in the order in which they run. `fencepost doctor` prints what is found, a line each; the same in several tables is one line with all their names. With an error the
-exit code is 1. `fencepost doctor --json` prints one object, `{"findings": […]}`, in which each finding, for one subject, has `check` (the name in the first column), `level`, `subject`, `text`, and
-`what_to_do`, which is null where the text says it all.
+Each row is a check, in the order in which they run. `fencepost doctor` prints what is found, a line each; the same in
+several tables is one line with all their names. With an error the exit code is 1. `fencepost doctor --json` prints one
+object, `{"findings": […]}`, in which each finding, for one subject, has `check` (the name in the first column),
+`level`, `subject`, `text`, and `what_to_do`, which is null where the text says it all.
 
 Words in capitals stand for what is found.
 """
@@ -36,11 +37,12 @@ def render() -> str:
 
 
 def _row(check: Check) -> str:
-    return f"| {check.name} | {check.level} | {_shown(check.says)} | {_shown(check.mend).lstrip(':. ')} |\n"
+    return f"| {check.name} | {check.level} | {_shown(check.says)} | {_shown(check.mend).lstrip(':;. ')} |\n"
 
 
 def _shown(text: str) -> str:
-    return re.sub(r"\{(\w+)[^}]*\}", lambda found: found[1].upper().replace("_", " "), text).replace("|", "\\|")
+    text = re.sub(r"\}(?=[\w{])", "} ", text)
+    return re.sub(r"\{(\w+)[^}]*\}", lambda found: found[1].upper().replace("_", " "), text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`fencepost status` and `fencepost doctor`: what is there, and what is wrong with it. Each is a table that one loop walks."""
+"""`fencepost status` and `fencepost doctor`, each a table that one loop walks: what is there, and what is wrong."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ _WANTED: Final = "a gateway of {workers} workers may open {wanted} connections (
 async def _room(setup: Setup) -> list[Row]:
     workers = setup.settings.workers
     wanted = workers * (sum(setup.settings.pool_sizes) + 1)
-    return [dict(row) for row in await setup.connection.fetch(_ROOM, workers, wanted)]
+    return [*await read(setup.connection, _ROOM, workers, wanted)]
 
 
 async def _sources(setup: Setup) -> list[Row]:
@@ -101,7 +101,9 @@ async def _sources(setup: Setup) -> list[Row]:
             rows.append({**row, "fine": not any(each.get("trouble") or each.get("number") for each in found)})
         elif known.of_a_queue:
             needed = known.name not in setup.queues and known.tables
-            rows.append({**row, "queue_needed": needed, "fine": not needed and not (known.name == DEFAULT and known.unused)})
+            rows.append(
+                {**row, "queue_needed": needed, "fine": not needed and not (known.name == DEFAULT and known.unused)}
+            )
         else:
             rows.append({**row, "needed": known.tables})
     for each in here.values():
@@ -120,8 +122,8 @@ async def _ask(configured: ConfiguredSource, known: KnownSource | None) -> list[
     try:
         rows += [{**row, "advice": text} for text in await source.advice()]
         if known is not None and known.number > 0 and source.capabilities.verifies:
-            if not await source.issued(known.number):
-                rows.append({**row, "number": known.number, "state": known.describe()})
+            behind = not await source.issued(known.number)
+            rows += [{**row, "number": known.number, "state": known.describe()}] if behind else []
     except SourceError as error:
         rows.append({**row, "trouble": str(error)})
     finally:
@@ -221,7 +223,7 @@ async def _examine(setup: Setup) -> list[Finding]:
         return findings
     findings += await examine(SERVER, connection)
     await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
-    findings += await examine((*FENCES, *FAILOVER), connection)
+    findings += await examine((*FENCES, *FAILOVER, LOCKED), connection)
     return findings + await examine(CONFIGURED, connection, setup)
 
 
@@ -387,10 +389,10 @@ def _unused(name: str, of: "KnownSource | QueueStatus") -> bool:
 
 SHOWN: Final = (
     Shown("protected", _PROTECTED, dict, _table, ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")),
-    Shown("unprotected", _UNPROTECTED, lambda row: row["now"], lambda row: row["now"], joined="not protected: "),
+    Shown("unprotected", _UNPROTECTED, lambda row: row["table"], lambda row: row["table"], joined="not protected: "),
     Shown("kept", upkeep.count_marks, asdict, _size),
-    Shown("floors", upkeep.raised_floors, lambda floor: (floor[0], str(floor[1])), lambda floor: f"{floor[0]} {floor[1]}",
-        joined="floors, up to which marks were pruned: "),
+    Shown("floors", upkeep.raised_floors, lambda floor: (floor[0], str(floor[1])),
+        lambda floor: f"{floor[0]} {floor[1]}", joined="floors, up to which marks were pruned: "),
     Shown("sources", sources.list_known, lambda source: {**asdict(source), "issued": str(source.issued)},
         lambda source: None if _unused(source.name, source) else f"source {source.name}: {source.describe()}"),
     Shown("queues", queue_records.known, queue_as_json,

@@ -1,6 +1,6 @@
 """What `protect` looks at before it touches a table, and its messages when something is in the way."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -109,8 +109,8 @@ WITH RECURSIVE base(oid, below) AS (
 SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name, of.is_enum,
        NOT of.is_enum AND NOT (bn.nspname = 'pg_catalog' AND of.known) AS is_other,
        of.is_enum AND bt.oid <> a.atttypid AS enum_in_domain, of.is_enum AND of.known AS enum_called_so,
-       EXISTS (SELECT FROM pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic) AS nondeterministic,
-       NOT a.attnotnull AS nullable, a.attgenerated <> '' AS generated
+       EXISTS (SELECT FROM pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic)
+         AS nondeterministic, NOT a.attnotnull AS nullable, a.attgenerated <> '' AS generated
   FROM pg_attribute a
   JOIN base ON base.oid = a.atttypid
   JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
@@ -250,16 +250,16 @@ _TABLE: Final = (
     ("unlogged", "it is unlogged or temporary: a crash would empty it and leave its marks behind."),
     ("inherits", "it takes part in table inheritance, where a primary key covers one table only."),
     ("not_owned", "it belongs to {owner}; {me} is not a member of that role, and only an owner may."),
-    ("not_keeper", "the schema fencepost belongs to {keeper}, and {me} may not act as that role: run this as a member of"
-        " it."),
+    ("not_keeper", "the schema fencepost belongs to {keeper}, and {me} may not act as that role: run this as a member"
+        " of it."),
     ("functions_of_others", "its functions belong to {functions_of}: `fencepost migrate --owner {keeper}`, run as a"
         " superuser or a member of both roles, gives them to the schema's owner."),
     ("no_key", "it has no primary key, and the key is what a fence is named after."),
     ("deferrable", "its primary key is DEFERRABLE: two rows may share a key inside a transaction."),
     ("renamed", "{rename}"),
     ("renamed_and_new", f"its column {MARK_COLUMN} is a new one: {{drop}}. {{rename}}"),
-    ("made_anew", f"its column {MARK_COLUMN} was dropped and made anew, and the marks of its rows are lost: {{drop}}, and"
-        " run this again; for an external source with --above N."),
+    ("made_anew", f"its column {MARK_COLUMN} was dropped and made anew, and the marks of its rows are lost: {{drop}},"
+        " and run this again; for an external source with --above N."),
     ("not_ours", f"it has a column {MARK_COLUMN} ({{column}}) that Fencepost did not make: rename it."),
 )  # fmt: skip
 
@@ -277,9 +277,9 @@ _KEY_COLUMN: Final = (
 
 # PostgreSQL computes such a column after the BEFORE triggers, where a row's mark is judged under its key.
 _GENERATED: Final = (
-    ("generated", "its key column {name} is generated from other columns, and not known when a row is judged: rows could"
-        " be inserted and deleted, and never changed or claimed. Make it an ordinary column that a trigger or a CHECK"
-        " keeps right, or give the table a scope (--scope), whose mark is not named after the key."),
+    ("generated", "its key column {name} is generated from other columns, and not known when a row is judged: rows"
+        " could be inserted and deleted, and never changed or claimed. Make it an ordinary column that a trigger or a"
+        " CHECK keeps right, or give the table a scope (--scope), whose mark is not named after the key."),
 )  # fmt: skip
 
 _SCOPE_COLUMN: Final = (
@@ -287,18 +287,19 @@ _SCOPE_COLUMN: Final = (
         " name, without a mark. Let the scope have a text column, with a CHECK."),
     ("is_other", "the scope's column {name} is of type {type}, whose equal values have several texts; it can be of"
         f" {_TYPES}, or a domain over one of these."),
-    ("nondeterministic", "the scope's column {name} has a nondeterministic collation: equal scopes would have two marks."),
+    ("nondeterministic", "the scope's column {name} has a nondeterministic collation: equal scopes would have two"
+        " marks."),
     ("nullable", "the scope's column {name} can be null: ALTER TABLE … ALTER COLUMN {name} SET NOT NULL."),
     ("generated", "the scope's column {name} is generated, and not known before a row is written."),
 )  # fmt: skip
 
 
-def _reasons(sentences: Sequence[tuple[str, str]], row: Mapping[str, Any]) -> list[str]:
-    return [sentence.format_map(row) for when, sentence in sentences if row[when]]
+def _reasons(sentences: Sequence[tuple[str, str]], row: asyncpg.Record | dict[str, Any]) -> list[str]:
+    return [sentence.format_map(dict(row)) for when, sentence in sentences if row[when]]
 
 
 def _columns(row: asyncpg.Record) -> dict[str, object]:
-    """Say what became of the column of the marks. Where a guarded table has another one than that of the last `protect`,
+    """Say what became of the column of the marks. Where a guarded table has another than that of the last `protect`,
     the check stands on the old one, or went with it, and so did the trigger whose condition names it.
     """
     column, called = row["column"], row["mark_called"]

@@ -1,4 +1,4 @@
-"""`fencepost doctor`: what a check is, the loop that runs checks, and the checks of the server and of failover (R19)."""
+"""`fencepost doctor`: what a check is, the loop that runs them, and the checks of the server and of failover (R19)."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from fencepost.server.postgres.upkeep import WHERE_TO_LOOK
 
 NOW: Final = """
 CASE WHEN n.nspname = 'public' AND strpos(c.relname, '.') = 0 THEN c.relname::text ELSE n.nspname || '.' || c.relname
-END AS now"""
+END AS table"""
 """The name of a table c of a schema n as the API has it (`api_name`), as SQL."""
 
 Level = Literal["ok", "warning", "error"]
@@ -59,7 +59,7 @@ class Finding:
         return self.says + self.mend
 
     def as_json(self) -> dict[str, str | None]:
-        what_to_do = self.mend.lstrip(":. ") or None
+        what_to_do = self.mend.lstrip(":;. ") or None
         return {"check": self.check, "level": self.level, "subject": self.subject, "text": self.says,
                 "what_to_do": what_to_do}  # fmt: skip
 
@@ -74,28 +74,33 @@ async def _none(_: object) -> list[Row]:
 
 LOCKED: Final = Check(
     "locked",
-    _none,  # `examine` finds it
+    _none,  # it is `examine` that finds it
     "error",
-    f"a protected table has been locked for {LOCK_TIMEOUT}, so that not all could be looked at (see {WHERE_TO_LOOK});"
-    " run this again",
+    f"a protected table has been locked for {LOCK_TIMEOUT}, so that not all could be looked at (see {WHERE_TO_LOOK})",
+    "; run this again",
 )
 
 
 async def examine(checks: Iterable[Check], connection: Connection, setup: object = None) -> list[Finding]:
-    """Run checks, one after the other. A lock that is not had in time is an error, and ends it."""
-    found: list[Finding] = []
+    """Run checks, one after the other. With LOCKED among them a lock that is not had in time is a finding, and ends it;
+    else it raises what PostgreSQL says.
+    """
+    found, checks = list[Finding](), list(checks)
     for rows, together in groupby(checks, key=lambda each: each.rows):
         of_rows = list(together)
         try:
             for row in await (read(connection, rows) if isinstance(rows, str) else rows(setup or connection)):
                 found += _look(of_rows, row)
         except asyncpg.LockNotAvailableError:
+            if LOCKED not in checks:
+                raise
             return [*found, *_look([LOCKED], {"subject": "locks"})]
     return found
 
 
-async def read(connection: Connection, query: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in await connection.fetch(query)]
+async def read(connection: Connection, query: str, *values: object) -> list[dict[str, Any]]:
+    """Fetch rows, whose columns can be added to."""
+    return [dict(row) for row in await connection.fetch(query, *values)]
 
 
 def _look(checks: Iterable[Check], row: Row) -> list[Finding]:
@@ -132,12 +137,14 @@ def _merge(group: Sequence[Finding]) -> Finding:
 
 async def _fit(connection: Connection) -> list[Row]:
     fit = await versions.fit(connection)
-    return [{"subject": "schema", "revision": fit.describe(), "unfit": not fit.works, "newer": fit.verdict == "newer"}]
+    revision, colon, what_to_do = fit.describe().partition(": ")
+    told = {"subject": "schema", "revision": revision, "migrate_or_upgrade": colon + what_to_do}
+    return [{**told, "unfit": not fit.works, "newer": fit.verdict == "newer"}]
 
 
 SCHEMA: Final = (
-    Check("schema-unfit", _fit, "error", "{revision}", when="unfit"),
-    Check("schema-newer", _fit, "warning", "{revision}", when="newer"),
+    Check("schema-unfit", _fit, "error", "{revision}", "{migrate_or_upgrade}", when="unfit"),
+    Check("schema-newer", _fit, "warning", "{revision}", "{migrate_or_upgrade}", when="newer"),
     Check("schema", _fit, "ok", "{revision}"),
 )
 
@@ -169,7 +176,7 @@ async def _prepared(connection: Connection) -> list[Row]:
             "fenced": list(each.protected),
             "old": not each.protected and each.age >= OLD,
             "locks": f"holds locks on {', '.join(each.locked)}, and " if each.locked else "",
-            "command": each.mend(),
+            "commit_or_roll_it_back": each.mend(),
         }
         for each in await upkeep.all_prepared(connection)
     ]
@@ -210,7 +217,7 @@ SERVER: Final = (
         "warning",
         "{transaction}, holds locks on {fenced}: writes to its rows, and whatever needs the whole table, wait for it"
         " and fail",
-        ": {command}",
+        ": {commit_or_roll_it_back}",
         when="fenced",
     ),
     Check(
@@ -218,7 +225,7 @@ SERVER: Final = (
         _prepared,
         "warning",
         "{transaction}, {locks}keeps VACUUM, and the pruning of marks, from removing what is newer than it",
-        ": {command}",
+        ": {commit_or_roll_it_back}",
         when="old",
     ),
 )

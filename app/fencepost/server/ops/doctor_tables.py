@@ -1,4 +1,4 @@
-"""What `fencepost doctor` looks at of protected tables: whether all that `protect` made is there, still fits, and holds."""
+"""The checks of protected tables: `fencepost doctor` looks whether all that `protect` made is there, and still fits."""
 
 import shlex
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from fencepost.server.fence.token import BUILTIN, EXTERNAL
 from fencepost.server.ops import checks
 from fencepost.server.ops.checks import read_scope, read_target, renamed_column_reason
 from fencepost.server.ops.ddl import ABOVE, PREFIX, ScopeDdl
-from fencepost.server.ops.doctor import NOW, Check, Finding, Row, examine, read
+from fencepost.server.ops.doctor import NOW, Check, Row, read
 from fencepost.server.ops.functions import JUDGING, Functions
 from fencepost.server.ops.schema import RELATIONS
 from fencepost.server.postgres.catalog_cache import BOUND, ROW_TRIGGERS, SCOPE_TRIGGERS, TRUNCATE_TRIGGER
@@ -17,12 +17,12 @@ from fencepost.server.postgres.connection import Connection
 from fencepost.server.postgres.row_sql import literal
 from fencepost.server.postgres.tables import HAS_RULES, MARK_CHECK, MARK_COLUMN, quote
 
-# `now` is the table's name as it is, `subject` the one under which it was protected.
+# `table` is a table's name as it is, `subject` the one under which it was protected.
 _ON: Final = "t.tgenabled IN ('O', 'A')"
-_AGAIN: Final = ": run `fencepost protect {now}`"
+_AGAIN: Final = ": run `fencepost protect {table}`"
 
 _TABLES: Final = f"""
-SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::text AS shown, p.scope,
+SELECT p.name AS subject, p.source, p.relation::oid::int8 AS oid, p.relation::text AS sql_name, p.scope,
        c.oid IS NULL AS dropped, n.nspname::text AS schema, c.relname::text AS relation, {NOW},
        c.relpersistence <> 'p' AS unlogged, {HAS_RULES} AS has_rules, current_user::text AS role,
        p.scope IS NULL AND row_security_active(c.oid) AS ruled,
@@ -81,7 +81,7 @@ def _compared(row: Row, there: Mapping[str, Row]) -> Row:
     """Compare a table with what `protect` made. `there`: the protected tables, by the names under which they were
     protected.
     """
-    more: dict[str, object] = {"protect_it_again": _mend(row, there), "renamed": row["now"] != row["subject"]}
+    more: dict[str, object] = {"protect_it_again": _mend(row, there), "renamed": row["table"] != row["subject"]}
     if row["scope"] is None:
         wanted, column = ROW_TRIGGERS, row["column"] or "gone"
         more |= {
@@ -95,14 +95,14 @@ def _compared(row: Row, there: Mapping[str, Row]) -> Row:
         others = not gone and set(scope.columns) != set(row["bound"])
         more |= {"columns_gone": gone, "columns_now": (row["bound"] or ["nothing"]) if others else []}
     missing = sorted((wanted | {TRUNCATE_TRIGGER}) - set(row["triggers"] or ()))
-    return {**more, "missing": missing, "not_validated": row["validated"] is False}
+    return {**more, "missing_triggers": missing, "not_validated": row["validated"] is False}
 
 
 def _mend(row: Row, there: Mapping[str, Row]) -> str:
     """Return what mends a table: the column of the marks must not come back empty."""
-    now, other = row["now"], there.get(row["now"], row)
+    now, other = row["table"], there.get(row["table"], row)
     if other is not row:
-        its = other["now"]
+        its = other["table"]
         return (
             f"{now} is still the name of another protected table, which is called {its} now: run `fencepost unprotect"
             f" {now}` and `fencepost unprotect {its}`, and then protect both"
@@ -117,7 +117,7 @@ def _mend(row: Row, there: Mapping[str, Row]) -> str:
     return f"run {again}`"
 
 
-_PROTECT_AGAIN: Final = ": {protect_it_again}"
+_PROTECT: Final = ": {protect_it_again}"
 
 # The errors keep the fence from holding, and the gateway refuses writes to such a table; not for a default, which none
 # of its own statements takes. The three without a command are what `protect` refuses, and does not mend.
@@ -125,40 +125,40 @@ TABLES: Final = (
     Check("table-dropped", _tables, "warning",
         "the table was dropped; protecting a new one of this name goes on from its marks", when="dropped"),
     Check("triggers-missing", _tables, "error",
-        "triggers are missing or disabled ({missing})", _PROTECT_AGAIN, when="missing"),
+        "triggers are missing or disabled ({missing_triggers})", _PROTECT, when="missing_triggers"),
     Check("scope-columns-gone", _tables, "error",
-        "columns of its scope {scope} are gone or can be null ({columns_gone})", _PROTECT_AGAIN, when="columns_gone"),
+        "columns of its scope {scope} are gone or can be null ({columns_gone})", _PROTECT, when="columns_gone"),
     Check("scope-columns-changed", _tables, "error",
-        "columns of its scope {scope} are others now: it is read from {columns_now}", _PROTECT_AGAIN, when="columns_now"),
+        "columns of its scope {scope} are others now: it is read from {columns_now}", _PROTECT, when="columns_now"),
     Check("mark-column-changed", _tables, "error",
-        f"the column {MARK_COLUMN} is {{other_column}}", _PROTECT_AGAIN, when="other_column"),
+        f"the column {MARK_COLUMN} is {{other_column}}", _PROTECT, when="other_column"),
     Check("mark-column-replaced", _tables, "error",
-        f"the column {MARK_COLUMN} is a new one, and the marks are in {{mark_called}}", _PROTECT_AGAIN, when="new_column"),
+        f"the column {MARK_COLUMN} is a new one, and the marks are in {{mark_called}}", _PROTECT, when="new_column"),
     Check("mark-default", _tables, "error",
         f"the default of {MARK_COLUMN} is not 0 in {{other_defaults}}, so that an INSERT passes without a token",
-        _PROTECT_AGAIN, when="other_defaults"),
-    Check("mark-check-gone", _tables, "error", f"the check {MARK_CHECK} is gone", _PROTECT_AGAIN, when="check_gone"),
-    Check("key-changed", _tables, "error", "the primary key has changed", _PROTECT_AGAIN, when="key_changed"),
+        _PROTECT, when="other_defaults"),
+    Check("mark-check-gone", _tables, "error", f"the check {MARK_CHECK} is gone", _PROTECT, when="check_gone"),
+    Check("key-changed", _tables, "error", "the primary key has changed", _PROTECT, when="key_changed"),
     Check("key-retyped", _tables, "error",
-        "a column of the primary key has another type now, and keyed deletes fail", _PROTECT_AGAIN, when="key_retyped"),
+        "a column of the primary key has another type now, and keyed deletes fail", _PROTECT, when="key_retyped"),
     Check("table-renamed", _tables, "error",
-        "the table is called {now} now, and its resources are still {subject}/…", _PROTECT_AGAIN, when="renamed"),
+        "the table is called {table} now, and its resources are still {subject}/…", _PROTECT, when="renamed"),
     Check("functions-gone", _tables, "error",
-        "functions are missing from the schema fencepost", _PROTECT_AGAIN, when="functions_gone"),
+        "functions are missing from the schema fencepost", _PROTECT, when="functions_gone"),
     Check("key-generated", _tables, "error",
         "a column of the primary key is generated ({generated}), so that rows can be inserted and deleted, and never"
         " changed or claimed", ": `fencepost unprotect` it, or protect it with --scope", when="generated"),
     Check("inherited", _tables, "error",
-        "tables inherit from it ({heirs}), and their rows, which are its rows, have no fence: nothing is written through"
-        " the gateway until", " ALTER TABLE … NO INHERIT {shown}", when="heirs"),
+        "tables inherit from it ({heirs}), and their rows, which are its rows, have no fence: nothing is written"
+        " through the gateway", " until ALTER TABLE … NO INHERIT {sql_name}", when="heirs"),
     Check("unlogged", _tables, "error",
         "the table is unlogged: a crash empties it, and rows that were there can be created again with an old token",
-        ": ALTER TABLE {shown} SET LOGGED", when="unlogged"),
+        ": ALTER TABLE {sql_name} SET LOGGED", when="unlogged"),
     Check("mark-check-not-validated", _tables, "warning",
-        f"the check {MARK_CHECK} was not validated on old rows", _PROTECT_AGAIN, when="not_validated"),
+        f"the check {MARK_CHECK} was not validated on old rows", _PROTECT, when="not_validated"),
     Check("partitions-truncated", _tables, "warning",
         "partitions that TRUNCATE could empty ({can_truncate}), and whose rows have not taken up the marks of deleted"
-        " keys", _PROTECT_AGAIN, when="can_truncate"),
+        " keys", _PROTECT, when="can_truncate"),
     Check("later-triggers", _tables, "warning",
         "BEFORE triggers run after the fence's and could change what it judged: {later}", when="later"),
     Check("row-security", _tables, "warning",
@@ -178,7 +178,8 @@ _TRIGGERS: Final = f"""
 WITH wanted(scoped, trigger, function, kind, conditional) AS (
   VALUES (false, 'upd', 'upd', 19, false), (false, 'ins', 'ins', 7, true), (false, 'insmark', 'insmark', 5, false),
          (false, 'del', 'del', 9, false),
-         (true, 'scope', 'scope', 31, false), (true, 'scope_ins', 'scope', 5, false), (true, 'scope_upd', 'scope', 17, true)
+         (true, 'scope', 'scope', 31, false), (true, 'scope_ins', 'scope', 5, false),
+         (true, 'scope_upd', 'scope', 17, true)
 ), part AS (
   SELECT p.relation::oid AS root, p.relation::oid AS oid FROM fencepost.protected p
   UNION SELECT p.relation, t.relid FROM fencepost.protected p CROSS JOIN pg_partition_tree(p.relation) t
@@ -228,7 +229,7 @@ PARTITIONS: Final = (
     Check("partitions-detached", _PARTITIONS, "warning",
         "partitions were detached or dropped and not looked at ({went}): the marks of their rows are not known any"
         " more, and a stale holder can make these keys anew", ". Where no token up to N is in use, `SELECT"
-        " fencepost.prune('{subject}', N)` refuses all up to it; then run `fencepost protect {now}`", when="went"),
+        " fencepost.prune('{subject}', N)` refuses all up to it; then run `fencepost protect {table}`", when="went"),
 )  # fmt: skip
 
 # The functions: whose they are, who may execute them, and whether those of a table are what this version makes.
@@ -490,13 +491,12 @@ SELECT part.tab AS subject, part.type::regtype::text AS type, min(named.value) A
  GROUP BY part.tab, part.type ORDER BY part.tab"""
 
 _ALTER: Final = ": ALTER SEQUENCE fencepost.tokens"
-_RESET: Final = (
-    ": `fencepost fence reset {quoted} --to N --reason …`, N being the newest token that it has given out"
-)
+_RESET: Final = ": `fencepost fence reset {quoted} --to N --reason …`, N being the newest token that it has given out"
 
 MARKS: Final = (
     Check("sequence-gone", _tokens, "error",
-        "the sequence fencepost.tokens is gone: no lease can be granted, and no table of it be written to", when="gone"),
+        "the sequence fencepost.tokens is gone: no lease can be granted, and no table of it be written to",
+        when="gone"),
     Check("sequence-cache", _tokens, "error",
         "sessions draw {drawn_at_once} tokens in advance and hand out old ones later", f"{_ALTER} CACHE 1",
         when="drawn_at_once"),
@@ -531,8 +531,3 @@ MARKS: Final = (
 )  # fmt: skip
 
 FENCES: Final = (*TABLES, *TRIGGERS, *PARTITIONS, *FUNCTIONS, *MARKS)
-
-
-async def examine_tables(connection: Connection) -> list[Finding]:
-    """Look at every protected table: whether all that `protect` made is there, and still fits."""
-    return await examine(TABLES, connection)
