@@ -94,6 +94,7 @@ audit: install-dev
 
 format: install-dev
 	$(BIN)/python -m tools.problems_page
+	$(BIN)/python -m tools.checks_page
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

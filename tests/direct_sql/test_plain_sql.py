@@ -13,7 +13,8 @@ from tests.support.racing import OPERATOR, REASON, STRANGER, Race, open_race, op
 
 from fencepost.server.fence.token import Rule
 from fencepost.server.ops.checks import EVENT_TRIGGERS
-from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.doctor import examine
+from fencepost.server.ops.doctor_tables import TABLES
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import upkeep
 
@@ -481,7 +482,7 @@ async def items(request: pytest.FixtureRequest, connect: Connect) -> Connection:
 
 
 async def found(connection: Connection) -> list[str]:
-    return [finding.text for finding in await examine_tables(connection) if finding.level == "error"]
+    return [finding.text for finding in await examine(TABLES, connection) if finding.level == "error"]
 
 
 async def test_another_default_is_refused(items: Connection) -> None:

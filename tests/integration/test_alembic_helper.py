@@ -18,7 +18,8 @@ from sqlalchemy import create_engine
 from tests.support.interleave import Connect, Connection
 
 from fencepost.alembic import protect
-from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.doctor import examine
+from fencepost.server.ops.doctor_tables import TABLES
 from fencepost.server.ops.migrate import upgrade as migrate
 
 REVISION = """
@@ -143,7 +144,7 @@ async def db(connect: Connect) -> Connection:
 @BOTH
 async def test_up_and_down_and_up(project: Project, db: Connection) -> None:
     await project.upgrade()
-    findings = await examine_tables(db)
+    findings = await examine(TABLES, db)
     assert {(each.subject, each.level) for each in findings} == {("orders", "ok"), ("items", "ok")}, findings
     found = await db.fetch("SELECT name, rule, source, scope, requires_key FROM fencepost.protected ORDER BY name")
     assert [tuple(row) for row in found] == [
@@ -258,7 +259,7 @@ async def test_the_migrations_role_is_a_member_of_the_schemas_owner(
         await db.execute("CREATE ROLE keeper; GRANT keeper TO migrator")
         await migrate(database, owner="keeper")
         await project.upgrade()
-        findings = await examine_tables(db)
+        findings = await examine(TABLES, db)
         assert {(each.subject, each.level) for each in findings} == {("orders", "ok"), ("items", "ok")}, findings
         assert (
             await db.fetchval("SELECT pg_get_userbyid(relowner) FROM pg_class WHERE relname = 'orders'") == "migrator"

@@ -1,5 +1,7 @@
 """`fencepost doctor`: it finds each thing that can be amiss, and shows how to mend it; and the gateway's own role."""
 
+import json
+
 import asyncpg
 import httpx
 import pytest
@@ -128,6 +130,12 @@ async def test_what_is_amiss_in_several_tables_is_one_line_with_what_mends_each(
         await owner.execute(f"ALTER TABLE {table} DROP CONSTRAINT fencepost_mark")
     said = "parts, t: the check fencepost_mark is gone: run `fencepost protect parts`, `fencepost protect t`"
     assert f"ERROR    {said}" in await complaints(database)
+    found = await command("doctor", "--json", database=database)
+    gone = {"check": "mark-check-gone", "level": "error", "text": "the check fencepost_mark is gone"}
+    assert [each for each in json.loads(found.output)["findings"] if each["level"] != "ok"] == [
+        {**gone, "subject": name, "what_to_do": f"run `fencepost protect {name}`"} for name in ("parts", "t")
+    ]
+    assert found.exit_code == 1
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import ReadOne
 from fencepost.server.gateway.use_cases import read_one
 from fencepost.server.ops.checks import ProtectError
-from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.doctor import examine
+from fencepost.server.ops.doctor_tables import TABLES
 from fencepost.server.ops.protect import apply, plan_protect, protect, unprotect
 from fencepost.server.postgres.query import Field, Selected
 from fencepost.server.postgres.upkeep import Reset, ResetError, reset
@@ -290,7 +291,7 @@ async def opened(connect: Connect, unmade: Unmade, source: str) -> Race:
 
 
 async def advice(race: Race) -> str:
-    return "\n".join([each.text for each in await examine_tables(race.observer) if each.level == "error"])
+    return "\n".join([each.text for each in await examine(TABLES, race.observer) if each.level == "error"])
 
 
 async def lost(race: Race, harm: str = GONE) -> None:

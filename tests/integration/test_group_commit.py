@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fencepost.server.gateway.group_commit import AGAIN, ALONE, HELD, Alone, Bat
 from fencepost.server.http import headers as preferences
 from fencepost.server.http.headers import PREFERENCES, Preference
 from fencepost.server.ops import demo
-from fencepost.server.ops.doctor import examine_prepared
+from fencepost.server.ops.doctor import SERVER, examine
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.protect import protect
 from fencepost.server.postgres import keyed, many
@@ -525,7 +525,8 @@ async def test_doctor_names_those_that_hold_a_protected_table(connect: Connect, 
 
 async def test_doctor_names_old_ones_whatever_they_hold(owner: PreparedConnection, connect: Connect) -> None:
     await prepare(connect, "p", "INSERT INTO plain VALUES (1)")
-    (found,) = await examine_prepared(owner, old=0)
+    at_any_age = [replace(each, when=None) for each in SERVER if each.name == "prepared-old"]
+    (found,) = await examine(at_any_age, owner)
     assert "holds locks on plain, and keeps VACUUM, and the pruning of marks" in found.text
 
 

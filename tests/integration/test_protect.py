@@ -18,7 +18,8 @@ from tests.support.use_cases import keyed, open_gateway, patch, result_of
 
 from fencepost.server.ops.checks import ProtectError
 from fencepost.server.ops.ddl import HIGHEST_MARK
-from fencepost.server.ops.doctor_tables import FAR, examine_tables
+from fencepost.server.ops.doctor import examine
+from fencepost.server.ops.doctor_tables import FAR, TABLES
 from fencepost.server.ops.embedded_files import embedded_bin_dir
 from fencepost.server.ops.protect import LOCK_TIMEOUT_MS, apply, plan_protect, plan_unprotect, protect, unprotect
 from fencepost.server.postgres import queues, sources
@@ -146,7 +147,7 @@ async def test_every_command_names_an_owner_whom_policies_rule(owner: Connection
         with pytest.raises(ResetError, match="row security rules this role in t") as refused:
             await reset(owner, "t/1", 5, "INC-1")
         assert way_out in f"{refused.value}"
-        (found,) = await examine_tables(owner)
+        (found,) = await examine(TABLES, owner)
         assert (found.level, "row security rules ruled" in found.text) == ("warning", True)
         await owner.execute(way_out)
         await unprotect(owner, "t")
@@ -157,7 +158,7 @@ async def test_every_command_names_an_owner_whom_policies_rule(owner: Connection
         await owner.execute("RESET ROLE; DROP OWNED BY ruled CASCADE; DROP ROLE ruled")
 
 
-TABLES = """
+KINDS_OF_TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text); INSERT INTO plain VALUES (1, 'a'), (2, 'b');
 CREATE TABLE "Od d ""$fn$ %"" 'x'" ("K " text, "select" int, PRIMARY KEY ("select", "K "));
 CREATE TYPE e AS ENUM ('x'); CREATE DOMAIN code AS varchar(5);
@@ -173,7 +174,7 @@ NAMES = ("plain", "Od d \"$fn$ %\" 'x'", "parts")
 async def test_the_printed_sql_touches_nothing_and_does_the_same_through_psql(
     owner: Connection, database: str, table: str
 ) -> None:
-    await owner.execute(TABLES)
+    await owner.execute(KINDS_OF_TABLES)
     before = await state(owner)
     script = (await plan_protect(owner, table, "epoch", None)).script()
     assert await state(owner) == before
@@ -196,13 +197,13 @@ async def by_psql(database: str, script: str) -> None:
 @pytest.mark.versions
 @pytest.mark.parametrize("table", NAMES)
 async def test_protect_can_be_repeated_and_undone(owner: Connection, table: str) -> None:
-    await owner.execute(TABLES)
+    await owner.execute(KINDS_OF_TABLES)
     before = [each for each in await state(owner) if not each.startswith("floor")]
     await protect(owner, table)
     made = await state(owner)
     await protect(owner, table)
     assert await state(owner) == made
-    assert [finding.level for finding in await examine_tables(owner)] == ["ok"]
+    assert [finding.level for finding in await examine(TABLES, owner)] == ["ok"]
     await unprotect(owner, table)
     left = [each for each in await state(owner) if not each.startswith("floor")]
     assert [each for each in left if not stays(each)] == before
@@ -801,11 +802,11 @@ async def test_columns_that_have_swapped_names_fence_every_scope_up_to_the_highe
     await race.observer.execute("ALTER TABLE items ADD other int NOT NULL DEFAULT 7")
     for old, new in (("account_id", "was"), ("other", "account_id")):
         await race.observer.execute(f"ALTER TABLE items RENAME {old} TO {new}")
-    broken = [each.text for each in await examine_tables(race.observer) if each.level == "error"]
+    broken = [each.text for each in await examine(TABLES, race.observer) if each.level == "error"]
     assert len(broken) == 1
     assert "columns of its scope account/{account_id} are others now: it is read from was" in broken[0]
     await protect(race.observer, "items")
-    assert [each for each in await examine_tables(race.observer) if each.level == "error"] == []
+    assert [each for each in await examine(TABLES, race.observer) if each.level == "error"] == []
     assert await race.direct(race.a, UPDATE.format("items"), 150) == "FP409"
     assert await race.direct(race.a, UPDATE.format("items"), 201) == "ok"
     assert await mark(race, "account/7") == 201

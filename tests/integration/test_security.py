@@ -22,7 +22,8 @@ from fencepost.server.identity import api_keys as verifying
 from fencepost.server.identity.api_keys import Announcements, ApiKeys
 from fencepost.server.identity.authenticator import Authenticator
 from fencepost.server.ops.checks import ProtectError
-from fencepost.server.ops.doctor_tables import examine_functions, examine_tables
+from fencepost.server.ops.doctor import examine
+from fencepost.server.ops.doctor_tables import FUNCTIONS, TABLES
 from fencepost.server.ops.embedded import PostgresServer
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import apply, plan_protect, plan_unprotect, protect, unprotect
@@ -229,7 +230,7 @@ async def test_where_nothing_is_given_to_everybody_plain_roles_write_with_their_
             assert error.value.sqlstate == "FP428", refused
         await app.execute("BEGIN; SET LOCAL fencepost.token = '600'; DELETE FROM t; COMMIT")
         await owned.root.execute("DELETE FROM fencepost.marks")
-    findings = [*await examine_tables(owned.root), *await examine_functions(owned.root)]
+    findings = await examine((*TABLES, *FUNCTIONS), owned.root)
     assert [each for each in findings if each.level == "error"] == []
 
 

@@ -23,12 +23,13 @@ from fastapi import FastAPI
 from tests.conformance.benches import BENCHES
 from tests.races.mutants import MUTANTS
 from tests.sources.test_shutdown import LIVE_BY_SESSION
-from tools import long_run, problems_page
+from tools import checks_page, long_run, problems_page
 
 import fencepost
 from fencepost import alembic, server
 from fencepost.cli.main import COMMANDS, main
 from fencepost.cli.protect import protect as command
+from fencepost.cli.status import CHECKS
 from fencepost.server.fence.problem_types import PROBLEM_TYPES
 from fencepost.server.fence.problems import example_problem
 from fencepost.server.http.problems import problem_page, problem_routes
@@ -453,8 +454,21 @@ def test_every_problem_has_a_complete_page_with_an_example_of_its_own() -> None:
         assert json.dumps(example.body())
 
 
-def test_the_page_in_docs_is_what_the_tool_writes() -> None:
-    assert problems_page.PAGE.read_text("utf-8") == problems_page.render(), "run `make format`"
+def test_pages_in_docs_are_what_the_tools_write() -> None:
+    for tool in (problems_page, checks_page):
+        assert tool.PAGE.read_text("utf-8") == tool.render(), "run `make format`"
+
+
+def test_a_check_of_doctor_is_one_entry_and_no_check_is_left_out() -> None:
+    files = [path for path in tracked() if path.parts[0] == "app" and path.suffix == ".py"]
+    entries = [
+        name for path in files for name in re.findall(r'\bCheck\(\s*"([^"]+)"', (ROOT / path).read_text("utf-8"))
+    ]
+    assert sorted(entries) == sorted(check.name for checks in CHECKS.values() for check in checks)
+    assert len(set(entries)) == len(entries)
+    assert re.findall(r"^(\d)\.", CONTRIBUTING.partition("### A check of")[2].partition("###")[0], re.MULTILINE) == [
+        "1"
+    ]
 
 
 async def test_the_index_escapes_table_names(client: httpx.AsyncClient) -> None:

@@ -110,4 +110,4 @@ def migrate(settings: Settings, sql: bool, owner: str | None, gateway_role: str 
     unwatched = on_database(settings, grant_all)
     click.echo(f"the schema fencepost is at revision {schema.newest()}")
     if unwatched:
-        click.echo(f"note: {checks.MISSING}.")
+        click.echo(f"note: {''.join(checks.MISSING)}.")

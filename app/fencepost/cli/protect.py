@@ -5,8 +5,8 @@ import click
 
 from fencepost.cli.shared import on_database, settings_options
 from fencepost.server.fence.token import EXTERNAL, HIGHEST_TOKEN, MAX_TOKEN, Rule
-from fencepost.server.ops.doctor import LOCK_TIMEOUT, Finding
-from fencepost.server.ops.doctor_tables import examine_tables
+from fencepost.server.ops.doctor import LOCK_TIMEOUT, examine
+from fencepost.server.ops.doctor_tables import TABLES
 from fencepost.server.ops.protect import ProtectPlan, apply, plan_protect, plan_unprotect
 from fencepost.server.settings import Settings
 
@@ -183,12 +183,11 @@ async def _warn(connection: asyncpg.Connection, name: str) -> None:
     """Print what `doctor` finds amiss with the table."""
     await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
     try:
-        found = await examine_tables(connection)
+        for each in await examine(TABLES, connection):
+            if each.subject == name and each.level != "ok":
+                click.echo(f"{each.level.upper()}  {name}: {each.text}", err=True)
     except asyncpg.PostgresError as error:  # the table is protected all the same
-        found = [Finding("warning", name, f"not all was looked at ({error}): run `fencepost doctor`")]
-    for each in found:
-        if each.subject == name and each.level != "ok":
-            click.echo(f"{each.level.upper()}  {name}: {each.text}", err=True)
+        click.echo(f"WARNING  {name}: not all was looked at ({error}): run `fencepost doctor`", err=True)
 
 
 @click.command()

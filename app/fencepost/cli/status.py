@@ -1,9 +1,9 @@
-"""`fencepost status` and `fencepost doctor`: what is there, and what is wrong with it."""
+"""`fencepost status` and `fencepost doctor`, each a table that one loop walks: what is there, and what is wrong."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 import click
@@ -11,10 +11,24 @@ import click
 from fencepost.cli.queue import look_at_queues, queue_as_json
 from fencepost.cli.shared import database_url, on_database, one_line, print_table, settings_options
 from fencepost.server.fence.token import HIGHEST_TOKEN
-from fencepost.server.locks.source import Source, SourceError
-from fencepost.server.ops import doctor as inspection
-from fencepost.server.ops import doctor_tables
-from fencepost.server.ops.doctor import BreakGlassUse, Finding, Protected
+from fencepost.server.locks.source import SourceError
+from fencepost.server.ops.checks import PREFIX_OF
+from fencepost.server.ops.doctor import (
+    FAILOVER,
+    LOCK_TIMEOUT,
+    LOCKED,
+    NOW,
+    SCHEMA,
+    SERVER,
+    Check,
+    Finding,
+    Row,
+    examine,
+    merged,
+    open_session,
+    read,
+)
+from fencepost.server.ops.doctor_tables import FENCES
 from fencepost.server.parts import (
     ConfiguredQueue,
     ConfiguredSource,
@@ -28,7 +42,7 @@ from fencepost.server.postgres import queues as queue_records
 from fencepost.server.postgres.leases import LockRow
 from fencepost.server.postgres.queues import KnownQueue
 from fencepost.server.postgres.sources import KnownSource
-from fencepost.server.postgres.upkeep import WHERE_TO_LOOK, CallersRefusals, Size
+from fencepost.server.postgres.upkeep import Size
 from fencepost.server.queues.log import LogError
 from fencepost.server.queues.registry import DEFAULT
 from fencepost.server.settings import Settings
@@ -37,298 +51,180 @@ from fencepost.server.startup import StartupError
 if TYPE_CHECKING:
     from fencepost.server.health import QueueStatus
 
-
-async def examine_queues(configured: Sequence[ConfiguredQueue]) -> list[Finding]:
-    """Ask each log for its dead letters and its advice; one that cannot be asked is an error."""
-    findings = []
-    for queue in configured:
-        subject = f"queue {queue.name}"
-        try:
-            await queue.log.open()
-            findings += [Finding("warning", subject, text) for text in await queue.log.advice()]
-            findings += _dead(queue.name, await queue.log.dead.count())
-        except LogError as error:
-            findings.append(Finding("error", subject, f"{error}"))
-        finally:
-            await queue.log.close()
-    return findings
-
-
-def _dead(queue: str, letters: Mapping[int, int]) -> list[Finding]:
-    count = sum(letters.values())
-    text = f"dead letters: {count}, writes that were acknowledged and are not applied. `fencepost dead list {queue}`"
-    return [Finding("warning", f"queue {queue}", text)] if count else []
-
-
-_SEALED: Final = "SELECT p.name FROM fencepost.protected p WHERE p.sealed ORDER BY p.name"
-"""It reads what each role may read, and takes no lock on a table of the user's."""
-
-
-async def examine_seals(connection: asyncpg.Connection, settings: Settings) -> list[Finding]:
-    """Look at the keys, and at the tables that take sealed tokens only."""
-    sealed = [row["name"] for row in await connection.fetch(_SEALED)]
-    named = ", ".join(sealed)
-    try:
-        keys = read_seal_keys(settings)
-    except StartupError as error:
-        return [Finding("error", "seals", str(error))]
-    if keys is None:
-        if not sealed:
-            return []
-        text = (
-            f"{named} takes sealed tokens only, and FENCEPOST_SEAL_KEYS_FILE names no keys here: a gateway without"
-            " them refuses each write to it"
-        )
-        return [Finding("error", "seals", text)]
-    of_keys = f"{keys.first} seals, {', '.join(keys.keys)} verify"
-    return [Finding("ok", "seals", f"{of_keys}; sealed: {named or 'no table'}")]
-
-
-async def examine_sources(
-    connection: asyncpg.Connection, configured: Sequence[ConfiguredSource], queues: Collection[str]
-) -> list[Finding]:
-    """Find sources that are in quarantine or missing. Ask each configured service about its settings, and whether its
-    numbers have reached its tokens. `queues`: the names of those that are configured.
-    """
-    here = {each.name: each for each in configured}
-    findings, asked = [], []
-    for known in await sources.list_known(connection):
-        subject = f"source {known.name}"
-        if known.quarantined is not None:
-            mend = f"fencepost source raise {known.name} --reason …"
-            findings.append(Finding("error", subject, f"{known.describe()}. When it can be vouched for: {mend}"))
-        elif known.name in here:
-            asked += (found := await _ask(here.pop(known.name), known))
-            if all(each.level != "error" for each in found):
-                findings.append(Finding("ok", subject, known.describe()))
-        elif known.name == DEFAULT and known.unused:
-            continue
-        elif known.of_a_queue:
-            findings.append(_of_queue(subject, known, queues))
-        elif known.tables:
-            needed = ", ".join(known.tables)
-            findings.append(Finding("warning", subject, f"{needed} needs it, and FENCEPOST_SOURCES here has it not"))
-    for each in here.values():
-        asked += await _ask(each, None)
-    return findings + asked
-
-
-def _of_queue(subject: str, known: sources.KnownSource, queues: Collection[str]) -> Finding:
-    if known.name in queues or not known.tables:
-        return Finding("ok", subject, known.describe())
-    needed = ", ".join(known.tables)
-    return Finding("warning", subject, f"{needed} takes its writes by it, and FENCEPOST_QUEUES here has it not")
-
-
-async def _ask(configured: ConfiguredSource, known: sources.KnownSource | None) -> list[Finding]:
-    """Ask a service; `known` is what its tokens are compared with."""
-    subject = f"source {configured.name}"
-    source, findings = configured.source, list[Finding]()
-    await source.open()
-    try:
-        findings += [Finding("warning", subject, text) for text in await source.advice()]
-        if known is not None and known.number > 0 and source.capabilities.verifies:
-            findings += await _behind(subject, source, known)
-    except SourceError as error:
-        findings.append(Finding("error", subject, f"{error}"))
-    finally:
-        await source.close()
-    return findings
-
-
-async def _behind(subject: str, source: Source, known: sources.KnownSource) -> list[Finding]:
-    if await source.issued(known.number):
-        return []
-    text = (
-        f"it has not come as far as {known.number}, which is known to have been handed out ({known.describe()}):"
-        " its data was lost or restored from a backup. Its next grant quarantines it, unless it counts past"
-        " that number first, and then tokens repeat. When it can be vouched for: fencepost source raise"
-        f" {known.name} --reason …"
-    )
-    return [Finding("error", subject, text)]
-
-
-_TABLES = ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")
-_LOCKS = ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING")
-_USES = ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON")
-_REFUSALS = ("DAY", "CALLER", "CODE", "TIMES", "LAST")
-_MOST_LOCKS = 1000
-_MOST_USES = 5
-_KILO = 1024
-_KEPT = {"marks": "marks", "idempotency": "idempotency records"}
-_EXAMINED = (
-    doctor_tables.examine_tables,
-    doctor_tables.examine_triggers,
-    doctor_tables.examine_partitions,
-    doctor_tables.examine_functions,
-    inspection.examine_tokens,
-    doctor_tables.examine_labels,
-    doctor_tables.examine_marks,
-    inspection.examine_origin,
-    inspection.examine_privileges,
-)
-_LOCKED = (
-    f"a protected table has been locked for {inspection.LOCK_TIMEOUT}, so that not all could be looked at (see"
-    f" {WHERE_TO_LOOK}); run this again"
-)
-_SIGNS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
+# `doctor`: the checks of what is configured where the command runs. Those of the database are in server/ops.
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
-    protected: list[Protected]
-    unprotected: list[str]
-    locks: list[LockRow]
-    sizes: list[Size]
-    floors: list[tuple[str, int]]
-    broken_glass: list[BreakGlassUse]
-    refusals: list[CallersRefusals]
-    sources: list[KnownSource]
-    queues: list[KnownQueue]
+class Setup:
+    """The database, and what is configured here. `queues`: the names of all, `logs`: those besides the database's."""
+
+    connection: asyncpg.Connection
+    settings: Settings
+    sources: Sequence[ConfiguredSource]
+    queues: Sequence[str]
+    logs: Sequence[ConfiguredQueue]
 
 
-async def _look(connection: asyncpg.Connection) -> _Snapshot:
-    return _Snapshot(
-        await inspection.protected_tables(connection),
-        await inspection.unprotected_tables(connection),
-        await leases.lock_states(connection, None, None, _MOST_LOCKS),
-        await upkeep.count_marks(connection),
-        await upkeep.raised_floors(connection),
-        await inspection.newest_uses(connection, _MOST_USES),
-        await upkeep.newest(connection, _MOST_USES),
-        await sources.list_known(connection),
-        await queue_records.known(connection),
-    )
+async def _session(setup: Setup) -> list[Row]:
+    return [await open_session(database_url(setup.settings))]
 
 
-@click.command()
-@settings_options("database_url", "data_dir", "queues")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Tokens in it are strings.")
-def status(settings: Settings, as_json: bool) -> None:
-    """Show what is protected, and how; who holds locks, for how long still, and who waits.
-
-    ROWS is the planner's estimate: ? until autovacuum, or ANALYZE, has looked at the table. MARKS counts keys that
-    have a mark and no row (deleted, or claimed before they existed), or the marks of its scopes. The marks below the
-    table are all that are kept, of live rows too. TOKEN is the newest of the lease; WAITING names who waits, first come
-    first. The logs of queues in FENCEPOST_QUEUES are asked, too. The last uses of break-glass are shown if there were
-    any.
-    """
-    seen = on_database(settings, _look)
-    queues, trouble = _look_at_queues(settings, seen)
-    if as_json:
-        described = {**_as_json(seen), "queues": [queue_as_json(each) for each in queues], "queue_trouble": trouble}
-        click.echo(json.dumps(described, indent=2, ensure_ascii=False))
-        return
-    _print_tables(seen)
-    # The database's own queue is always there: what nobody has used is no news.
-    for source in (each for each in seen.sources if each.name != DEFAULT or not each.unused):
-        click.echo(f"source {source.name}: {source.describe()}")
-    for queue in (each for each in queues if each.known.name != DEFAULT or not each.unused):
-        click.echo(f"queue {queue.known.name}: {queue.describe()}")
-    if seen.locks:
-        click.echo()
-        print_table(_LOCKS, [_lock(state) for state in seen.locks])
-        if len(seen.locks) == _MOST_LOCKS:
-            click.echo(f"the first {_MOST_LOCKS} by name; GET /v1/locks?after=… lists more")
-    if seen.refusals:
-        click.echo("\nrefused for who the caller is (fencepost.refusals has all):")
-        print_table(_REFUSALS, [(r.day, r.caller, r.code, str(r.count), r.detail) for r in seen.refusals])
-    for text in trouble:
-        click.echo(text, err=True)
-    if seen.broken_glass:
-        click.echo("\ndone in the place of a holder, without its token (fencepost.break_glass_log has all):")
-        print_table(_USES, [_use(each) for each in seen.broken_glass])
+# What one gateway may open, and what PostgreSQL lets this role have. A superuser may take what is reserved, and has no
+# limits.
+_ROOM: Final = """
+SELECT 'connections' AS subject, $1::int AS workers, $2::int AS wanted, room, $2 > room AS short FROM (
+  SELECT least(current_setting('max_connections')::int
+               - CASE WHEN r.rolsuper THEN 0 ELSE current_setting('superuser_reserved_connections')::int
+                      + coalesce(current_setting('reserved_connections', true)::int, 0) END,
+             CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit END,
+             CASE WHEN d.datconnlimit >= 0 AND NOT r.rolsuper THEN d.datconnlimit END) AS room
+    FROM pg_roles r, pg_database d WHERE r.rolname = session_user AND d.datname = current_database()) has"""
+_WANTED: Final = "a gateway of {workers} workers may open {wanted} connections (the three pool sizes + 1 each)"
 
 
-def _look_at_queues(settings: Settings, seen: _Snapshot) -> tuple[list["QueueStatus"], list[str]]:
-    """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
-    from fencepost.server.health import as_noted  # noqa: PLC0415 - heavy
+async def _room(setup: Setup) -> list[Row]:
+    workers = setup.settings.workers
+    wanted = workers * (sum(setup.settings.pool_sizes) + 1)
+    return [*await read(setup.connection, _ROOM, workers, wanted)]
 
-    if not seen.queues:
-        return [], []
-    trouble: list[str] = []
-    for asked in (settings, settings.model_copy(update={"queues": None, "default_queue": DEFAULT})):
-        try:
-            queues, more = look_at_queues(asked)
-        except click.ClickException as error:
-            trouble = trouble or [f"the logs of queues were not asked: {error.message}"]
+
+async def _sources(setup: Setup) -> list[Row]:
+    """Compare the sources that the database knows with those that are configured, and ask each of these."""
+    here = {each.name: each for each in setup.sources}
+    rows, asked = list[Row](), list[Row]()
+    for known in await sources.list_known(setup.connection):
+        row = {**_source(known.name), "state": known.describe(), "tables": list(known.tables)}
+        if known.quarantined is not None:
+            rows.append({**row, "quarantined": True})
+        elif known.name in here:
+            asked += (found := await _ask(here.pop(known.name), known))
+            rows.append({**row, "fine": not any(each.get("trouble") or each.get("number") for each in found)})
+        elif known.of_a_queue:
+            needed = known.name not in setup.queues and known.tables
+            rows.append(
+                {**row, "queue_needed": needed, "fine": not needed and not (known.name == DEFAULT and known.unused)}
+            )
         else:
-            return queues, trouble + more
-    return [as_noted(each) for each in seen.queues], trouble
+            rows.append({**row, "needed": known.tables})
+    for each in here.values():
+        asked += await _ask(each, None)
+    return rows + asked
 
 
-def _print_tables(seen: _Snapshot) -> None:
-    if seen.protected:
-        print_table(_TABLES, [_described(each) for each in seen.protected])
-    else:
-        click.echo("no table is protected: fencepost protect TABLE")
-    if seen.unprotected:
-        click.echo(f"not protected: {', '.join(seen.unprotected)}")
-    for size in seen.sizes:
-        click.echo(f"{_KEPT.get(size.what, size.what)}: {size.records}, {_human(size.bytes)} on disk")
-    if seen.floors:
-        floors = ", ".join(f"{name} {floor}" for name, floor in seen.floors)
-        click.echo(f"floors, up to which marks were pruned: {floors}")
+def _source(name: str) -> dict[str, Any]:
+    return {"subject": f"source {name}", "name": name}
 
 
-def _described(table: Protected) -> tuple[str, ...]:
-    rows = "?" if table.rows is None else str(table.rows)
-    return table.name, table.rule, _source(table), ",".join(table.key), rows, str(table.marks), table.since
+async def _ask(configured: ConfiguredSource, known: KnownSource | None) -> list[Row]:
+    """Ask a service about its settings, and whether it has come as far as the tokens of `known`."""
+    row, source, rows = _source(configured.name), configured.source, list[Row]()
+    await source.open()
+    try:
+        rows += [{**row, "advice": text} for text in await source.advice()]
+        if known is not None and known.number > 0 and source.capabilities.verifies:
+            behind = not await source.issued(known.number)
+            rows += [{**row, "number": known.number, "state": known.describe()}] if behind else []
+    except SourceError as error:
+        rows.append({**row, "trouble": str(error)})
+    finally:
+        await source.close()
+    return rows
 
 
-def _source(table: Protected) -> str:
-    """Name the source, with the ceiling of an external table where one was set, and whether tokens are sealed."""
-    bounds = [f"to {table.max_token}"] if table.max_token not in (None, str(HIGHEST_TOKEN)) else []
-    bounds += [f"jumps to {table.max_jump}"] if table.max_jump is not None else []
-    bounds += ["sealed"] if table.sealed else []
-    return table.source + (f" ({', '.join(bounds)})" if bounds else "")
+async def _dead(setup: Setup) -> list[Row]:
+    letters = await queue_records.count_dead(setup.connection)
+    return [{"subject": f"queue {DEFAULT}", "name": DEFAULT, "dead": sum(letters.values())}]
 
 
-def _as_json(seen: _Snapshot) -> dict[str, object]:
-    return {
-        "protected": [asdict(each) for each in seen.protected],
-        "unprotected": seen.unprotected,
-        "kept": [asdict(each) for each in seen.sizes],
-        "floors": {name: str(floor) for name, floor in seen.floors},
-        "locks": [
-            {
-                "lock": state.name,
-                "holder": state.owner,
-                "lease_id": None if state.lease_id is None else str(state.lease_id),
-                "token": None if state.last_token is None else str(state.last_token),
-                "remaining_ms": state.remaining_ms,
-                "waiting": [waiter["owner"] for waiter in json.loads(state.waiters)],
-            }
-            for state in seen.locks
-        ],
-        "sources": [{**asdict(each), "issued": str(each.issued)} for each in seen.sources],
-        "broken_glass": [asdict(each) for each in seen.broken_glass],
-        "refusals": [asdict(each) for each in seen.refusals],
-    }
+async def _logs(setup: Setup) -> list[Row]:
+    """Ask each log for its advice and its dead letters."""
+    rows: list[Row] = []
+    for queue in setup.logs:
+        row = {"subject": f"queue {queue.name}", "name": queue.name}
+        try:
+            await queue.log.open()
+            rows += [{**row, "advice": text} for text in await queue.log.advice()]
+            rows.append({**row, "dead": sum((await queue.log.dead.count()).values())})
+        except LogError as error:
+            rows.append({**row, "trouble": str(error)})
+        finally:
+            await queue.log.close()
+    return rows
 
 
-def _use(use: BreakGlassUse) -> tuple[str, ...]:
-    # What people wrote is one line here, whatever they wrote.
-    who = use.login if use.role == use.login else f"{use.login} as {use.role}"
-    resource = use.resource if use.new_mark is None else f"{use.resource}: {use.old_mark} to {use.new_mark}"
-    return tuple(" ".join(each.split()) for each in (use.at, who, use.verb, resource, use.reason))
+async def _seals(setup: Setup) -> list[Row]:
+    """Read the keys, and which tables take sealed tokens only, which each role may read."""
+    found = await setup.connection.fetch("SELECT p.name FROM fencepost.protected p WHERE p.sealed ORDER BY p.name")
+    sealed = [row["name"] for row in found]
+    try:
+        keys = read_seal_keys(setup.settings)
+    except StartupError as error:
+        return [{"subject": "seals", "trouble": str(error)}]
+    if keys is None:
+        return [{"subject": "seals", "without_keys": sealed}]
+    return [{"subject": "seals", "first": keys.first, "keys": list(keys.keys), "sealed": sealed or "no table"}]
 
 
-def _human(size: int) -> str:
-    amount = float(size)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if amount < _KILO:
-            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
-        amount /= _KILO
-    return f"{amount:.1f} TB"
+_VOUCH: Final = ". When it can be vouched for: fencepost source raise {name} --reason …"
+_LETTERS: Final = "dead letters: {dead}, writes that were acknowledged and are not applied"
+_LIST: Final = ". `fencepost dead list {name}`"
+
+LOGS: Final = (
+    Check("queue-settings", _logs, "warning", "{advice}", when="advice"),
+    Check("dead-letters", _logs, "warning", _LETTERS, _LIST, when="dead"),
+    Check("queue-trouble", _logs, "error", "{trouble}", when="trouble"),
+)
+CONFIGURED: Final = (
+    Check("session-unusable", _session, "error", "{trouble}", when="trouble"),
+    Check("session", _session, "ok", "a session of the gateway has {transaction_isolation}, synchronous_commit ="
+        " {synchronous_commit}, DateStyle = {DateStyle}, TimeZone = {TimeZone}{pooler}"),
+    Check("connections-short", _room, "warning",
+        _WANTED + ", and PostgreSQL has {room} for this role (max_connections, CONNECTION LIMIT): requests wait for"
+        " those that can be had", when="short"),
+    Check("connections", _room, "ok", _WANTED + ", of {room}"),
+    Check("source-quarantined", _sources, "error", "{state}", _VOUCH, when="quarantined"),
+    Check("source", _sources, "ok", "{state}", when="fine"),
+    Check("queue-not-configured", _sources, "warning",
+        "{tables} takes its writes by it, and FENCEPOST_QUEUES here has it not", when="queue_needed"),
+    Check("source-not-configured", _sources, "warning",
+        "{tables} needs it, and FENCEPOST_SOURCES here has it not", when="needed"),
+    Check("source-settings", _sources, "warning", "{advice}", when="advice"),
+    Check("source-behind", _sources, "error",
+        "it has not come as far as {number}, which is known to have been handed out ({state}): its data was lost or"
+        " restored from a backup. Its next grant quarantines it, unless it counts past that number first, and then"
+        " tokens repeat", _VOUCH, when="number"),
+    Check("source-trouble", _sources, "error", "{trouble}", when="trouble"),
+    Check("dead-letters-here", _dead, "warning", _LETTERS, _LIST, when="dead"),
+    *LOGS,
+    Check("seal-keys-unreadable", _seals, "error", "{trouble}", when="trouble"),
+    Check("seal-keys-missing", _seals, "error",
+        "{without_keys} takes sealed tokens only, and FENCEPOST_SEAL_KEYS_FILE names no keys here: a gateway without"
+        " them refuses each write to it", when="without_keys"),
+    Check("seals", _seals, "ok", "{first} seals, {keys} verify; sealed: {sealed}", when="keys"),
+)  # fmt: skip
+
+CHECKS: Final[Mapping[str, tuple[Check, ...]]] = {
+    "The schema": SCHEMA,
+    "The server": SERVER,
+    "Protected tables": FENCES,
+    "Failover, and privileges of this role": FAILOVER,
+    "A table that stays locked": (LOCKED,),
+    "What is configured here": CONFIGURED,
+}
+"""All that doctor looks at, in its order; docs/checks.md is made of it."""
+
+_SIGNS: Final = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  "}
 
 
-def _lock(state: LockRow) -> tuple[str, ...]:
-    waiting = ", ".join(waiter["owner"] for waiter in json.loads(state.waiters))
-    if state.remaining_ms is None:
-        return (state.name, "(free)", "", "", "", waiting)
-    left = f"{state.remaining_ms / 1000:.1f}"
-    return (state.name, state.owner or "", str(state.lease_id), str(state.last_token), left, waiting)
+async def _examine(setup: Setup) -> list[Finding]:
+    connection = setup.connection
+    findings = await examine(SCHEMA, connection)
+    if any(each.level == "error" for each in findings):  # nothing else can be looked at
+        return findings
+    findings += await examine(SERVER, connection)
+    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+    findings += await examine((*FENCES, *FAILOVER, LOCKED), connection)
+    return findings + await examine(CONFIGURED, connection, setup)
 
 
 @click.command()
@@ -343,7 +239,8 @@ def _lock(state: LockRow) -> tuple[str, ...]:
     "lease_pool_size",
     "seal_keys_file",
 )
-def doctor(settings: Settings) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: a finding for each check and subject.")
+def doctor(settings: Settings, as_json: bool) -> None:
     """Find faults: server, schema, every protected table, the lock services and queues that are configured. Exit code
     1 when there is an error.
     """
@@ -351,26 +248,210 @@ def doctor(settings: Settings) -> None:
         configured, queues, logs = read_sources(settings), names_of_queues(settings), read_queues(settings)
 
     async def look(connection: asyncpg.Connection) -> list[Finding]:
-        findings = await inspection.examine_server(connection)
-        if all(finding.subject != "schema" or finding.level != "error" for finding in findings):
-            # First: what it finds may keep the others from looking.
-            findings += await inspection.examine_prepared(connection)
-            await connection.execute(f"SET lock_timeout = '{inspection.LOCK_TIMEOUT}'")
-            try:
-                for examine in _EXAMINED:
-                    findings += await examine(connection)
-            except asyncpg.LockNotAvailableError:
-                findings.append(Finding("error", "locks", _LOCKED))
-            findings.append(await inspection.examine_session(database_url(settings)))
-            findings.append(await inspection.examine_room(connection, settings.workers, settings.pool_sizes))
-            findings += await examine_sources(connection, configured, queues)
-            findings += _dead(DEFAULT, await queue_records.count_dead(connection))
-            findings += await examine_queues(logs)
-            findings += await examine_seals(connection, settings)
-        return findings
+        return await _examine(Setup(connection, settings, configured, queues, logs))
 
     findings = on_database(settings, look, migrated=False)
-    for finding in inspection.merged(findings):
-        click.echo(f"{_SIGNS[finding.level]}  {finding.subject}: {finding.text}")
+    if as_json:
+        click.echo(json.dumps({"findings": [each.as_json() for each in findings]}, indent=2, ensure_ascii=False))
+    else:
+        for finding in merged(findings):
+            click.echo(f"{_SIGNS[finding.level]}  {finding.subject}: {finding.text}")
     if any(finding.level == "error" for finding in findings):
         raise SystemExit(1)
+
+
+# `status`: a table of things, which one loop reads and prints.
+
+_MOST_LOCKS: Final = 1000
+_MOST_USES: Final = 5
+_KILO: Final = 1024
+_KEPT: Final = {"marks": "marks", "idempotency": "idempotency records"}
+
+# `rows` is the planner's estimate, null where it has none yet of the table or of one of its partitions: the tree of a
+# table that has no partitions, and is none, is empty. `marks` counts keys that have no row, or the marks of the table's
+# scopes, which it shares.
+_PROTECTED: Final = f"""
+SELECT p.name, p.rule, p.source, CASE WHEN p.scope IS NULL THEN p.key_columns ELSE ARRAY[p.scope] END AS key,
+       (SELECT CASE WHEN bool_or(c.reltuples < 0) THEN NULL ELSE coalesce(sum(c.reltuples), 0)::int8 END
+          FROM pg_class c
+         WHERE c.relkind <> 'p'
+           AND (c.oid = p.relation OR c.oid IN (SELECT t.relid FROM pg_partition_tree(p.relation) t))) AS rows,
+       (SELECT count(*) FROM fencepost.marks m
+         WHERE starts_with(m.resource, fencepost.enc(coalesce({PREFIX_OF}, p.name)) || '/') AND m.row_absent) AS marks,
+       to_char(p.protected_at, 'YYYY-MM-DD HH24:MI') AS since, p.max_token::text, p.max_jump::text, p.sealed
+  FROM fencepost.protected p ORDER BY p.name"""
+
+_UNPROTECTED: Final = f"""
+SELECT {NOW} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'fencepost')
+   AND NOT EXISTS (SELECT FROM fencepost.protected p WHERE p.relation = c.oid)
+ ORDER BY n.nspname::text, c.relname::text"""
+
+_USES: Final = f"""
+SELECT to_json(date_trunc('second', l.at)) #>> '{{}}' AS at, l.login, l.role, l.name AS table, l.verb, l.resource,
+       l.reason, l.old_mark::text, l.new_mark::text
+  FROM fencepost.break_glass_log l ORDER BY l.at DESC, l.xid DESC, l.name, l.verb LIMIT {_MOST_USES}"""
+
+
+async def _uses(connection: asyncpg.Connection) -> list[Row]:
+    """Read who broke the glass; nothing where this role may not read that (their queries may hold secrets)."""
+    if not await connection.fetchval("SELECT has_table_privilege('fencepost.break_glass_log', 'SELECT')"):
+        return []
+    return [*await read(connection, _USES)]
+
+
+async def _trouble(_: asyncpg.Connection) -> list[str]:
+    return []  # the logs of queues are asked later
+
+
+def _table(table: Row) -> tuple[str, ...]:
+    """Give the columns; the source with the ceiling where one was set, and whether tokens are sealed."""
+    bounds = [f"to {table['max_token']}"] if table["max_token"] not in (None, str(HIGHEST_TOKEN)) else []
+    bounds += [f"jumps to {table['max_jump']}"] if table["max_jump"] is not None else []
+    bounds += ["sealed"] if table["sealed"] else []
+    source = table["source"] + (f" ({', '.join(bounds)})" if bounds else "")
+    rows = "?" if table["rows"] is None else str(table["rows"])
+    return table["name"], table["rule"], source, ",".join(table["key"]), rows, str(table["marks"]), table["since"]
+
+
+def _size(size: Size) -> str:
+    amount, units = float(size.bytes), ["bytes", "kB", "MB", "GB", "TB"]
+    while amount >= _KILO and len(units) > 1:
+        amount, units = amount / _KILO, units[1:]
+    shown = f"{amount:.0f}" if units[0] == "bytes" else f"{amount:.1f}"
+    return f"{_KEPT.get(size.what, size.what)}: {size.records}, {shown} {units[0]} on disk"
+
+
+def _waiting(state: LockRow) -> list[str]:
+    return [waiter["owner"] for waiter in json.loads(state.waiters)]
+
+
+def _lock(state: LockRow) -> tuple[str, ...]:
+    waiting = ", ".join(_waiting(state))
+    if state.remaining_ms is None:
+        return (state.name, "(free)", "", "", "", waiting)
+    left = f"{state.remaining_ms / 1000:.1f}"
+    return (state.name, state.owner or "", str(state.lease_id), str(state.last_token), left, waiting)
+
+
+def _lock_as_json(state: LockRow) -> dict[str, object]:
+    return {
+        "lock": state.name,
+        "holder": state.owner,
+        "lease_id": None if state.lease_id is None else str(state.lease_id),
+        "token": None if state.last_token is None else str(state.last_token),
+        "remaining_ms": state.remaining_ms,
+        "waiting": _waiting(state),
+    }
+
+
+def _use(use: Row) -> tuple[str, ...]:
+    # What people wrote is one line here, whatever they wrote.
+    who = use["login"] if use["role"] == use["login"] else f"{use['login']} as {use['role']}"
+    resource = use["resource"] + ("" if use["new_mark"] is None else f": {use['old_mark']} to {use['new_mark']}")
+    return tuple(" ".join(each.split()) for each in (use["at"], who, use["verb"], resource, use["reason"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One thing that `status` shows: the member `key` of the JSON object, a list of what `rows` gives, each `as_json`;
+    and for each a line, or nothing; below a `title`, or below `header` in columns, or joined in one line.
+    """
+
+    key: str
+    rows: str | Callable[[asyncpg.Connection], Awaitable[Sequence[Any]]]
+    as_json: Callable[[Any], object]
+    line: Callable[[Any], Any]
+    header: tuple[str, ...] = ()
+    title: str | None = None
+    joined: str = ""
+
+    def print(self, items: Sequence[Any]) -> None:
+        lines = [line for each in items if (line := self.line(each))]
+        if self.title is not None and lines:
+            click.echo(self.title)
+        if self.header and lines:
+            print_table(self.header, lines)
+        elif self.joined and lines:
+            click.echo(self.joined + ", ".join(lines))
+        else:
+            for line in lines:
+                click.echo(line, err=self.key == "queue_trouble")
+        if self.key == "locks" and len(items) == _MOST_LOCKS:
+            click.echo(f"the first {_MOST_LOCKS} by name; GET /v1/locks?after=… lists more")
+
+
+def _unused(name: str, of: "KnownSource | QueueStatus") -> bool:
+    """Whether it is the database's own queue, which is always there, and nobody has used it: that is no news."""
+    return name == DEFAULT and of.unused
+
+
+SHOWN: Final = (
+    Shown("protected", _PROTECTED, dict, _table, ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")),
+    Shown("unprotected", _UNPROTECTED, lambda row: row["table"], lambda row: row["table"], joined="not protected: "),
+    Shown("kept", upkeep.count_marks, asdict, _size),
+    Shown("floors", upkeep.raised_floors, lambda floor: (floor[0], str(floor[1])),
+        lambda floor: f"{floor[0]} {floor[1]}", joined="floors, up to which marks were pruned: "),
+    Shown("sources", sources.list_known, lambda source: {**asdict(source), "issued": str(source.issued)},
+        lambda source: None if _unused(source.name, source) else f"source {source.name}: {source.describe()}"),
+    Shown("queues", queue_records.known, queue_as_json,
+        lambda queue: None if _unused(queue.known.name, queue) else f"queue {queue.known.name}: {queue.describe()}"),
+    Shown("locks", lambda connection: leases.lock_states(connection, None, None, _MOST_LOCKS), _lock_as_json, _lock,
+        ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING"), title=""),
+    Shown("refusals", lambda connection: upkeep.newest(connection, _MOST_USES), asdict,
+        lambda each: (each.day, each.caller, each.code, str(each.count), each.detail),
+        ("DAY", "CALLER", "CODE", "TIMES", "LAST"), "\nrefused for who the caller is (fencepost.refusals has all):"),
+    Shown("queue_trouble", _trouble, str, str),
+    Shown("broken_glass", _uses, dict, _use, ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON"),
+        "\ndone in the place of a holder, without its token (fencepost.break_glass_log has all):"),
+)  # fmt: skip
+
+
+@click.command()
+@settings_options("database_url", "data_dir", "queues")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Tokens in it are strings.")
+def status(settings: Settings, as_json: bool) -> None:
+    """Show what is protected, and how; who holds locks, for how long still, and who waits.
+
+    ROWS is the planner's estimate: ? until autovacuum, or ANALYZE, has looked at the table. MARKS counts keys that
+    have a mark and no row (deleted, or claimed before they existed), or the marks of its scopes. The marks below the
+    table are all that are kept, of live rows too. TOKEN is the newest of the lease; WAITING names who waits, first come
+    first. The logs of queues in FENCEPOST_QUEUES are asked, too. The last uses of break-glass are shown if there were
+    any.
+    """
+
+    async def look(connection: asyncpg.Connection) -> dict[str, Sequence[Any]]:
+        return {
+            each.key: await (read(connection, each.rows) if isinstance(each.rows, str) else each.rows(connection))
+            for each in SHOWN
+        }
+
+    seen = on_database(settings, look)
+    seen["queues"], seen["queue_trouble"] = _look_at_queues(settings, seen["queues"])
+    if as_json:
+        described: dict[str, Any] = {each.key: [each.as_json(item) for item in seen[each.key]] for each in SHOWN}
+        described["floors"] = dict(described["floors"])
+        click.echo(json.dumps(described, indent=2, ensure_ascii=False))
+        return
+    if not seen["protected"]:
+        click.echo("no table is protected: fencepost protect TABLE")
+    for each in SHOWN:
+        each.print(seen[each.key])
+
+
+def _look_at_queues(settings: Settings, known: Sequence[KnownQueue]) -> tuple[list["QueueStatus"], list[str]]:
+    """Ask the logs, too, if there are queues, and what that needs is there; where logs are in trouble, a line each."""
+    from fencepost.server.health import as_noted  # noqa: PLC0415 - heavy
+
+    if not known:
+        return [], []
+    trouble: list[str] = []
+    for asked in (settings, settings.model_copy(update={"queues": None, "default_queue": DEFAULT})):
+        try:
+            queues, more = look_at_queues(asked)
+        except click.ClickException as error:
+            trouble = trouble or [f"the logs of queues were not asked: {error.message}"]
+        else:
+            return queues, trouble + more
+    return [as_noted(each) for each in known], trouble

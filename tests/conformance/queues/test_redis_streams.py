@@ -6,6 +6,8 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import SecretStr
@@ -14,7 +16,8 @@ from tests.support.consuming import consumed, make_tables, opened, write
 from tests.support.interleave import Connect, blocks_another_session
 from tests.support.postgres import cutting_proxy
 
-from fencepost.cli.status import examine_queues
+from fencepost.cli.status import LOGS
+from fencepost.server.ops.doctor import examine
 from fencepost.server.parts import read_queues
 from fencepost.server.postgres import sources
 from fencepost.server.queues.log import LogChangedError, LogUnavailableError, LogUnknownError, Message, Position
@@ -273,13 +276,12 @@ async def test_what_loses_messages_is_named(port: int, log: RedisLog, log_at: Op
 async def test_doctor_shows_what_a_queues_server_may_lose_and_which_cannot_be_asked(port: int) -> None:
     here, away = f"redis://127.0.0.1:{port}/orders", f"redis://127.0.0.1:{free_port()}/other"
     async with redis_has(port, {"appendonly": "no"}):
-        found = await examine_queues(read_queues(Settings(queues=SecretStr(f"{away} {here}"))))
-    by_subject = {each.subject: (each.level, each.text) for each in found}
-    assert by_subject.keys() == {"queue redis:other", "queue redis:orders"}
-    level, text = by_subject["queue redis:orders"]
-    assert (level, "keeps no journal" in text) == ("warning", True)
-    level, text = by_subject["queue redis:other"]
-    assert (level, "cannot be asked" in text) == ("error", True)
+        setup = SimpleNamespace(logs=read_queues(Settings(queues=SecretStr(f"{away} {here}"))))
+        found = await examine(LOGS, cast("Any", None), setup)  # no database
+    assert [(each.check, each.subject) for each in found] == [
+        ("queue-trouble", "queue redis:other"), ("queue-settings", "queue redis:orders"),
+    ]  # fmt: skip
+    assert ("cannot be asked" in found[0].text, "keeps no journal" in found[1].text) == (True, True)
 
 
 async def test_who_only_looks_makes_no_queue(port: int, log: RedisLog) -> None:

@@ -1,7 +1,8 @@
 """What `protect` looks at before it touches a table, and its messages when something is in the way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 
@@ -63,14 +64,15 @@ class Target:
 
 
 _RELATION: Final = """
-SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relation, c.relkind::text AS kind,
-       c.relpersistence::text AS persistence, c.relispartition AS is_partition,
-       pg_has_role(c.relowner, 'USAGE') AS owned, pg_get_userbyid(c.relowner)::text AS owner, current_user::text AS me,
-       row_security_active(c.oid) AS ruled,
+SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relation,
+       n.nspname IN ('pg_catalog', 'information_schema', 'fencepost') AS of_system, c.relkind IN ('v', 'm') AS is_view,
+       c.relkind = 'f' AS is_foreign, c.relispartition AS is_partition, c.relpersistence <> 'p' AS unlogged,
+       NOT pg_has_role(c.relowner, 'USAGE') AS not_owned, pg_get_userbyid(c.relowner)::text AS owner,
+       current_user::text AS me, row_security_active(c.oid) AS ruled,
        EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
                 WHERE i.inhparent = c.oid AND NOT child.relispartition
                    OR i.inhrelid = c.oid AND NOT c.relispartition) AS inherits,
-       i.indexrelid IS NOT NULL AS has_key, i.indimmediate AS immediate,
+       i.indexrelid IS NULL AS no_key, NOT i.indimmediate AS deferrable,
        p.name AS registered_name, p.rule AS registered_rule, p.source AS registered_source,
        p.functions AS registered_functions, p.requires_key AS registered_requires_key, p.verify AS registered_verify,
        p.max_token AS registered_max_token, p.max_jump AS registered_max_jump,
@@ -85,9 +87,9 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
            AND k.conkey = ARRAY[a.attnum] AND a.attname <> $2
          WHERE k.conrelid = c.oid AND k.conname = $3 AND k.contype = 'c') AS mark_called,
        NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = 'zzz_fencepost_ins') AS no_ins,
-       has_schema_privilege('fencepost', 'CREATE') AND has_table_privilege('fencepost.marks', 'INSERT')
+       NOT (has_schema_privilege('fencepost', 'CREATE') AND has_table_privilege('fencepost.marks', 'INSERT')
          AND pg_has_role(f.nspowner, 'USAGE') AND pg_has_role(f.nspowner, CASE
-               WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END) AS may_create,
+               WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END)) AS not_keeper,
        pg_get_userbyid(f.nspowner)::text AS keeper,
        (SELECT string_agg(DISTINCT pg_get_userbyid(o.proowner)::text, ', ') FROM pg_proc o
          WHERE o.pronamespace = f.oid AND starts_with(o.proname, p.functions || '_')
@@ -98,20 +100,22 @@ SELECT c.oid::int8 AS oid, n.nspname::text AS schema, c.relname::text AS relatio
   LEFT JOIN fencepost.protected p ON p.relation = c.oid
  WHERE c.oid = $1::int8::oid"""
 
-COLUMNS: Final = """
+COLUMNS: Final = f"""
 WITH RECURSIVE base(oid, below) AS (
   SELECT t.oid, t.oid FROM pg_type t
   UNION ALL
   SELECT b.oid, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.below WHERE t.typtype = 'd'
 )
-SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name,
-       bt.typtype = 'e' AS is_enum, bt.oid <> a.atttypid AS is_domain, bn.nspname = 'pg_catalog' AS builtin,
-       coalesce((SELECT l.collisdeterministic FROM pg_collation l WHERE l.oid = a.attcollation), true) AS deterministic,
-       a.attnotnull AS not_null, a.attgenerated <> '' AS generated
+SELECT a.attname::text AS name, format_type(a.atttypid, -1) AS type, bt.typname::text AS base_name, of.is_enum,
+       NOT of.is_enum AND NOT (bn.nspname = 'pg_catalog' AND of.known) AS is_other,
+       of.is_enum AND bt.oid <> a.atttypid AS enum_in_domain, of.is_enum AND of.known AS enum_called_so,
+       EXISTS (SELECT FROM pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic)
+         AS nondeterministic, NOT a.attnotnull AS nullable, a.attgenerated <> '' AS generated
   FROM pg_attribute a
   JOIN base ON base.oid = a.atttypid
   JOIN pg_type bt ON bt.oid = base.below AND bt.typtype <> 'd'
-  JOIN pg_namespace bn ON bn.oid = bt.typnamespace"""
+  JOIN pg_namespace bn ON bn.oid = bt.typnamespace
+ CROSS JOIN LATERAL (SELECT bt.typtype = 'e' AS is_enum, bt.typname IN ('{"', '".join(KEY_TYPES)}') AS known) of"""
 """Every column with the type that it comes down to."""
 
 _KEY: Final = f"""{COLUMNS}
@@ -147,24 +151,19 @@ def to_target(row: asyncpg.Record, key: list[asyncpg.Record], formerly: tuple[st
         name=api_name(row["schema"], row["relation"]),
         key=tuple(KeyColumn(k["name"], k["type"], k["base_name"]) for k in key),
         partitions=tuple(row["partitions"] or ()),
-        registered=Registration(
-            row["registered_name"],
-            row["registered_rule"],
-            row["registered_source"],
-            row["registered_functions"],
-            row["registered_requires_key"],
-            row["registered_scope"],
-            row["registered_verify"],
-            None
-            if row["registered_max_token"] is None
-            else Ceiling(row["registered_max_token"], row["registered_max_jump"]),
-            row["registered_sealed"],
-        )
-        if row["registered_name"]
-        else None,
+        registered=_registration(row),
         lost=bool(row["registered_name"]) and row["registered_scope"] is None and row["column"] is None,
         formerly=formerly,
     )
+
+
+def _registration(row: asyncpg.Record) -> Registration | None:
+    if not row["registered_name"]:
+        return None
+    now = {name.removeprefix("registered_"): value for name, value in row.items() if name.startswith("registered_")}
+    most, jump = now.pop("max_token"), now.pop("max_jump")
+    del now["key"]
+    return Registration(**now, ceiling=None if most is None else Ceiling(most, jump))
 
 
 class ProtectError(Exception):
@@ -218,11 +217,14 @@ async def examine(connection: Connection, name: str, scope: str | None = None) -
             raise ProtectError(name, ["the table was dropped meanwhile."])
         api = api_name(row["schema"], row["relation"])
         taken = await connection.fetchval(_NAME_TAKEN, api, oid)
-    reasons = _kind_reasons(row) or [*_table_reasons(row), *_key_reasons(key)]
+    reasons = _reasons(_KINDS, row)[:1] or [
+        *_reasons(_TABLE, {**row, **_columns(row)}),
+        *(reason for column in key for reason in _reasons(_KEY_COLUMN, column)[:1]),
+    ]
     of_rows = not (row["registered_scope"] if scope is None else scope)
     if of_rows:
-        reasons += _generated_reasons(key)
-    if row["owned"] and row["ruled"] and (of_rows or row["column"] is not None):
+        reasons += [reason for column in key for reason in _reasons(_GENERATED, column)]
+    if not row["not_owned"] and row["ruled"] and (of_rows or row["column"] is not None):
         reasons.append(ruled_reason(row))
     if taken:
         reasons.append(
@@ -234,130 +236,104 @@ async def examine(connection: Connection, name: str, scope: str | None = None) -
     return to_target(row, key, tuple(each["name"] for each in formerly))
 
 
-def _kind_reasons(row: asyncpg.Record) -> list[str]:
-    """Return why the relation is not a table that can have a fence at all."""
-    if row["schema"] in ("pg_catalog", "information_schema", "fencepost"):
-        return ["system tables cannot be protected."]
-    if row["kind"] in ("v", "m"):
-        return ["it is a view: protect the table below it; views are read only in Fencepost."]
-    if row["kind"] == "f":
-        return ["it is a foreign table: its rows live in another database, and that is where the fence belongs."]
-    if row["is_partition"]:
-        return ["it is a partition: protect its parent, the fence covers all partitions."]
-    return []
+# What is in the way: where the column of a row is neither empty nor false, the sentence, filled in from the row.
+
+_KINDS: Final = (
+    ("of_system", "system tables cannot be protected."),
+    ("is_view", "it is a view: protect the table below it; views are read only in Fencepost."),
+    ("is_foreign", "it is a foreign table: its rows live in another database, and that is where the fence belongs."),
+    ("is_partition", "it is a partition: protect its parent, the fence covers all partitions."),
+)
+"""Why a relation is not a table that can have a fence at all: the first one that holds."""
+
+_TABLE: Final = (
+    ("unlogged", "it is unlogged or temporary: a crash would empty it and leave its marks behind."),
+    ("inherits", "it takes part in table inheritance, where a primary key covers one table only."),
+    ("not_owned", "it belongs to {owner}; {me} is not a member of that role, and only an owner may."),
+    ("not_keeper", "the schema fencepost belongs to {keeper}, and {me} may not act as that role: run this as a member"
+        " of it."),
+    ("functions_of_others", "its functions belong to {functions_of}: `fencepost migrate --owner {keeper}`, run as a"
+        " superuser or a member of both roles, gives them to the schema's owner."),
+    ("no_key", "it has no primary key, and the key is what a fence is named after."),
+    ("deferrable", "its primary key is DEFERRABLE: two rows may share a key inside a transaction."),
+    ("renamed", "{rename}"),
+    ("renamed_and_new", f"its column {MARK_COLUMN} is a new one: {{drop}}. {{rename}}"),
+    ("made_anew", f"its column {MARK_COLUMN} was dropped and made anew, and the marks of its rows are lost: {{drop}},"
+        " and run this again; for an external source with --above N."),
+    ("not_ours", f"it has a column {MARK_COLUMN} ({{column}}) that Fencepost did not make: rename it."),
+)  # fmt: skip
+
+_TYPES: Final = ", ".join(KEY_TYPES)
+_KEY_COLUMN: Final = (
+    ("is_other", "its key column {name} is of type {type}, whose equal values have several texts; a key can be of"
+        f" {_TYPES}, a domain over one of these, or an enum."),
+    ("enum_in_domain", "its key column {name} is of type {type}, a domain over an enum, for which PostgreSQL has no"
+        " operator =; use the enum itself."),
+    ("enum_called_so", "its key column {name} is of an enum that is called {base_name}, like one of PostgreSQL's own"
+        " types: rename it."),
+    ("nondeterministic", "its key column {name} has a nondeterministic collation: equal keys would have two marks."),
+)  # fmt: skip
+"""The first one that holds of each column."""
+
+# PostgreSQL computes such a column after the BEFORE triggers, where a row's mark is judged under its key.
+_GENERATED: Final = (
+    ("generated", "its key column {name} is generated from other columns, and not known when a row is judged: rows"
+        " could be inserted and deleted, and never changed or claimed. Make it an ordinary column that a trigger or a"
+        " CHECK keeps right, or give the table a scope (--scope), whose mark is not named after the key."),
+)  # fmt: skip
+
+_SCOPE_COLUMN: Final = (
+    ("is_enum", "the scope's column {name} is of the enum {type}: renaming one of its values would give a scope a new"
+        " name, without a mark. Let the scope have a text column, with a CHECK."),
+    ("is_other", "the scope's column {name} is of type {type}, whose equal values have several texts; it can be of"
+        f" {_TYPES}, or a domain over one of these."),
+    ("nondeterministic", "the scope's column {name} has a nondeterministic collation: equal scopes would have two"
+        " marks."),
+    ("nullable", "the scope's column {name} can be null: ALTER TABLE … ALTER COLUMN {name} SET NOT NULL."),
+    ("generated", "the scope's column {name} is generated, and not known before a row is written."),
+)  # fmt: skip
+
+
+def _reasons(sentences: Sequence[tuple[str, str]], row: asyncpg.Record | dict[str, Any]) -> list[str]:
+    return [sentence.format_map(dict(row)) for when, sentence in sentences if row[when]]
+
+
+def _columns(row: asyncpg.Record) -> dict[str, object]:
+    """Say what became of the column of the marks. Where a guarded table has another than that of the last `protect`,
+    the check stands on the old one, or went with it, and so did the trigger whose condition names it.
+    """
+    column, called = row["column"], row["mark_called"]
+    another = column is not None and row["registered_name"] and not row["registered_scope"]
+    return {
+        "renamed": column is None and called,
+        "renamed_and_new": another and called,
+        "made_anew": another and not called and not row["has_check"] and row["no_ins"],
+        "not_ours": column is not None
+        and not (column == "bigint NOT NULL" and (row["has_check"] or row["registered_name"])),
+        "rename": renamed_column_reason(row["schema"], row["relation"], called) if called else "",
+        "drop": f"{_alter(row['schema'], row['relation'])} DROP COLUMN {MARK_COLUMN} CASCADE",
+        "functions_of_others": row["functions_of"] and not row["not_keeper"],
+    }
+
+
+def _alter(schema: str, relation: str) -> str:
+    return f"ALTER TABLE {quote(schema)}.{quote(relation)}"
 
 
 def renamed_column_reason(schema: str, relation: str, called: str) -> str:
     """Return what to do about a column of marks that was renamed: its check stands on it still."""
-    rename = f"ALTER TABLE {quote(schema)}.{quote(relation)} RENAME COLUMN {quote(called)} TO {MARK_COLUMN}"
+    rename = f"{_alter(schema, relation)} RENAME COLUMN {quote(called)} TO {MARK_COLUMN}"
     return f"its column {MARK_COLUMN}, which holds the marks of its rows, is called {called} now: {rename}."
 
 
 def ruled_reason(row: asyncpg.Record) -> str:
     """Return what to do where policies rule the owner too. `row`: schema, relation, owner, me."""
-    alter = f"ALTER TABLE {quote(row['schema'])}.{quote(row['relation'])}"
+    alter = _alter(row["schema"], row["relation"])
     return (
         f"row security rules {row['me']} there (FORCE ROW LEVEL SECURITY), and rows that a policy hides have marks,"
         f" too: run this as a role with BYPASSRLS that is a member of {row['owner']}; or {alter} NO FORCE ROW LEVEL"
         f" SECURITY, run this, and FORCE it again."
     )
-
-
-def _table_reasons(row: asyncpg.Record) -> list[str]:
-    reasons = []
-    if row["persistence"] != "p":
-        reasons.append("it is unlogged or temporary: a crash would empty it and leave its marks behind.")
-    if row["inherits"]:
-        reasons.append("it takes part in table inheritance, where a primary key covers one table only.")
-    reasons += _role_reasons(row)
-    if not row["has_key"]:
-        reasons.append("it has no primary key, and the key is what a fence is named after.")
-    elif not row["immediate"]:
-        reasons.append("its primary key is DEFERRABLE: two rows may share a key inside a transaction.")
-    column = row["column"]
-    if column is None and row["mark_called"]:
-        reasons.append(renamed_column_reason(row["schema"], row["relation"], row["mark_called"]))
-    reasons += _new_column_reasons(row)
-    ours = row["has_check"] or row["registered_name"]
-    if column is not None and not (column == "bigint NOT NULL" and ours):
-        reasons.append(f"it has a column {MARK_COLUMN} ({column}) that Fencepost did not make: rename it.")
-    return reasons
-
-
-def _role_reasons(row: asyncpg.Record) -> list[str]:
-    """Return what keeps this role from changing the table and the schema fencepost."""
-    reasons = []
-    if not row["owned"]:
-        reasons.append(
-            f"it belongs to {row['owner']}; {row['me']} is not a member of that role, and only an owner may."
-        )
-    if not row["may_create"]:
-        reasons.append(
-            f"the schema fencepost belongs to {row['keeper']}, and {row['me']} may not act as that role: run this as a"
-            " member of it."
-        )
-    elif row["functions_of"]:
-        reasons.append(
-            f"its functions belong to {row['functions_of']}: `fencepost migrate --owner {row['keeper']}`, run as a"
-            " superuser or a member of both roles, gives them to the schema's owner."
-        )
-    return reasons
-
-
-def _new_column_reasons(row: asyncpg.Record) -> list[str]:
-    """Report that a guarded table's column of marks is not the one of the last `protect`: the check stands on the old
-    one, or went with it, and so did the trigger whose condition names it.
-    """
-    if row["column"] is None or not row["registered_name"] or row["registered_scope"]:
-        return []
-    drop = f"ALTER TABLE {quote(row['schema'])}.{quote(row['relation'])} DROP COLUMN {MARK_COLUMN} CASCADE"
-    if row["mark_called"]:
-        return [
-            f"its column {MARK_COLUMN} is a new one: {drop}. "
-            + renamed_column_reason(row["schema"], row["relation"], row["mark_called"])
-        ]
-    if not row["has_check"] and row["no_ins"]:
-        return [
-            f"its column {MARK_COLUMN} was dropped and made anew, and the marks of its rows are lost: {drop}, and run"
-            " this again; for an external source with --above N."
-        ]
-    return []
-
-
-def _generated_reasons(key: list[asyncpg.Record]) -> list[str]:
-    """PostgreSQL computes such a column after the BEFORE triggers, where a row's mark is judged under its key."""
-    return [
-        f"its key column {column['name']} is generated from other columns, and not known when a row is judged: rows"
-        " could be inserted and deleted, and never changed or claimed. Make it an ordinary column that a trigger or a"
-        " CHECK keeps right, or give the table a scope (--scope), whose mark is not named after the key."
-        for column in key
-        if column["generated"]
-    ]
-
-
-def _key_reasons(key: list[asyncpg.Record]) -> list[str]:
-    reasons = []
-    for column in key:
-        if not (column["is_enum"] or (column["builtin"] and column["base_name"] in KEY_TYPES)):
-            reasons.append(
-                f"its key column {column['name']} is of type {column['type']}, whose equal values have several texts; "
-                f"a key can be of {', '.join(KEY_TYPES)}, a domain over one of these, or an enum."
-            )
-        elif column["is_enum"] and column["is_domain"]:
-            reasons.append(
-                f"its key column {column['name']} is of type {column['type']}, a domain over an enum, for which "
-                "PostgreSQL has no operator =; use the enum itself."
-            )
-        elif column["is_enum"] and column["base_name"] in KEY_TYPES:
-            reasons.append(
-                f"its key column {column['name']} is of an enum that is called {column['base_name']}, like one of"
-                " PostgreSQL's own types: rename it."
-            )
-        elif not column["deterministic"]:
-            reasons.append(
-                f"its key column {column['name']} has a nondeterministic collation: equal keys would have two marks."
-            )
-    return reasons
 
 
 _FAMILIES: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
@@ -493,28 +469,10 @@ async def _template_columns(
     found = {row["name"]: row for row in await connection.fetch(_COLUMNS, oid, list(scope.columns))}
     reasons = []
     for name in scope.columns:
-        row = found.get(name)
-        if row is None:
+        if name in found:
+            reasons += _reasons(_SCOPE_COLUMN, found[name])
+        else:
             reasons.append(f"the scope's column {name} is no column of {target.name}.")
-            continue
-        if row["is_enum"]:
-            reasons.append(
-                f"the scope's column {name} is of the enum {row['type']}: renaming one of its values would give"
-                " a scope a new name, without a mark. Let the scope have a text column, with a CHECK."
-            )
-        elif not (row["builtin"] and row["base_name"] in KEY_TYPES):
-            reasons.append(
-                f"the scope's column {name} is of type {row['type']}, whose equal values have several texts; it can"
-                f" be of {', '.join(KEY_TYPES)}, or a domain over one of these."
-            )
-        if not row["deterministic"]:
-            reasons.append(
-                f"the scope's column {name} has a nondeterministic collation: equal scopes would have two marks."
-            )
-        if not row["not_null"]:
-            reasons.append(f"the scope's column {name} can be null: ALTER TABLE … ALTER COLUMN {name} SET NOT NULL.")
-        if row["generated"]:
-            reasons.append(f"the scope's column {name} is generated, and not known before a row is written.")
     return reasons or tuple(KeyColumn(n, found[n]["type"], found[n]["base_name"]) for n in scope.columns)
 
 
@@ -530,12 +488,12 @@ EVENT_TRIGGERS: Final = (_FOLLOW, _REFUSE)
 
 MISSING: Final = (
     "partitions that are attached to protected tables are not followed, and dropped or detached ones take the marks of"
-    " their rows along: that needs event triggers, which only a superuser can make. Run `fencepost migrate` once as one"
-    " where you can; where you cannot, see docs/protect.md on partitions"
+    " their rows along: that needs event triggers, which only a superuser can make",
+    ". Run `fencepost migrate` once as one where you can; where you cannot, see docs/protect.md on partitions",
 )
 """What it means that there are no event triggers, and what to do."""
 
-_MISSING: Final = """
+LACKS_EVENT_TRIGGERS: Final = """
 SELECT NOT (
   SELECT count(*) = 2 FROM pg_event_trigger e WHERE e.evtenabled IN ('O', 'A')
      AND (e.evtname, e.evtevent, e.evtfoid) IN (
@@ -565,4 +523,4 @@ END"""
 
 async def lacks_event_triggers(connection: Connection) -> bool:
     """Whether the event triggers are missing or disabled."""
-    return bool(await connection.fetchval(_MISSING))
+    return bool(await connection.fetchval(LACKS_EVENT_TRIGGERS))
