@@ -3,9 +3,9 @@ of it, and which metrics it moves: logs and metrics subscribe, and the gateway k
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, TypeAlias, dataclass_transform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Literal, dataclass_transform
 
 Verb = Literal["patch", "put", "post", "delete", "claim", "read", "submit", "batch"]
 """`submit`: a write that is put into a queue. An event with its own verb follows when it is applied. `batch`: one that
@@ -14,34 +14,33 @@ was to land as a whole, and none of whose lines was refused by itself.
 LeaseVerb = Literal["acquire", "withdraw", "renew", "mint", "release"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric of Prometheus: a value is added to a counter, a gauge is set to it, a histogram counts it."""
+    """A metric of Prometheus, and how an event moves it: a counter is raised by a value, a gauge set to it, a histogram
+    counts it. Metrics of one name are one.
+    """
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
     text: str
     labels: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    value: float | str = 1
+    """A number, or the attribute of the event that has it."""
+    by: tuple[str, ...] = ()
+    """The attributes with the values of the labels; none: those of the labels' names."""
+    where: tuple[str, object] | None = None
+    """The attribute, and its value, of events that move it; None: all do."""
 
 
-def counter(name: str, text: str, *labels: str) -> Metric:
+def counter(name: str, text: str, *labels: str, value: float | str = 1) -> Metric:
     """Declare a counter. Prometheus shows it with `_total` behind its name."""
-    return Metric("counter", name, text, labels)
+    return Metric("counter", name, text, labels, value=value)
 
 
-def gauge(over_workers: str, name: str, text: str, *labels: str) -> Metric:
+def gauge(over_workers: str, name: str, text: str, *labels: str, value: float | str = 1) -> Metric:
     """Declare a gauge. `over_workers`: prometheus_client's `multiprocess_mode`."""
-    return Metric("gauge", name, text, labels, {"multiprocess_mode": over_workers})
-
-
-def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Metric:
-    """Declare a histogram. `buckets`: their upper bounds."""
-    return Metric("histogram", name, text, labels, {"buckets": buckets})
-
-
-Move: TypeAlias = tuple[Metric, float, *tuple[str, ...]]
-"""A metric, a value, and the values of the metric's labels."""
+    return Metric("gauge", name, text, labels, {"multiprocess_mode": over_workers}, value)
 
 
 EVENTS: Final[list[type["Event"]]] = []
@@ -50,28 +49,23 @@ EVENTS: Final[list[type["Event"]]] = []
 
 @dataclass_transform(frozen_default=True)
 class Event:
-    """Something that happened. Its fields are what a line of the log shows, and the labels of its metric."""
+    """Something that happened. What logs and metrics read of its class is data: most events are read to be dropped."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     level: ClassVar[int] = logging.WARNING
     words: ClassVar[str]
-    metric: ClassVar[Metric]
-    value: ClassVar[float] = 1
+    """With which the event's line in the log begins."""
+    but_where: ClassVar[tuple[str, Mapping[object, tuple[int, str]]]] = ("", {})
+    """An attribute, and for some of its values another level and other words."""
+    metrics: ClassVar[tuple[Metric, ...]]
 
     def __init_subclass__(cls, *, frozen: bool = True) -> None:
+        cls.metrics = tuple(each for each in vars(cls).values() if isinstance(each, Metric))
         EVENTS.append(dataclass(frozen=frozen)(cls))
-
-    def news(self) -> tuple[int, str]:
-        """Give the level of the event's line in the log, and the words with which the line begins."""
-        return self.level, self.words
 
     def shown(self) -> Mapping[str, object]:
         """Give what the line has beside the words."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def moves(self) -> Iterable[Move]:
-        """Give the metrics that the event moves, and by what."""
-        return ((self.metric, self.value, *(getattr(self, label) for label in self.metric.labels)),)
 
 
 # Of writes, and of requests that get no further.
@@ -81,12 +75,13 @@ class Accepted(Event, frozen=False):
     """A write or claim was committed, or a write is in its queue. `rows` were written. Metrics add the events up."""
 
     level, words = logging.DEBUG, "accepted"
+    verdict = "accepted"
     metric = counter(
         "fencepost_operations",
         "Writes, claims and refused reads by verdict: accepted, or the code of the refusal.",
         *("table", "verb", "verdict"),
     )
-    written = counter("fencepost_rows_written", "Rows in accepted writes.", "table", "verb")
+    written = counter("fencepost_rows_written", "Rows in accepted writes.", "table", "verb", value="rows")
     table: str
     verb: Verb
     rows: int
@@ -97,8 +92,9 @@ class Refused(Event):
     address of the connection, as far as there are any.
     """
 
-    words = "refused"
-    metric = Accepted.metric
+    level, words = logging.INFO, "refused"
+    but_where = ("verb", {"read": (logging.DEBUG, words)})  # a read of a row that is not there is no news
+    metric = replace(Accepted.metric, by=("table", "verb", "code"))
     table: str
     verb: Verb
     code: str
@@ -108,12 +104,6 @@ class Refused(Event):
     current: int | None
     caller: str | None = None
     peer: str | None = None
-
-    def news(self) -> tuple[int, str]:  # a read of a row that is not there is no news
-        return logging.DEBUG if self.verb == "read" else logging.INFO, self.words
-
-    def moves(self) -> Iterable[Move]:
-        return ((self.metric, 1, self.table, self.verb, self.code),)
 
 
 class HolderUnknown(Event):
@@ -193,17 +183,24 @@ class LeaseAsked(Event):
     many seconds, in the queue; `tokens` were drawn.
     """
 
-    words = "lease"
+    level, words = logging.DEBUG, "lease"
+    but_where = (
+        "verdict",
+        {"FP012": (logging.INFO, words)},
+    )  # a lock that is held is no news; a lease that was lost is
     metric = counter(
         "fencepost_lease_operations",
         "Leases asked for, renewed, minted from, released: granted, repeated, done, or the code of the refusal.",
         *("verb", "verdict"),
     )
-    issued = counter("fencepost_tokens_issued", "Tokens drawn, of grants and mints.")
-    wait = histogram(
+    issued = counter("fencepost_tokens_issued", "Tokens drawn, of grants and mints.", value="tokens")
+    wait = Metric(
+        "histogram",
         "fencepost_lock_wait_seconds",
         "Time from a request for a lock to its grant.",
-        buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300),
+        options={"buckets": (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)},
+        value="waited",
+        where=("verdict", "granted"),
     )
     verb: LeaseVerb
     verdict: str
@@ -213,18 +210,9 @@ class LeaseAsked(Event):
     waited: float = 0.0
     tokens: int = 0
 
-    def news(self) -> tuple[int, str]:  # a lock that is held is no news; a lease that was lost is
-        return logging.INFO if self.verdict == "FP012" else logging.DEBUG, self.words
-
     def shown(self) -> Mapping[str, object]:
         shown = {"verb": self.verb, "verdict": self.verdict, "locks": self.locks, "lease": self.lease_id}
         return {**shown, "owner": self.owner, "waited": round(self.waited, 3), "tokens": self.tokens}
-
-    def moves(self) -> Iterable[Move]:
-        yield self.metric, 1, self.verb, self.verdict
-        yield self.issued, self.tokens
-        if self.verdict == "granted":
-            yield self.wait, self.waited
 
 
 class QueueFailed(Event):
@@ -288,23 +276,19 @@ class OriginJudged(Event):
     """Writes begin or cease to be let through to the database behind the connections (R19). `reason`: why not."""
 
     level, words = logging.ERROR, "writes are refused: not the database that tokens were issued on"
+    but_where = ("accepted", {True: (logging.INFO, "writes are let through to this database")})
     metric = gauge(
         "livemin",
         "fencepost_origin_accepted",
         "1 when writes are let through to the database behind the gateway, 0 when it is a standby or quarantined.",
+        value="accepted",
     )
     accepted: bool
     generation: int | None
     reason: str | None
 
-    def news(self) -> tuple[int, str]:
-        return (logging.INFO, "writes are let through to this database") if self.accepted else (self.level, self.words)
-
     def shown(self) -> Mapping[str, object]:
         return {"generation": self.generation} if self.accepted else {"reason": self.reason}
-
-    def moves(self) -> Iterable[Move]:
-        return ((self.metric, self.accepted),)
 
 
 class ConnectionTrouble(Event):
@@ -329,35 +313,36 @@ class ListenerLost(Event):
 class CatalogLoaded(Event):
     """The database was looked at; `changed`: another picture of it is in use."""
 
-    words = "catalog loaded"
+    level, words = logging.INFO, "catalog loaded"
+    but_where = ("changed", {False: (logging.DEBUG, words)})
     metric = counter("fencepost_catalog_loads", "Catalog loads.")
-    known = gauge("livemax", "fencepost_tables", "Tables in the catalog.", "protected")
+    known = replace(
+        gauge("livemax", "fencepost_tables", "Tables in the catalog.", "protected"), value="protected", by=("yes",)
+    )
+    others = replace(known, value="unprotected", by=("no",))
+    yes, no = "yes", "no"
     version: int
     tables: int
     protected: int
     changed: bool = True
 
-    def news(self) -> tuple[int, str]:
-        return logging.INFO if self.changed else logging.DEBUG, self.words
+    @property
+    def unprotected(self) -> int:
+        return self.tables - self.protected
 
     def shown(self) -> Mapping[str, object]:
         return {"version": self.version, "tables": self.tables, "protected": self.protected}
-
-    def moves(self) -> Iterable[Move]:
-        unprotected = self.tables - self.protected
-        return (self.metric, 1), (self.known, self.protected, "yes"), (self.known, unprotected, "no")
 
 
 class Pruned(Event):
     """Marks (or idempotency records) that no request can need any more were deleted."""
 
     level, words = logging.INFO, "pruned"
-    metric = counter("fencepost_records_pruned", "Marks and idempotency records that this gateway forgot.", "what")
+    metric = counter(
+        "fencepost_records_pruned", "Marks and idempotency records that this gateway forgot.", "what", value="records"
+    )
     what: str
     records: int
-
-    def moves(self) -> Iterable[Move]:
-        return ((self.metric, self.records, self.what),)
 
 
 class PruningFailed(Event):
@@ -389,7 +374,7 @@ class ConsumerResumed(Event):
     """It goes on."""
 
     level, words = logging.INFO, "queued writes are applied again"
-    metric, value = ConsumerPaused.metric, 0
+    metric = replace(ConsumerPaused.metric, value=0)
     queue: str
 
 

@@ -106,7 +106,8 @@ class EventLog:
 
     def on_event(self, event: Event) -> None:
         # structlog would look for itself, and take longer than all the rest of an event.
-        level, words = event.news()
+        name, unlike = event.but_where
+        level, words = unlike.get(getattr(event, name, None), (event.level, event.words))
         if not logging.root.isEnabledFor(level):
             return
         if isinstance(event, Refused):

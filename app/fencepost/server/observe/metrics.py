@@ -13,15 +13,16 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from fencepost.server.observe import logs
-from fencepost.server.observe.events import EVENTS, Accepted, CallerRefused, Event, Metric, gauge, histogram
+from fencepost.server.observe.events import EVENTS, Accepted, CallerRefused, Event, Metric, gauge
 
 # What no event moves: requests, and figures that health.py looks up.
 
-REQUESTS: Final = histogram(
+REQUESTS: Final = Metric(
+    "histogram",
     "fencepost_http_request_seconds",
     "Time from the request's first byte to the answer's last.",
-    *("method", "route", "status"),
-    buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+    ("method", "route", "status"),
+    {"buckets": (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)},
 )
 WRITES_WAITING: Final = gauge(
     "livesum", "fencepost_writes_waiting", "Single-row writes that wait for their batch, or are in one."
@@ -79,8 +80,9 @@ OF_PARTITIONS: Final = tuple(
 )
 """The metrics of QueueFigures, in their order."""
 
-_DECLARED: Final = (*OF_PARTITIONS, *globals().values(), *chain.from_iterable(vars(kind).values() for kind in EVENTS))
-METRICS: Final = sorted({each for each in _DECLARED if isinstance(each, Metric)}, key=lambda each: each.name)
+_OF_EVENTS: Final = chain.from_iterable(kind.metrics for kind in EVENTS)
+_DECLARED: Final = [each for each in (*OF_PARTITIONS, *globals().values(), *_OF_EVENTS) if isinstance(each, Metric)]
+METRICS: Final = [each for _, each in sorted({each.name: each for each in _DECLARED}.items())]
 """All of them: one that stands here or in a class of events is shown."""
 
 
@@ -146,7 +148,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._made = {
-            each: _MADE[each.kind](each.name, each.text, each.labels, registry=self._registry, **each.options)
+            each.name: _MADE[each.kind](each.name, each.text, each.labels, registry=self._registry, **each.options)
             for each in METRICS
         }
         self._found: dict[tuple[Any, ...], Callable[[float], None]] = {}
@@ -160,22 +162,24 @@ class Metrics:
             counted[0] += 1
             counted[1] += event.rows
             return
-        for move in event.moves():
-            self.record(*move)
+        for metric in event.metrics:
+            if metric.where is None or getattr(event, metric.where[0]) == metric.where[1]:
+                value = metric.value if isinstance(metric.value, int | float) else getattr(event, metric.value)
+                self.record(metric, value, *(getattr(event, name) for name in metric.by or metric.labels))
 
     def count(self) -> None:
         """Take over what was accepted since the last call: two metrics for each write cost more than its JSON."""
         accepted, self._accepted = self._accepted, {}
         for (table, verb), (operations, rows) in accepted.items():
-            self.record(Accepted.metric, operations, table, verb, "accepted")
+            self.record(Accepted.metric, operations, table, verb, Accepted.verdict)
             self.record(Accepted.written, rows, table, verb)
 
     def record(self, metric: Metric, value: float, *labels: str | int) -> None:
         """Add a value to a counter, set a gauge to it, or have a histogram count it."""
-        key = (metric, *labels)
+        key = (metric.name, *labels)
         move = self._found.get(key)
         if move is None:  # the look-up of prometheus_client takes a lock, and longer than the counting
-            made = self._made[metric]
+            made = self._made[metric.name]
             move = self._found[key] = getattr(made.labels(*labels) if labels else made, _RECORDS[metric.kind])
         move(value)
 
@@ -189,7 +193,7 @@ class Metrics:
 
     def partitions_of_queue(self, name: str) -> frozenset[int]:
         """Give the partitions that this process has published: what is not known of them any more has to be, too."""
-        return frozenset(key[2] for key in self._found if key[:2] == (OF_PARTITIONS[0], name))
+        return frozenset(key[2] for key in self._found if key[:2] == (OF_PARTITIONS[0].name, name))
 
     def exposition(self) -> bytes:
         """Write the metrics in Prometheus's text form."""
