@@ -209,8 +209,7 @@ async def test_without_event_triggers_protect_mends_what_was_attached(race: Race
         await db.execute(COPY.replace("part_2", "part_3"))
         await db.execute("INSERT INTO part_3 (id, at) VALUES (1, 15), (2, 15)")
         await db.execute("ALTER TABLE parts ATTACH PARTITION part_3 FOR VALUES FROM (10) TO (20)")
-    output = [each.text for each in await examine(PARTITIONS, db)]
-    assert any("were attached and not looked at (part_" in each for each in output), output
+    assert "were attached and not looked at (part_" in str(await examine(PARTITIONS, db))
     await protect(db, "parts")
     rows = await db.fetch("SELECT id, last_fence_token FROM parts ORDER BY id")
     assert [tuple(row) for row in rows] == [(1, 50), (2, 30)]
@@ -221,8 +220,7 @@ async def test_without_event_triggers_protect_mends_what_was_attached(race: Race
 async def test_without_event_triggers_doctor_names_which_partitions_went(race: Race) -> None:
     await unfollowed(race)
     await race.observer.execute("ALTER TABLE parts DETACH PARTITION part_1")
-    output = [each.text for each in await examine(PARTITIONS, race.observer)]
-    assert any("were detached or dropped and not looked at (part_1)" in each for each in output), output
+    assert "were detached or dropped and not looked at (part_1)" in str(await examine(PARTITIONS, race.observer))
 
 
 @pytest.mark.versions

@@ -188,15 +188,6 @@ async def test_doctor_finds_another_origin_and_raising_mends_it(connect: Connect
         assert healed.exit_code == 0, healed.output
 
 
-async def test_doctor_warns_of_commits_that_are_not_waited_for(connect: Connect, database: str) -> None:
-    connection = await owner(connect)
-    name = await connection.fetchval("SELECT quote_ident(current_database())")
-    await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
-    found = await run("doctor", "--database-url", database)
-    assert "WARNING  replication: database" in found.output
-    assert "sets synchronous_commit=off" in found.output
-
-
 async def test_tables_that_were_protected_by_an_older_version_are_named(connect: Connect, database: str) -> None:
     race = await open_race(connect, database, source="builtin")
     await mutate(race, "{stem}_upd", "fencepost.oldest()", "0")

@@ -525,8 +525,7 @@ async def test_doctor_names_those_that_hold_a_protected_table(connect: Connect, 
 
 async def test_doctor_names_old_ones_whatever_they_hold(owner: PreparedConnection, connect: Connect) -> None:
     await prepare(connect, "p", "INSERT INTO plain VALUES (1)")
-    at_any_age = [replace(each, when=None) for each in SERVER if each.name == "prepared-old"]
-    (found,) = await examine(at_any_age, owner)
+    (found,) = await examine([replace(each, when=None) for each in SERVER if each.name == "prepared-old"], owner)
     assert "holds locks on plain, and keeps VACUUM, and the pruning of marks" in found.text
 
 

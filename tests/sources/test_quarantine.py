@@ -146,10 +146,8 @@ async def test_an_old_snapshot_that_is_restored_quarantines_the_source(api: Api,
     assert (listed.exit_code, "quarantined at generation 0" in listed.output) == (1, True)
     status = await fencepost(api, "status")
     assert f"source {NAME}: quarantined at generation 0" in status.output
-    assert (
-        f"source {NAME}: quarantined at generation 0"
-        in (await fencepost(api, "doctor", "--sources", configured)).output
-    )
+    looked = await fencepost(api, "doctor", "--sources", configured)
+    assert f"source {NAME}: quarantined at generation 0" in looked.output
 
     assert (await fencepost(api, "source", "raise", NAME, "--reason", " ")).exit_code == 2
     assert (await fencepost(api, "source", "raise", "nobody", "--reason", "x")).exit_code == 1
