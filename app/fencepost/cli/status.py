@@ -354,7 +354,7 @@ def _use(use: Row) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Part:
     """One thing that `status` shows: the member `key` of the JSON object, a list of what `rows` gives, each `as_json`;
     and for each a line, or nothing; below a `title`, or below `header` in columns, or joined in one line.
     """
@@ -388,22 +388,22 @@ def _unused(name: str, of: "KnownSource | QueueStatus") -> bool:
 
 
 SHOWN: Final = (
-    Shown("protected", _PROTECTED, dict, _table, ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")),
-    Shown("unprotected", _UNPROTECTED, lambda row: row["table"], lambda row: row["table"], joined="not protected: "),
-    Shown("kept", upkeep.count_marks, asdict, _size),
-    Shown("floors", upkeep.raised_floors, lambda floor: (floor[0], str(floor[1])),
+    Part("protected", _PROTECTED, dict, _table, ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")),
+    Part("unprotected", _UNPROTECTED, lambda row: row["table"], lambda row: row["table"], joined="not protected: "),
+    Part("kept", upkeep.count_marks, asdict, _size),
+    Part("floors", upkeep.raised_floors, lambda floor: (floor[0], str(floor[1])),
         lambda floor: f"{floor[0]} {floor[1]}", joined="floors, up to which marks were pruned: "),
-    Shown("sources", sources.list_known, lambda source: {**asdict(source), "issued": str(source.issued)},
+    Part("sources", sources.list_known, lambda source: {**asdict(source), "issued": str(source.issued)},
         lambda source: None if _unused(source.name, source) else f"source {source.name}: {source.describe()}"),
-    Shown("queues", queue_records.known, queue_as_json,
+    Part("queues", queue_records.known, queue_as_json,
         lambda queue: None if _unused(queue.known.name, queue) else f"queue {queue.known.name}: {queue.describe()}"),
-    Shown("locks", lambda connection: leases.lock_states(connection, None, None, _MOST_LOCKS), _lock_as_json, _lock,
+    Part("locks", lambda connection: leases.lock_states(connection, None, None, _MOST_LOCKS), _lock_as_json, _lock,
         ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING"), title=""),
-    Shown("refusals", lambda connection: upkeep.newest(connection, _MOST_USES), asdict,
+    Part("refusals", lambda connection: upkeep.newest(connection, _MOST_USES), asdict,
         lambda each: (each.day, each.caller, each.code, str(each.count), each.detail),
         ("DAY", "CALLER", "CODE", "TIMES", "LAST"), "\nrefused for who the caller is (fencepost.refusals has all):"),
-    Shown("queue_trouble", _trouble, str, str),
-    Shown("broken_glass", _uses, dict, _use, ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON"),
+    Part("queue_trouble", _trouble, str, str),
+    Part("broken_glass", _uses, dict, _use, ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON"),
         "\ndone in the place of a holder, without its token (fencepost.break_glass_log has all):"),
 )  # fmt: skip
 

@@ -83,6 +83,8 @@ TAGS: Final = [
     {"name": "service", "description": "Health and metrics."},
 ]
 """The sections of OpenAPI."""
+SYSTEM: Final = (*FENCES, *LEASES, *ELECTIONS, *WRITES)
+"""The system routes, but for those of health."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Application(FastAPI):
         self._documented: tuple[int, dict[str, Any]] | None = None
         details: Callable[[Scope], bool] = is_named if parts.admin is None else lambda _scope: False
         service = health_routes(parts.health, figures=parts.admin is None, details=details)
-        routes = (*FENCES, *LEASES, *ELECTIONS, *WRITES, *service)
+        routes = (*SYSTEM, *service)
         self._add_routes(parts, routes)
         needs = needed(routes)
         self._needs = needs if parts.authenticator else None
