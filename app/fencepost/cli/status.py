@@ -354,7 +354,7 @@ def _use(use: Row) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Listing:
     """One thing that `status` shows: the member `key` of the JSON object, a list of what `rows` gives, each `as_json`;
     and for each a line, or nothing; below a `title`, or below `header` in columns, or joined in one line.
     """
@@ -387,23 +387,23 @@ def _unused(name: str, of: "KnownSource | QueueStatus") -> bool:
     return name == DEFAULT and of.unused
 
 
-SHOWN: Final = (
-    Part("protected", _PROTECTED, dict, _table, ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")),
-    Part("unprotected", _UNPROTECTED, lambda row: row["table"], lambda row: row["table"], joined="not protected: "),
-    Part("kept", upkeep.count_marks, asdict, _size),
-    Part("floors", upkeep.raised_floors, lambda floor: (floor[0], str(floor[1])),
+LISTINGS: Final = (
+    Listing("protected", _PROTECTED, dict, _table, ("TABLE", "RULE", "SOURCE", "KEY", "ROWS", "MARKS", "SINCE")),
+    Listing("unprotected", _UNPROTECTED, lambda row: row["table"], lambda row: row["table"], joined="not protected: "),
+    Listing("kept", upkeep.count_marks, asdict, _size),
+    Listing("floors", upkeep.raised_floors, lambda floor: (floor[0], str(floor[1])),
         lambda floor: f"{floor[0]} {floor[1]}", joined="floors, up to which marks were pruned: "),
-    Part("sources", sources.list_known, lambda source: {**asdict(source), "issued": str(source.issued)},
+    Listing("sources", sources.list_known, lambda source: {**asdict(source), "issued": str(source.issued)},
         lambda source: None if _unused(source.name, source) else f"source {source.name}: {source.describe()}"),
-    Part("queues", queue_records.known, queue_as_json,
+    Listing("queues", queue_records.known, queue_as_json,
         lambda queue: None if _unused(queue.known.name, queue) else f"queue {queue.known.name}: {queue.describe()}"),
-    Part("locks", lambda connection: leases.lock_states(connection, None, None, _MOST_LOCKS), _lock_as_json, _lock,
+    Listing("locks", lambda connection: leases.lock_states(connection, None, None, _MOST_LOCKS), _lock_as_json, _lock,
         ("LOCK", "HOLDER", "LEASE", "TOKEN", "SECONDS LEFT", "WAITING"), title=""),
-    Part("refusals", lambda connection: upkeep.newest(connection, _MOST_USES), asdict,
+    Listing("refusals", lambda connection: upkeep.newest(connection, _MOST_USES), asdict,
         lambda each: (each.day, each.caller, each.code, str(each.count), each.detail),
         ("DAY", "CALLER", "CODE", "TIMES", "LAST"), "\nrefused for who the caller is (fencepost.refusals has all):"),
-    Part("queue_trouble", _trouble, str, str),
-    Part("broken_glass", _uses, dict, _use, ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON"),
+    Listing("queue_trouble", _trouble, str, str),
+    Listing("broken_glass", _uses, dict, _use, ("WHEN", "WHO", "VERB", "FIRST RESOURCE", "REASON"),
         "\ndone in the place of a holder, without its token (fencepost.break_glass_log has all):"),
 )  # fmt: skip
 
@@ -424,19 +424,19 @@ def status(settings: Settings, as_json: bool) -> None:
     async def look(connection: asyncpg.Connection) -> dict[str, Sequence[Any]]:
         return {
             each.key: await (read(connection, each.rows) if isinstance(each.rows, str) else each.rows(connection))
-            for each in SHOWN
+            for each in LISTINGS
         }
 
     seen = on_database(settings, look)
     seen["queues"], seen["queue_trouble"] = _look_at_queues(settings, seen["queues"])
     if as_json:
-        described: dict[str, Any] = {each.key: [each.as_json(item) for item in seen[each.key]] for each in SHOWN}
+        described: dict[str, Any] = {each.key: [each.as_json(item) for item in seen[each.key]] for each in LISTINGS}
         described["floors"] = dict(described["floors"])
         click.echo(json.dumps(described, indent=2, ensure_ascii=False))
         return
     if not seen["protected"]:
         click.echo("no table is protected: fencepost protect TABLE")
-    for each in SHOWN:
+    for each in LISTINGS:
         each.print(seen[each.key])
 
 

@@ -60,8 +60,8 @@ class Finding:
 
     def as_json(self) -> dict[str, str | None]:
         what_to_do = self.mend.lstrip(":;. ") or None
-        return {"check": self.check, "level": self.level, "subject": self.subject, "text": self.says,
-                "what_to_do": what_to_do}  # fmt: skip
+        about = {"check": self.check, "level": self.level, "subject": self.subject}
+        return {**about, "text": self.says, "what_to_do": what_to_do}
 
 
 LOCK_TIMEOUT: Final = "5s"
@@ -72,13 +72,9 @@ async def _none(_: object) -> list[Row]:
     return []
 
 
-LOCKED: Final = Check(
-    "locked",
-    _none,  # it is `examine` that finds it
-    "error",
+LOCKED: Final = Check("locked", _none, "error",  # it is `examine` that finds it
     f"a protected table has been locked for {LOCK_TIMEOUT}, so that not all could be looked at (see {WHERE_TO_LOOK})",
-    "; run this again",
-)
+    "; run this again")  # fmt: skip
 
 
 async def examine(checks: Iterable[Check], connection: Connection, setup: object = None) -> list[Finding]:
@@ -169,66 +165,34 @@ OLD: Final = 300.0
 
 
 async def _prepared(connection: Connection) -> list[Row]:
-    return [
-        {
-            "subject": "prepared",
-            "transaction": each.describe(),
-            "fenced": list(each.protected),
-            "old": not each.protected and each.age >= OLD,
-            "locks": f"holds locks on {', '.join(each.locked)}, and " if each.locked else "",
-            "commit_or_roll_it_back": each.mend(),
-        }
-        for each in await upkeep.all_prepared(connection)
-    ]
+    rows: list[Row] = []
+    for each in await upkeep.all_prepared(connection):
+        named = {"subject": "prepared", "transaction": each.describe(), "commit_or_roll_it_back": each.mend()}
+        locks = f"holds locks on {', '.join(each.locked)}, and " if each.locked else ""
+        old = not each.protected and each.age >= OLD
+        rows.append({**named, "fenced": list(each.protected), "old": old, "locks": locks})
+    return rows
 
 
 SERVER: Final = (
     Check("server-too-old", _VERSION, "error", "PostgreSQL {version} is older than 14", when="old"),
     Check("server", _VERSION, "ok", "PostgreSQL {version}"),
-    Check(
-        "not-durable",
-        _NOT_DURABLE,
-        "error",
-        "{subject} = off: a crash may forget writes and marks that were answered for",
-    ),
-    Check(
-        "triggers-off",
-        "SELECT 'session' AS subject WHERE current_setting('session_replication_role') <> 'origin'",
-        "error",
-        "session_replication_role is not origin: no trigger would fire",
-    ),
-    Check(
-        "foreign-tables",
-        _STRAYS,
-        "warning",
+    Check("not-durable", _NOT_DURABLE, "error",
+        "{subject} = off: a crash may forget writes and marks that were answered for"),
+    Check("triggers-off", "SELECT 'session' AS subject WHERE current_setting('session_replication_role') <> 'origin'",
+        "error", "session_replication_role is not origin: no trigger would fire"),
+    Check("foreign-tables", _STRAYS, "warning",
         "the schema fencepost holds tables that are not its own ({tables}); the gateway does not serve them. A role"
-        ' named fencepost creates tables here, since its search_path begins with "$user"',
-        when="tables",
-    ),
-    Check(
-        "standby",
-        "SELECT 'server' AS subject WHERE pg_is_in_recovery()",
-        "error",
-        "this is a standby: nothing can be written here",
-    ),
-    Check(
-        "prepared-holds-fenced",
-        _prepared,
-        "warning",
+        ' named fencepost creates tables here, since its search_path begins with "$user"', when="tables"),
+    Check("standby", "SELECT 'server' AS subject WHERE pg_is_in_recovery()", "error",
+        "this is a standby: nothing can be written here"),
+    Check("prepared-holds-fenced", _prepared, "warning",
         "{transaction}, holds locks on {fenced}: writes to its rows, and whatever needs the whole table, wait for it"
-        " and fail",
-        ": {commit_or_roll_it_back}",
-        when="fenced",
-    ),
-    Check(
-        "prepared-old",
-        _prepared,
-        "warning",
+        " and fail", ": {commit_or_roll_it_back}", when="fenced"),
+    Check("prepared-old", _prepared, "warning",
         "{transaction}, {locks}keeps VACUUM, and the pruning of marks, from removing what is newer than it",
-        ": {commit_or_roll_it_back}",
-        when="old",
-    ),
-)
+        ": {commit_or_roll_it_back}", when="old"),
+)  # fmt: skip
 
 # Failover (R19): which database this is, and whether its standbys would know everything that was acknowledged.
 
@@ -245,13 +209,13 @@ SELECT 'origin' AS subject, s.seqmin, s.seqmin - 1 AS refused, g.first, s.seqmin
 
 async def _origin(connection: Connection) -> list[Row]:
     """Compare the database with what is stored in it; what this role may not look at is found with the privileges."""
-    rows: list[Row] = []
-    if await connection.fetchval("SELECT has_function_privilege('fencepost.origin(bigint, uuid)', 'EXECUTE')"):
-        origin = await upkeep.origin(connection)
-        if not origin.in_recovery:  # found with the server
-            found = f"generation {origin.generation}: {origin.found.describe()}"
-            rows.append({"subject": "origin", "refused_because": origin.problem(), "generation_and_place": found})
-    return rows
+    if not await connection.fetchval("SELECT has_function_privilege('fencepost.origin(bigint, uuid)', 'EXECUTE')"):
+        return []
+    origin = await upkeep.origin(connection)
+    if origin.in_recovery:
+        return []  # found with the server
+    found = f"generation {origin.generation}: {origin.found.describe()}"
+    return [{"subject": "origin", "refused_because": origin.problem(), "generation_and_place": found}]
 
 
 async def _beginning(connection: Connection) -> list[Row]:
@@ -316,76 +280,30 @@ SELECT 'privileges' AS subject, current_user::text AS role
 _RAISE: Final = ": fencepost generation raise --reason …, which begins a new one"
 
 FAILOVER: Final = (
-    Check(
-        "origin-unknown",
-        _origin,
-        "error",
-        "{refused_because}; gateways do not write to it",
-        ". When no other primary is alive: fencepost generation raise --reason …",
-        when="refused_because",
-    ),
+    Check("origin-unknown", _origin, "error", "{refused_because}; gateways do not write to it",
+        ". When no other primary is alive: fencepost generation raise --reason …", when="refused_because"),
     Check("origin", _origin, "ok", "{generation_and_place}"),
-    Check(
-        "tokens-begin-late",
-        _beginning,
-        "error",
+    Check("tokens-begin-late", _beginning, "error",
         "tokens up to {refused} are refused as of an earlier generation, and it began at {first} (MINVALUE of"
-        " fencepost.tokens)",
-        _RAISE,
-        when="late",
-    ),
-    Check(
-        "tokens-begin-early",
-        _beginning,
-        "error",
+        " fencepost.tokens)", _RAISE, when="late"),
+    Check("tokens-begin-early", _beginning, "error",
         "tokens of earlier generations are taken from {seqmin} on, and this one began at {first} (MINVALUE of"
-        " fencepost.tokens)",
-        _RAISE,
-        when="early",
-    ),
-    Check(
-        "functions-without-generations",
-        _lagging,
-        "error",
+        " fencepost.tokens)", _RAISE, when="early"),
+    Check("functions-without-generations", _lagging, "error",
         "its functions were made by an older version, and take tokens of earlier generations",
-        ": run `fencepost protect {subject}`",
-    ),
-    Check(
-        "synchronous",
-        _REPLICATION,
-        "ok",
-        "synchronous_standby_names is {names}, {streaming} of them streaming now",
-        when="names",
-    ),
-    Check(
-        "standby-not-synchronous",
-        _REPLICATION,
-        "warning",
-        f"synchronous_standby_names is empty, and {{attached}} attached: {_VOID}",
-        when="attached",
-    ),
+        ": run `fencepost protect {subject}`"),
+    Check("synchronous", _REPLICATION, "ok",
+        "synchronous_standby_names is {names}, {streaming} of them streaming now", when="names"),
+    Check("standby-not-synchronous", _REPLICATION, "warning",
+        f"synchronous_standby_names is empty, and {{attached}} attached: {_VOID}", when="attached"),
     Check("no-synchronous-standby", _REPLICATION, "ok", f"no synchronous standby; without one {_VOID}"),
-    Check(
-        "commits-not-waited-for",
-        _ASYNCHRONOUS,
-        "warning",
-        "{place} sets {setting}: direct SQL there is answered before its commit is safe",
-    ),
-    Check(
-        "table-privileges",
-        _TABLE_PRIVILEGES,
-        "warning",
-        "the role {role} lacks {privileges} on the table",
-        when="privileges",
-    ),
-    Check(
-        "function-privileges",
-        _FUNCTION_PRIVILEGES,
-        "error",
-        "the role {role} lacks functions of our schema",
-        ": run `fencepost migrate --gateway-role {role}`",
-    ),
-)
+    Check("commits-not-waited-for", _ASYNCHRONOUS, "warning",
+        "{place} sets {setting}: direct SQL there is answered before its commit is safe"),
+    Check("table-privileges", _TABLE_PRIVILEGES, "warning",
+        "the role {role} lacks {privileges} on the table", when="privileges"),
+    Check("function-privileges", _FUNCTION_PRIVILEGES, "error",
+        "the role {role} lacks functions of our schema", ": run `fencepost migrate --gateway-role {role}`"),
+)  # fmt: skip
 
 
 async def open_session(dsn: str) -> Row:
