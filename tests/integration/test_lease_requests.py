@@ -229,9 +229,7 @@ Grant = Callable[[Connection], Coroutine[None, None, LeaseId]]
 
 
 async def granted_by_us(connection: Connection) -> LeaseId:
-    acquired = await builtin.try_locks(connection, wanted("x", secret=TEXT), None, None, 0)
-    assert isinstance(acquired, Granted)
-    return acquired.lease.id
+    return granted(await builtin.try_locks(connection, wanted("x", secret=TEXT), None, None, 0)).id
 
 
 async def granted_by_etcd(connection: Connection) -> LeaseId:

@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.integration.test_lease_claims import ask as acquire
+from tests.integration.test_lease_claims import lease as granted
 from tests.support.interleave import Connect, Connection
 from tests.support.postgres import Unmade
 from tests.support.racing import Race, entered, mark, scoped_race
@@ -14,7 +16,6 @@ from fencepost.server.fence.resource import Resource, parse_resource
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.leases import acquire_lease
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.read import Explained
 from fencepost.server.gateway.use_cases import claim, explain
@@ -31,12 +32,6 @@ async def race(connect: Connect, unmade: Unmade) -> Race:
 
 def asked(*claims: str, lock: str = "account/42", secret: str = "s" * 32, wait_ms: int = 0) -> LockRequest:
     return LockRequest((lock,), secret, "me", 10_000, claims=claims, wait_ms=wait_ms)
-
-
-async def granted(gateway: Gateway, request: LockRequest) -> Granted:
-    answer = await acquire_lease(gateway, request, asyncio.get_running_loop().create_future())
-    assert isinstance(answer, Granted), answer
-    return answer
 
 
 async def unannounced(connection: Connection, statements: list[str]) -> None:
@@ -78,9 +73,7 @@ async def test_a_repeated_acquire_finds_its_claims_and_raises_nothing(race: Race
 
 
 async def test_a_refused_scope_gives_the_whole_grant_back(race: Race, gateway: Gateway) -> None:
-    answer = await acquire_lease(
-        gateway, asked("account/42", "account/1,2"), asyncio.get_running_loop().create_future()
-    )
+    answer = await acquire(gateway, asked("account/42", "account/1,2"))
     assert isinstance(answer, Problem)
     assert answer.name == "FP016"
     assert await mark(race) is None
@@ -156,8 +149,7 @@ async def test_scopes_of_two_templates_and_rows_are_claimed_in_one_order(race: R
 async def claimed(gateway: Gateway, by: str, resource: str) -> Outcome | Granted:
     if by == "claim":
         return await claim(gateway, Claim(parse_resource(resource), Token(50)))
-    asking = asked(resource, lock=resource, secret=f"{resource:t<32}")
-    return await acquire_lease(gateway, asking, asyncio.get_running_loop().create_future())
+    return await acquire(gateway, asked(resource, lock=resource, secret=f"{resource:t<32}"))
 
 
 async def test_a_scope_that_no_row_can_have_is_not_claimed(race: Race, gateway: Gateway) -> None:

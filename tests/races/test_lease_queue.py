@@ -3,7 +3,7 @@
 from uuid import uuid4
 
 from tests.races.openings import QUEUE_OF_LOCKS, opened
-from tests.races.test_leases import granted
+from tests.races.test_leases import granted, in_the_way
 from tests.support.lease_racing import ELSEWHERE, MINUTE, LeaseRace, notified
 
 from fencepost.server.postgres import leases
@@ -18,14 +18,14 @@ async def test_no_request_passes_those_that_wait(race: LeaseRace) -> None:
     holder = granted(await race.acquire(race.a, "x", secret="holder", owner="holder"))
     first = await race.queue(race.b, "x", secret="first")
     assert await race.release(race.a, holder.lease_id, "holder")
-    passer_by = await race.acquire(race.c, "x", secret="passer-by")
+    passer_by = in_the_way(await race.acquire(race.c, "x", secret="passer-by"))
     assert (passer_by.verdict, passer_by.lock, passer_by.lease_id, passer_by.waiting) == ("held", "x", None, 1)
     second = await race.queue(race.c, "x", secret="second")
     assert await race.waiting("x") == ["first", "second"]
     assert (await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE)).verdict == "queued"
     one = granted(await race.acquire(race.b, "x", secret="first", visit=first, wait_ms=MINUTE))
     assert await race.waiting("x") == ["second"]
-    behind = await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE)
+    behind = in_the_way(await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE))
     assert (behind.verdict, behind.first, behind.lease_id) == ("queued", True, one.lease_id)
     assert await race.release(race.b, one.lease_id, "first")
     two = granted(await race.acquire(race.c, "x", secret="second", visit=second, wait_ms=MINUTE))
@@ -81,7 +81,7 @@ async def test_leaving_wakes_the_next(race: LeaseRace) -> None:
                 await leases.leave(race.b, first)
             case "last try":
                 foreign = granted(await race.acquire_past(race.c, name, secret=f"foreign{number}"))
-                last = await race.acquire(race.b, name, secret=f"first{number}", visit=first)
+                last = in_the_way(await race.acquire(race.b, name, secret=f"first{number}", visit=first))
                 assert (last.verdict, last.lease_id) == ("held", foreign.lease_id)
             case "a heartbeat says so":
                 await race.beat(second, third, left=(first,))
