@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -164,8 +164,8 @@ class Metrics:
             return
         for metric in event.metrics:
             if metric.where is None or getattr(event, metric.where[0]) == metric.where[1]:
-                value = metric.value if isinstance(metric.value, int | float) else getattr(event, metric.value)
-                self.record(metric, value, *(getattr(event, name) for name in metric.by or metric.labels))
+                value = getattr(event, metric.value) if isinstance(metric.value, str) else metric.value
+                self.record(metric, value, *map(getattr, repeat(event), metric.by or metric.labels))
 
     def count(self) -> None:
         """Take over what was accepted since the last call: two metrics for each write cost more than its JSON."""
