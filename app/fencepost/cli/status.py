@@ -408,6 +408,9 @@ LISTINGS: Final = (
 )  # fmt: skip
 
 
+_FIRST_IN_JSON: Final = ("protected", "unprotected", "kept", "floors", "locks", "sources", "broken_glass", "refusals")
+
+
 @click.command()
 @settings_options("database_url", "data_dir", "queues")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object. Tokens in it are strings.")
@@ -430,7 +433,8 @@ def status(settings: Settings, as_json: bool) -> None:
     seen = on_database(settings, look)
     seen["queues"], seen["queue_trouble"] = _look_at_queues(settings, seen["queues"])
     if as_json:
-        described: dict[str, Any] = {each.key: [each.as_json(item) for item in seen[each.key]] for each in LISTINGS}
+        described: dict[str, Any] = dict.fromkeys(_FIRST_IN_JSON)
+        described |= {each.key: [each.as_json(item) for item in seen[each.key]] for each in LISTINGS}
         described["floors"] = dict(described["floors"])
         click.echo(json.dumps(described, indent=2, ensure_ascii=False))
         return
