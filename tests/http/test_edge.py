@@ -759,7 +759,7 @@ async def test_what_is_on_which_port(demo_database: str, short_dir: Path, worker
         httpx.AsyncClient(base_url=admin_url(gateway), trust_env=False) as admin,
     ):
         for each in (gate, admin):
-            assert (await each.get("/healthz")).json() == {"status": "ok"}
+            assert (await each.get("/healthz?verbose")).json() == {"status": "ok"}
         assert (await gate.get("/readyz")).json() == {"status": "ready"}
         assert (await admin.get("/readyz")).json().keys() > {"status", "database", "origin", "catalog"}
         assert ((await gate.get("/metrics")).status_code, (await gate.head("/metrics")).status_code) == (404, 404)

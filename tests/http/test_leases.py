@@ -282,7 +282,7 @@ async def test_what_cannot_be_asked_for_is_400_and_names_where(api: Api) -> None
         ({"locks": [f"n{number}" for number in range(33)]}, "body: locks: "),
         ({"locks": ["a", "b", "a"]}, "body: locks: a name stands there twice"),
         ({"lock": "a", "owner": "x" * 257}, "body: owner: "),
-        ({"lock": "a", "ttl_ms": 0}, "body: ttl_ms: 0 is not an integer from 1 to 100000"),
+        *(({"lock": "a", "ttl_ms": n}, f"body: ttl_ms: {n} is not an integer from 1 to 100000") for n in (0, True)),
         ({"lock": "a", "wait_ms": 2_000_000_001}, "body: wait_ms: 2000000001 is not an integer from 0 to 2000000000"),
         ({"lock": "a", "keep_place": True}, "body: keep_place: a place is kept for a client that has"),
         ({"lock": "a", "keep_place": "yes"}, "body: keep_place: true or false"),

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, Final, NotRequired
 
 import orjson
-from pydantic import Field, PlainValidator, Strict, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, SkipValidation, Strict, ValidationInfo, WithJsonSchema, model_validator
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -47,9 +47,9 @@ def _limit(value: object) -> int:
     return int(value)
 
 
-def _require_within(member: str, value: int, least: int, most: int, setting: str | None = None) -> None:
-    """Refuse an integer that is out of bounds; `setting` sets the upper one."""
-    if not least <= value <= most:
+def _require_within(member: str, value: object, least: int, most: int, setting: str | None = None) -> None:
+    """Refuse what is no integer, or out of bounds; `setting` sets the upper one."""
+    if type(value) is not int or not least <= value <= most:
         hint = f"{setting} sets the most." if setting else None
         raise UnfitError(f"{member}: {value!r:.40} is not an integer from {least} to {most}", hint)
 
@@ -61,7 +61,7 @@ def _limits(info: ValidationInfo) -> LeaseLimits:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text has no control characters, line ends or lone surrogates: it will stand in logs."""
+    """Whether a text has no control characters or line ends: it will stand in logs."""
     return re.fullmatch(PLAIN, text) is not None
 
 
@@ -76,7 +76,7 @@ Limit = Annotated[
     int, PlainValidator(_limit), WithJsonSchema({"type": "integer", "minimum": 1, "maximum": MOST_LISTED})
 ]
 """How many members a page of a list has at most."""
-Whole = Annotated[int, Strict(), Says("{value} is not an integer"), WithJsonSchema({"type": "integer", "minimum": 1})]
+Whole = Annotated[int, SkipValidation, WithJsonSchema({"type": "integer", "minimum": 1})]  # _require_within looks
 
 
 class LeaseRequest(Taken):
@@ -89,7 +89,7 @@ class LeaseRequest(Taken):
     locks: Annotated[
         tuple[Plain, ...],
         Field(min_length=1, max_length=MOST_LOCKS),
-        Says(f"an array of 1 to {MOST_LOCKS} names without control characters is expected"),
+        Says(f"1 to {MOST_LOCKS} names in an array, each with 1 to {LONGEST_NAME} bytes without control characters"),
     ] = ()
     owner: Annotated[
         Plain,

@@ -124,7 +124,7 @@ class Route:
     refusals: Sequence[tuple[int, str]] = ()
     """Statuses of problems, and when they are answered."""
     kind: Kind | None = "look"
-    """What its header Prefer may say, and which other headers are refused; None: no header is looked at."""
+    """What its header Prefer may say, and which other headers are refused; None: neither headers nor query are read."""
     query: type[Taken] = NoQuery
     body: type[Taken] | None = None
     """None: it takes no body."""
@@ -151,7 +151,7 @@ async def read(route: Route, scope: Scope, receive: Receive, gateway: Gateway, l
     """
     headers = read_headers(scope["headers"], route.kind, names_resources=route.names_resources)
     raw = scope["query_string"]
-    query = _read_query(raw, route.query) if raw or route.query.model_fields else NO_QUERY
+    query = _read_query(raw, route.query) if (raw and route.kind) or route.query.model_fields else NO_QUERY
     secret = None if route.secret is None else read_secret(scope["headers"])
     if route.secret == "must" and secret is None:  # noqa: S105 - no secret
         raise RequestError(
@@ -211,7 +211,7 @@ def _refuse(where: str, error: ValidationError, model: type[Taken]) -> NoReturn:
     unknown = sorted(str(each["loc"][0]) for each in faults if each["type"] == "extra_forbidden")
     if unknown:
         known = ", ".join(sorted(model.model_fields))
-        raise RequestError(bad_request(f"{where}: {', '.join(unknown)}: unknown; this takes {known}"))
+        raise RequestError(bad_request(f"{where}: {', '.join(unknown)[:100]}: unknown; this takes {known}"))
     first = faults[0]
     member = str(first["loc"][0]) if first["loc"] else ""
     cause = first.get("ctx", {}).get("error")

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Final, Literal, NotRequired
+from typing import Annotated, Any, Final, Literal, NotRequired
 from urllib.parse import quote
 
 from fastapi import APIRouter
@@ -28,7 +28,7 @@ from fencepost.server.http.edge import caller_of, is_named, is_nobody
 from fencepost.server.http.openapi import before
 from fencepost.server.http.openapi_parts import PARAMETERS, parameter
 from fencepost.server.http.problems import RequestError, page, problem_response
-from fencepost.server.http.routes import Answered, Asked, NoQuery, Route, Taken
+from fencepost.server.http.routes import Answered, Asked, NoQuery, Route, Says, Taken
 from fencepost.server.observe.metrics import CONTENT_TYPE, Metrics
 from fencepost.server.ops.demo import COMMENTS, is_demo
 from fencepost.server.postgres.tables import Catalog, Table
@@ -39,7 +39,7 @@ from fencepost.server.postgres.tables import Catalog, Table
 class ClaimRequest(Taken):
     """What to claim."""
 
-    resource: str
+    resource: Annotated[str, Says("a string like orders/order-123 is expected")] = Field(examples=["orders/order-123"])
 
 
 @declared
