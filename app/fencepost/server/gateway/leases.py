@@ -159,7 +159,8 @@ async def _once(
     if why is None:
         return outcome, ()
     names = dict.fromkeys(unquote(each.partition("/")[0]) for each in (*wanted.claims, *wanted.writes))
-    return outcome, [Doubt(name, catalog.find_or_scope(name), why) for name in names] or [Doubt("", None, why)]
+    found = [(name, table) for name in names for table in catalog.scopes.get(name) or (catalog.find(name),)]
+    return outcome, [Doubt(each.name if each else name, each, why) for name, each in found] or [Doubt("", None, why)]
 
 
 async def _acquire(gateway: Gateway, wanted: LockRequest, gone: "asyncio.Future[None]") -> Granted | Problem:
@@ -416,10 +417,8 @@ def _too_large(most_bytes: int) -> Problem:
 
 def forbidden_lock(caller: Caller, names: Sequence[str]) -> Problem | None:
     """Refuse locks that are not for this caller."""
-    if caller.locks is None:
-        return None
-    name = next((name for name in names if not caller.may_lock(name)), None)
-    if name is None:
+    name = None if caller.locks is None else next((name for name in names if not caller.may_lock(name)), None)
+    if name is None or caller.locks is None:
         return None
     return Problem(
         LOCK_FORBIDDEN,
