@@ -295,6 +295,9 @@ async def test_without_verify_only_what_came_through_the_gateway_is_known(
     refused = await api.write(number)
     assert (refused.status_code, refused.json()["code"]) == (409, "FP018")
     assert "--verify" in refused.json()["hint"]
+    async with connection_to(database) as connection:
+        await connection.execute("UPDATE fencepost.protected SET verify = true")  # which no gateway is told
+    assert (await api.write(number)).status_code == 200
 
 
 @pytest.mark.usefixtures("_can_verify")

@@ -295,16 +295,17 @@ def problem_of(
 
 
 def _doubt_of_answer(outcome: Problem, table: Table) -> Why | None:
-    """A table that has just got a queue takes writes without a token; one that has just lost it takes others again. And
-    where no partition can have a row, PostgreSQL has not compared the key: the row may be there by another one.
+    """A table that has just got a queue takes writes without a token; one that has just lost it takes others again; one
+    that is verified since takes tokens that its source alone knows. And where no partition can have a row, PostgreSQL
+    has not compared the key: the row may be there by another one.
     """
     if outcome.type is UNPROTECTED_TABLE:
         return "catalog"
     queued = table.fence is not None and table.fence.queue is not None
     no_row = outcome.type is ROW_NOT_FOUND or (outcome.type is ROW_CHANGED and outcome.current_token is None)
     no_partition = no_row and table.kind == "partitioned table"
-    in_doubt = no_partition or outcome.type is TOKEN_REQUIRED or (queued and outcome.type is BAD_REQUEST)
-    return "answer" if in_doubt else None
+    of_token = outcome.type in (TOKEN_REQUIRED, UNISSUED_TOKEN)
+    return "answer" if no_partition or of_token or (queued and outcome.type is BAD_REQUEST) else None
 
 
 def _doubt_of_query(error: QueryError) -> Why | None:
