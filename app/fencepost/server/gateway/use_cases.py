@@ -283,7 +283,8 @@ def problem_of(
         case RefusedError():
             if error.sqlstate == SUPPRESSED and table is not None and table.row_security:
                 return Problem(ROW_NOT_FOUND, f"Row security keeps {table.name} from being written there."), None
-            return problem_of_refused(error, table), _doubt_of(error)
+            refused = problem_of_refused(error, table)
+            return refused, _doubt_of(error) or ("answer" if refused.type is UNISSUED_TOKEN else None)
         case OutcomeUnknownError():
             detail = f"It is not known whether the {what} landed: {error}"
             return Problem(OUTCOME_UNKNOWN, detail), None
