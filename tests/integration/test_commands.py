@@ -98,9 +98,9 @@ async def test_protect_status_unprotect(run: Run, owner: Connection) -> None:
 async def test_status_shows_who_holds_locks_who_waits_and_what_was_pruned(run: Run, connect: Connect) -> None:
     await run("protect", "t")
     race = await open_lease_race(connect)
-    held = await race.acquire(race.a, "held", secret="s", owner="me", ttl_ms=10 * MINUTE)
+    held = (await race.acquire(race.a, "held", secret="s", owner="me", ttl_ms=10 * MINUTE)).lease
     await race.queue(race.b, "held", secret="you")
-    free = await race.acquire(race.a, "free", secret="f")
+    free = (await race.acquire(race.a, "free", secret="f")).lease
     await race.queue(race.b, "free", secret="next")
     await race.release_here(race.a, free.lease_id, "f")
     await race.observer.execute("UPDATE fencepost.waiters SET gateway = NULL")  # so that none has to beat for them
