@@ -430,7 +430,7 @@ async def _tokens(connection: Connection) -> list[Row]:
             marks += ["SELECT NULL, fencepost.floor_of($1)"] if reads["floor_of"] else []
             marks += [f"SELECT NULL, {MARK_COLUMN} FROM {_relation(row)}"] if row["reads_rows"] else []
             highest = await _highest(connection, row, marks)
-            beyond = highest if highest > issued else None
+            beyond = str(highest) if highest > issued else None  # 0 counts, too
         if row["has_column"] and (row["unlike"] or beyond is not None):
             amiss.append({**row, "beyond": beyond, "issued": issued})
     return [{**sequence, "issued": issued or "none", "sound": not amiss}, *amiss]
