@@ -95,6 +95,7 @@ class LeaseRequest(Taken):
         Plain,
         Field(max_length=LONGEST_OWNER),
         Says(f"who holds the lock, for people: 1 to {LONGEST_OWNER} characters, no control characters"),
+        WithJsonSchema({"type": "string", "minLength": 1, "maxLength": LONGEST_OWNER}),
     ] = ""
     ttl_ms: Whole = DEFAULT_TTL_MS
     wait_ms: Annotated[Whole, WithJsonSchema({"type": "integer", "minimum": 0, "maximum": MOST_MS})] = 0

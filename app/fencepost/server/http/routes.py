@@ -174,7 +174,7 @@ def _read_query(raw: bytes, model: type[Taken]) -> Taken:
             names = ", ".join(each for each, _ in query_pairs(raw))
             raise RequestError(bad_request(f"query: {names[:100]}: this route takes no parameters."))
         if name not in known or name in given:
-            raise RequestError(bad_request(f"query: {name[:100]}: this takes {_listed(list(known))} once"))
+            raise RequestError(bad_request(f"query: {name[:100] or _EMPTY}: this takes {_listed(list(known))} once"))
         given[name] = value
     if not known:
         return NO_QUERY
@@ -185,6 +185,8 @@ def _read_query(raw: bytes, model: type[Taken]) -> Taken:
 
 
 NO_QUERY: Final = NoQuery()
+_EMPTY: Final = "''"
+"""Stands for a name that is empty, where a refusal names it."""
 
 
 async def _read_body(headers: Headers, receive: Receive, limit: int, route: Route, gateway: Gateway) -> Taken:
@@ -208,7 +210,7 @@ def _listed(names: Sequence[str]) -> str:
 def _refuse(where: str, error: ValidationError, model: type[Taken]) -> NoReturn:
     """Raise the first fault as a RequestError that names the member; unknown members come first, all of them."""
     faults = error.errors(include_url=False)
-    unknown = sorted(str(each["loc"][0]) for each in faults if each["type"] == "extra_forbidden")
+    unknown = sorted(str(each["loc"][0]) or _EMPTY for each in faults if each["type"] == "extra_forbidden")
     if unknown:
         known = ", ".join(sorted(model.model_fields))
         raise RequestError(bad_request(f"{where}: {', '.join(unknown)[:100]}: unknown; this takes {known}"))
