@@ -74,7 +74,11 @@ async def require_storable(connection: Session, tables: Sequence[Table], values:
     """Refuse the claim of a scope that no row can have (QueryError): none of its tables stores the values as they are.
     The claim would fence no holder.
     """
-    sharing = [(table, table.fence.scope) for table in tables if table.fence is not None and table.fence.scope]
+    sharing = [
+        (table, scope)
+        for table in tables  # without a column of the scope none of its rows is in one
+        if table.fence is not None and (scope := table.fence.scope) and table.columns.keys() >= {*scope.columns}
+    ]
     if any(not scopes.may_change(table, scope, values) for table, scope in sharing):
         return
     for table, scope in sharing:
