@@ -213,6 +213,5 @@ async def test_a_scope_is_claimed_when_one_of_its_tables_can_have_such_a_row(rac
     await gateway.catalog.reload()
     assert result_of(await claim(gateway, Claim(Resource("ks", ("1.4999",)), Token(50)))) == "ok"
     await race.observer.execute("SET session_replication_role = replica; DROP DOMAIN dk CASCADE")  # unheard
-    refused = await acquire(gateway, asked("ks/1.49999", lock="unheard"))
-    assert isinstance(refused, Problem)
-    assert refused.detail.endswith("when stored in a, b, c"), refused
+    unheard = await acquire(gateway, asked("ks/1.49999", lock="unheard"))
+    assert getattr(unheard, "detail", "").endswith("when stored in a, b, c"), unheard
