@@ -6,8 +6,9 @@ share it. A change that no request stumbles over (a new column) is seen by the l
 """
 
 import asyncio
+import json
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -32,9 +33,11 @@ from fencepost.server.postgres.tables import (
     REACHES,
     REACHES_ITSELF,
     REFERS,
-    RUNS_CODE,
+    RUNS_OTHER_CODE,
+    SHADOWED,
     SHARES,
     SUPPRESSES,
+    TRIGGERS,
     Catalog,
     Column,
     Fence,
@@ -45,8 +48,15 @@ from fencepost.server.postgres.tables import (
     column_of,
     quote,
 )
+from fencepost.server.postgres.trigger_reader import (
+    NAMES,
+    TableOfTriggers,
+    Trigger,
+    only_sets_columns,
+    sees_own_row_only,
+)
 
-# Read a Catalog from pg_catalog: four statements in one snapshot.
+# Read a Catalog from pg_catalog: five statements in one snapshot.
 
 _KINDS: Final[dict[str, TableKind]] = {
     "r": "table",
@@ -55,6 +65,8 @@ _KINDS: Final[dict[str, TableKind]] = {
     "m": "materialized view",
     "f": "foreign table",
 }
+FIRST_OF_USERS: Final = 16384
+"""The first oid that is not PostgreSQL's own."""
 _RULES: Final[dict[str, Rule]] = {"strict": "strict", "epoch": "epoch"}
 
 PROTECTED: Final = (
@@ -110,7 +122,8 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS relation, c.relkind
        (SELECT x.relname::text FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
          WHERE i.indrelid = c.oid AND i.indisprimary) AS key_constraint,
        (SELECT i.indexrelid::int8 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS key_index,
-       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, calls.shows_caller, {RUNS_CODE} AS runs_code,
+       {SUPPRESSES} AS may_suppress, {SHARES} AS shares, calls.shows_caller,
+       {RUNS_OTHER_CODE} AS runs_other_code, {TRIGGERS} AS triggers,
        calls.reads_run_functions AS reads_run_code,
        {REACHES} AS reaches, {CHANGES} AS changes, {REFERS} AS refers,
        {REACHED} AS reached,
@@ -192,12 +205,50 @@ def _why_broken(row: asyncpg.Record, name: str, key: tuple[str, ...], scope: Sco
     return next((text for wrong, text in reasons if wrong), "")
 
 
+def _fingerprint_of(row: asyncpg.Record) -> str:
+    """What changes with the table, its triggers and their functions. The triggers' text is one with what was read."""
+    return f"{row['fingerprint']}{row['triggers'] or ''}"
+
+
+def _triggers(text: str | None) -> list[Trigger]:
+    """Read the JSON of TRIGGERS. A function that has just gone has no definition: it is not understood."""
+    return [
+        Trigger(function, definition or "", digest or "", of_row, condition_is_own, tuple(arguments[:-1]), deletes)
+        for function, definition, digest, of_row, condition_is_own, arguments, deletes in json.loads(text or "[]")
+    ]
+
+
+def _for_triggers(row: asyncpg.Record, columns: Mapping[str, Column], fence: Fence | None) -> TableOfTriggers:
+    """Say which columns a trigger may set, and which have types of PostgreSQL's own, or enums (no domains)."""
+    ours = {MARK_COLUMN, *(fence.scope.columns if fence is not None and fence.scope is not None else ())}
+    made = {column.name for column in columns.values() if column.generated or column.identity}
+    plain = {
+        column.name
+        for column in columns.values()
+        if column.type_oid < FIRST_OF_USERS
+        or (column.enum_labels and not column.is_array and column.type == column.base_type)
+    }
+    bound = ours.union(made, row["key"] or (), row["unique_columns"] or (), row["changes"] or ())
+    return TableOfTriggers(frozenset(bound), frozenset(plain), frozenset(columns))
+
+
 def _table(
-    row: asyncpg.Record, fences: Mapping[int, asyncpg.Record], columns: dict[str, Column], lossy: set[str]
+    row: asyncpg.Record,
+    fences: Mapping[int, asyncpg.Record],
+    columns: dict[str, Column],
+    lossy: set[str],
+    shadowed: Collection[str],
 ) -> Table:
     fenced = fences.get(row["oid"])
     key, name = tuple(row["key"] or ()), api_name(row["schema"], row["relation"])
     fence = _fence(fenced, name, key) if fenced is not None else None
+    triggers = _triggers(row["triggers"])
+    of_triggers = _for_triggers(row, columns, fence)
+    own_row_only = [sees_own_row_only(each, of_triggers, shadowed) for each in triggers]
+    shares = row["shares"] and all(own_row_only)
+    sets_columns = all(
+        own or only_sets_columns(each, shadowed) for own, each in zip(own_row_only, triggers, strict=True)
+    )
     made: Callable[..., Table] = partial(Table, fence=fence)
     if fence is not None and fence.intact:
         made = partial(ProtectedTable, fence=fence)
@@ -217,9 +268,10 @@ def _table(
         key_constraint=row["key_constraint"],
         key_index=row["key_index"],
         may_suppress=row["may_suppress"],
-        shares_transactions=row["shares"],
+        shares_transactions=shares,
+        trigger_functions=tuple({each.function: each.digest for each in triggers}.items()) if shares else (),
         shows_caller=row["shows_caller"],
-        runs_code=row["runs_code"] or row["reaches"] or bool(row["changes"]),
+        runs_code=row["runs_other_code"] or not sets_columns or row["reaches"] or bool(row["changes"]),
         reads_run_code=row["reads_run_code"],
         deletes_reach_further=row["reaches"],
         updates_reach_further=frozenset(row["changes"] or ()),
@@ -229,7 +281,7 @@ def _table(
             for oid in row["reached"] or ()
             if oid in fences
         ),
-        fingerprint=row["fingerprint"],
+        fingerprint=_fingerprint_of(row),
     )
 
 
@@ -242,6 +294,7 @@ async def load(connection: Connection, served: Served, version: int) -> Catalog:
         relations = await connection.fetch(RELATIONS, wanted)
         columns = await connection.fetch(COLUMNS, wanted)
         fences = {row["oid"]: row for row in await connection.fetch(FENCES)}
+        shadowed = {row["name"] for row in await connection.fetch(SHADOWED, list(NAMES))}
         defaults = await _defaults(connection)
     by_table: defaultdict[int, dict[str, Column]] = defaultdict(dict)
     lossy: defaultdict[int, set[str]] = defaultdict(set)
@@ -252,7 +305,7 @@ async def load(connection: Connection, served: Served, version: int) -> Catalog:
     tables: dict[str, Table] = {}
     for row in relations:
         oid = row["oid"]
-        table = _table(row, fences, by_table[oid], lossy[oid])
+        table = _table(row, fences, by_table[oid], lossy[oid], shadowed)
         # Two names with dots may render alike ("a.b"."c" and "a"."b.c"): the first one is served, protect refuses both.
         if served.has(table.name):
             tables.setdefault(table.name, table)
@@ -273,7 +326,8 @@ async def _defaults(connection: Connection) -> dict[tuple[int, str], str]:
 
 
 _LOOK: Final = f"""
-SELECT {_FINGERPRINT} AS fingerprint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT {_FINGERPRINT} AS fingerprint, {TRIGGERS} AS triggers
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE {_SERVED} AND ($2 = n.nspname || '.' || c.relname OR n.nspname = 'public' AND $2 = c.relname)"""
 
 _SCOPE: Final = f"""
@@ -292,7 +346,7 @@ async def is_outdated(connection: Connection, schemas: Iterable[str], name: str,
     wanted = name if table is None else f"{table.schema}.{table.relation}"
     async with connection.transaction(readonly=True):
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
-        found = {row["fingerprint"] for row in await connection.fetch(_LOOK, list(schemas), wanted)}
+        found = {_fingerprint_of(row) for row in await connection.fetch(_LOOK, list(schemas), wanted)}
         if table is None:
             return bool(found) or bool(await connection.fetchval(_SCOPE, list(schemas), name))
     return found != {table.fingerprint}

@@ -40,6 +40,7 @@ from fencepost.server.postgres.row_sql import (
     literal,
     lock_clause,
     operator,
+    or_changed_code,
     or_outdated,
     row_resource,
 )
@@ -178,7 +179,9 @@ def delete(table: ProtectedTable, change: Change, wait: Wait) -> WriteStatement:
     call = f"{table.fence.delete_function}({key}, {TOKEN}, {_shown(table, target)}) AS r"
     looked_at = wait == "skip" or change.conditional
     held = _lock_row(table, passes, lock, wait) if looked_at else mark.same_table
-    return _compiled(f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call} WHERE {held}", wait)
+    return _compiled(
+        f"SELECT {_answer(table, target, str(TOKEN), wait)} FROM {call} WHERE {or_changed_code(table)}{held}", wait
+    )
 
 
 def _shown(table: ProtectedTable, target: Shown) -> str:
@@ -243,7 +246,7 @@ def _insert_all(table: ProtectedTable, change: Change) -> str:
 def _insert(table: ProtectedTable, given: tuple[str, ...], values: dict[str, str], source: str, order: str = "") -> str:
     mark = mark_of(table, given)
     stored = values | dict(mark.stored)
-    rows = f"SELECT {', '.join(stored.values())}{source} WHERE {mark.may_insert}{order}"
+    rows = f"SELECT {', '.join(stored.values())}{source} WHERE {or_changed_code(table)}{mark.may_insert}{order}"
     return f"INSERT INTO {table.sql_name} AS r ({', '.join(stored)}) {rows}"
 
 
@@ -263,14 +266,15 @@ def _reached(
     that may be (careful), and in a scope, whose mark has been raised already, the statement locks the row first, and
     raises FP403 when the row passed and yet was not written.
     """
+    write = f"{write} WHERE {or_changed_code(table)}"
     if wait == "skip":
-        return _compiled(f"{write} WHERE {passes} AND {_lock_row(table, passes, lock, wait)}{returning}", wait)
+        return _compiled(f"{write}{passes} AND {_lock_row(table, passes, lock, wait)}{returning}", wait)
     if not careful and table.fence.scope is None:
-        return _compiled(f"{write} WHERE {passes}{returning}", wait)
+        return _compiled(f"{write}{passes}{returning}", wait)
     kept_back = "EXISTS (SELECT FROM hit) AND NOT EXISTS (SELECT FROM w)"
     return _compiled(
         f"WITH hit AS MATERIALIZED (SELECT FROM {table.sql_name} AS r WHERE {passes} {lock}),"
-        f" w AS ({write} WHERE {passes} AND EXISTS (SELECT FROM hit){returning})"
+        f" w AS ({write}{passes} AND EXISTS (SELECT FROM hit){returning})"
         f" SELECT * FROM w UNION ALL {_suppressed(table, kept_back)}",
         wait,
     )

@@ -158,6 +158,21 @@ def of_types(table: Table, columns: Iterable[str]) -> list[str]:
     ]
 
 
+def or_changed_code(table: Table) -> str:
+    """Give terms of an AND, ending in one, that are true where the triggers of the table, which see their own row only,
+    do what was read of them, and raise FP000 elsewhere; nothing where it has none. PostgreSQL looks once for each run,
+    before the first row, at the functions as they are at that moment, whatever the statement's snapshot is.
+    """
+    if not table.trigger_functions:
+        return ""
+    name = table.name if table.fence is None else table.fence.name
+    same = [
+        f"pg_catalog.md5(pg_catalog.pg_get_functiondef({function}::oid)) OPERATOR(pg_catalog.=) {literal(md5)}"
+        for function, md5 in table.trigger_functions
+    ]
+    return f"{or_outdated(name, same)} AND "
+
+
 def or_outdated(name: str, terms: Sequence[str]) -> str:
     """Give a term of an AND that is true where all of these are, and raises FP000 elsewhere."""
     same = terms[0] if len(terms) == 1 else f"({' AND '.join(terms)})"

@@ -175,7 +175,13 @@ class Table:
     may_suppress: bool = False
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
     shares_transactions: bool = False
-    """Whether its writes run no code but ours, so that several operations may share a transaction unseen."""
+    """Whether its writes run no code but ours, and triggers that see their own row only (trigger_reader.py), so that
+    several operations may share a transaction unseen.
+    """
+    trigger_functions: tuple[tuple[int, str], ...] = ()
+    """The functions of these triggers: the oid, and the MD5 of what pg_get_functiondef gave. A function that is
+    replaced keeps its oid, and no notification reports it: statements compare.
+    """
     shows_caller: bool = True
     """Whether a write may run something that sees the settings of its session, and so who calls: writes of several
     callers with one role share no transaction then.
@@ -563,44 +569,55 @@ runs_functions       one may change the session: code that somebody wrote in SQL
 reads_run_functions  the same of those that a read calls
 """
 
-# Read word by word: comments, texts, and the columns of NEW and OLD are taken out, and of what is left each word must
-# be known. No statement but an assignment, IF and RETURN can be made of these words, and no call of a function that
-# somebody could put in another's place.
-_HARMLESS_WORDS: Final = (
-    "begin|end|if|then|elsif|else|return|new|old|null|true|false|and|or|not|is|distinct|from|row|coalesce|nullif"
-    "|greatest|least|now|clock_timestamp|statement_timestamp|transaction_timestamp|current_timestamp|localtimestamp"
-    "|current_date|current_user|session_user|gen_random_uuid"
-)
-_HARMLESS: Final = rf"""
-(l.lanname = 'plpgsql' AND f.proconfig IS NULL AND NOT f.prosecdef AND (
-  SELECT rest.words !~ '--|/\*|[$"\\]' AND rest.words !~* '\y(?!(?:{_HARMLESS_WORDS})\y)[[:alpha:]_]'
-    FROM regexp_replace(f.prosrc, '--[^''\n]*(\n|$)', ' ', 'g') AS code(words),
-         regexp_replace(code.words, '''[^'']*''', ' 0 ', 'g') AS plain(words),
-         regexp_replace(plain.words, '\y(new|old)\.("[^"]*"|\w+)(?!\s*[.(])', ' 0 ', 'gi') AS rest(words)))
+# The user's triggers on the table c, and on its partitions, as JSON: what trigger_reader.Trigger has, in its order.
+# Functions are shown by pg_get_functiondef as they are now, whatever the snapshot: what is read is what is compared.
+TRIGGERS: Final = r"""
+(WITH RECURSIVE part(oid) AS (
+   SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
+ SELECT jsonb_agg(DISTINCT jsonb_build_array(
+          t.tgfoid::int8, shown.definition, md5(shown.definition),
+          t.tgtype & 67 = 3 AND t.tgconstraint = 0 AND NOT t.tgdeferrable
+            AND t.tgoldtable IS NULL AND t.tgnewtable IS NULL,
+          t.tgqual IS NULL OR t.tgqual::text !~ 'ROWCOMPARE|SUBLINK' AND NOT EXISTS (
+            SELECT FROM regexp_matches(t.tgqual::text, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
+              LEFT JOIN pg_proc q ON q.oid = found[1]::oid AND q.oid < 16384 AND q.provolatile = 'i'
+             WHERE q.oid IS NULL),
+          string_to_array(encode(t.tgargs, 'escape'), '\000'), t.tgtype & 28 = 8))::text
+   FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
+  CROSS JOIN LATERAL (SELECT pg_get_functiondef(t.tgfoid) AS definition OFFSET 0) AS shown
+  WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_'))
 """
-"""Whether the trigger function f does no more than set columns of the row, as one that keeps `updated_at` does."""
 
-# A partition may have triggers of its own.
-_TRIGGERS: Final = """
-EXISTS (
-  WITH RECURSIVE part(oid) AS (
-    SELECT c.oid UNION ALL SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.oid)
-  SELECT FROM part JOIN pg_trigger t ON t.tgrelid = part.oid
-    JOIN pg_proc f ON f.oid = t.tgfoid JOIN pg_language l ON l.oid = f.prolang
-   WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND NOT starts_with(t.tgname, 'zzz_fencepost_') AND {})
+# What takes a type of somebody's own is not meant where columns have types of PostgreSQL's, or enums, or domains.
+SHADOWED: Final = """
+WITH own(oid) AS (
+  SELECT y.oid FROM pg_type y WHERE y.oid >= 16384 AND y.typtype NOT IN ('d', 'e') AND NOT EXISTS (
+    SELECT FROM pg_cast k WHERE k.casttarget = y.oid AND k.castsource < 16384 AND k.castcontext = 'i'))
+SELECT o.oprname::text AS name FROM pg_operator o
+ WHERE o.oprnamespace <> 'pg_catalog'::regnamespace AND o.oprname = ANY($1::text[])
+   AND NOT EXISTS (SELECT FROM own WHERE own.oid IN (o.oprleft, o.oprright))
+UNION SELECT f.proname::text FROM pg_proc f
+ WHERE f.pronamespace <> 'pg_catalog'::regnamespace AND f.proname = ANY($1::text[])
+   AND NOT EXISTS (SELECT FROM own WHERE own.oid = ANY(f.proargtypes::oid[]))
+UNION SELECT y.typname::text FROM pg_type y
+ WHERE y.typnamespace <> 'pg_catalog'::regnamespace AND y.typname = ANY($1::text[])
+UNION SELECT '::' FROM pg_cast k WHERE k.castsource < 16384 AND k.casttarget < 16384 AND k.castfunc >= 16384
 """
-RUNS_CODE: Final = f"""
-(calls.runs_functions OR c.relkind NOT IN ('r', 'p') OR {HAS_RULES}
- OR {_TRIGGERS.format(f"l.lanname NOT IN ('c', 'internal') AND NOT {_HARMLESS}")})
+"""Which of these names could mean something else than PostgreSQL's own, whatever the search_path is; `::`: casts."""
+
+RUNS_OTHER_CODE: Final = f"""
+(calls.runs_functions OR c.relkind NOT IN ('r', 'p') OR {HAS_RULES})
 """
-"""Whether a write to the table c runs code of its owner's, which may change the session. `calls` are its CALLS."""
+"""Whether a write to the table c runs code of its owner's that may change the session, beside triggers. `calls` are its
+CALLS."""
 
 # Row security hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING takes no deferrable
 # constraint, and keeps what a function in a DEFAULT has written.
 SHARES: Final = f"""
-NOT c.relrowsecurity AND NOT {RUNS_CODE} AND NOT {_TRIGGERS.format(True)}
+NOT c.relrowsecurity AND NOT {RUNS_OTHER_CODE}
   AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
 """
+"""Whether writes to the table c may share transactions, if its triggers let them."""
 
 # A foreign key may lead to a partition, or from one.
 _REFERRED: Final = """
