@@ -194,7 +194,7 @@ async def test_which_tables_share_transactions(connect: Connect) -> None:
     await observer.execute("SET search_path = public")
     await observer.execute(TABLES)
     tables = {name: t for name, t in (await load(observer, EVERYTHING, 1)).tables.items() if name.startswith("t_")}
-    sharing = {"t_plain", "t_parent", "t_child", "t_parts", "t_renamed", "t_follows", "t_serial"}
+    sharing = {"t_plain", "t_parent", "t_child", "t_parts", "t_renamed", "t_follows", "t_serial", "t_triggered"}
     assert {name for name, t in tables.items() if t.shares_transactions} == sharing
     assert {name for name, t in tables.items() if t.deletes_reach_further} == {"t_parent"}
     assert {name: t.updates_reach_further for name, t in tables.items() if t.updates_reach_further} == {

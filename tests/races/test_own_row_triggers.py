@@ -1,0 +1,364 @@
+"""Triggers that see their own row only share transactions; all others go alone (postgres/trigger_reader.py)."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+from tests.races.openings import STRICT_ON_BOTH_SERVERS, opened
+from tests.support.racing import Race
+from tests.support.use_cases import delete, keyed, listed, open_gateway, patch, post, put, result_of
+from tests.support.violations import promised
+
+from fencepost.server.gateway.gateway import Gateway
+from fencepost.server.ops.protect import protect
+from fencepost.server.postgres.catalog_cache import load
+from fencepost.server.postgres.tables import EVERYTHING
+from fencepost.server.postgres.trigger_reader import FUNCTIONS
+
+TABLE = """
+CREATE TABLE public.{table} (
+  id int PRIMARY KEY, n int DEFAULT 1, name text DEFAULT 'x', at timestamptz, kind kind, code int UNIQUE, part piece,
+  note domained, words tsvector, twice int GENERATED ALWAYS AS (n) STORED)"""
+TYPES = (
+    "CREATE TYPE public.kind AS ENUM ('a'); CREATE TYPE public.piece AS (x int); CREATE DOMAIN public.domained AS text"
+)
+BEFORE = (
+    "CREATE TRIGGER {trigger} BEFORE {events} ON public.{table} FOR EACH ROW {when}EXECUTE FUNCTION public.{function}"
+)
+STAMP = "BEGIN NEW.at = now(); RETURN NEW; END"
+
+
+async def made(race: Race, *tables: str) -> None:
+    await race.observer.execute(TYPES)
+    for table in tables:
+        await race.observer.execute(TABLE.format(table=table))
+        await protect(race.observer, table)
+
+
+def stamping(body: str, options: str = "") -> str:
+    return f"CREATE OR REPLACE FUNCTION public.stamp() RETURNS trigger LANGUAGE plpgsql {options} AS $fn${body}$fn$"
+
+
+def trigger(
+    table: str = "t", events: str = "UPDATE", when: str = "", function: str = "stamp()", name: str = "m"
+) -> str:
+    return BEFORE.format(trigger=name, events=events, table=table, when=when, function=function)
+
+
+async def shares(race: Race, *ddl: str) -> bool:
+    """Whether the table `t` shares transactions with this; nothing of it is left."""
+    transaction = race.observer.transaction(isolation="repeatable_read")
+    await transaction.start()
+    for statement in ddl:
+        await race.observer.execute(statement)
+    found = (await load(race.observer, EVERYTHING, 1)).tables["t"].shares_transactions
+    await transaction.rollback()
+    return found
+
+
+ACCEPTED = {
+    "Supabase": "begin\n    new.at = now();\n    return new;\nend;\n",
+    "Django": "BEGIN\n  NEW.at := CURRENT_TIMESTAMP;\n  RETURN NEW;\nEND;",
+    "Rails": "BEGIN -- it's\n IF OLD.at = NEW.at THEN NEW.at = (now() AT TIME ZONE 'utc'); END IF; RETURN NEW; END",
+    "Diesel": "BEGIN IF (NEW IS DISTINCT FROM OLD AND NEW.at IS NOT DISTINCT FROM OLD.at) THEN"
+    " NEW.at := current_timestamp(3); END IF; RETURN NEW; END;",
+    "an enum": "BEGIN IF NEW.kind IS DISTINCT FROM OLD.kind THEN NEW.at := clock_timestamp(); END IF; RETURN NEW; END",
+    "TG_OP": "BEGIN IF TG_OP = 'INSERT' THEN NEW.n := 1; ELSIF NEW.n > 3 THEN NULL; ELSE NEW.n := OLD.n + 1; END IF;"
+    " RETURN NEW; END",
+    "functions": "BEGIN NEW.name := lower(trim(NEW.name)) || left(OLD.name, 2)::varchar(9); RETURN NEW; END",
+    "CASE": "BEGIN NEW.n = CASE WHEN NEW.n NOT IN (1, 2) THEN greatest(NEW.n, 0) ELSE -1 END; /* so */ RETURN NEW; END",
+    "words": "BEGIN NEW.words := to_tsvector('pg_catalog.english', coalesce(NEW.name, '')); RETURN NEW; END",
+    "a name in quotes": "BEGIN NEW.\"at\" := now() + interval '1 day'; RETURN NEW; END",
+}
+REFUSED = {
+    "reads other rows": "BEGIN NEW.n := (SELECT max(n) FROM t); RETURN NEW; END",
+    "reads others without parentheses": "BEGIN NEW.n := max(n) FROM t; RETURN NEW; END",
+    "counts": "BEGIN UPDATE t SET n = n + 1 WHERE id = 1; RETURN NEW; END",
+    "raises": "BEGIN IF EXISTS (SELECT FROM t WHERE n > 1) THEN RAISE 'no'; END IF; RETURN NEW; END",
+    "locks": "BEGIN NEW.n := pg_try_advisory_xact_lock(1)::int; RETURN NEW; END",
+    "the transaction's number": "BEGIN NEW.n := txid_current(); RETURN NEW; END",
+    "the same, as it is now": "BEGIN NEW.name := pg_current_xact_id()::text; RETURN NEW; END",
+    "the snapshot": "BEGIN NEW.name := pg_current_snapshot(); RETURN NEW; END",
+    "a setting": "BEGIN NEW.name := current_setting('app.user', true); RETURN NEW; END",
+    "a sequence": "BEGIN NEW.n := nextval('s'); RETURN NEW; END",
+    "the session's sequence": "BEGIN NEW.n := lastval(); RETURN NEW; END",
+    "chance with a seed": "BEGIN NEW.n := random() * 9; RETURN NEW; END",
+    "a table as XML": "BEGIN NEW.name := table_to_xml('t', true, true, ''); RETURN NEW; END",
+    "dynamic SQL": "BEGIN EXECUTE 'UPDATE t SET n = 2'; RETURN NEW; END",
+    "PERFORM": "BEGIN PERFORM set_config('a.b', 'c', true); RETURN NEW; END",
+    "a variable": "DECLARE x int; BEGIN x := 1; RETURN NEW; END",
+    "an exception's block": "BEGIN NEW.n := 1; RETURN NEW; EXCEPTION WHEN OTHERS THEN RETURN NEW; END",
+    "a function of a user's": "BEGIN NEW.n := mine(1); RETURN NEW; END",
+    "one in a schema called new": "BEGIN NEW.n := new.mine(1); RETURN NEW; END",
+    "an operator in full": "BEGIN NEW.n := NEW.n OPERATOR(public.+) 1; RETURN NEW; END",
+    "the row that was": "BEGIN RETURN OLD; END",
+    "no row": "BEGIN RETURN NULL; END",
+    "another row": "BEGIN NEW := OLD; RETURN NEW; END",
+    "its key": "BEGIN NEW.id := 3; RETURN NEW; END",
+    "a unique column": "BEGIN NEW.code := 3; RETURN NEW; END",
+    "the mark": "BEGIN NEW.last_fence_token := 3; RETURN NEW; END",
+    "a domain": "BEGIN NEW.name := NEW.note; RETURN NEW; END",
+    "a composite": "BEGIN NEW.part := NULL; RETURN NEW; END",
+    "a column that is not there": "BEGIN NEW.gone := 1; RETURN NEW; END",
+    "escapes": "BEGIN NEW.name := E'\\''; SET a.b = ' '; RETURN NEW; END",
+    "dollars": "BEGIN NEW.name := $x$ ' $x$; RESET ALL; NEW.name := $x$ ' $x$; RETURN NEW; END",
+    "a comment in a comment": "BEGIN /* /* */ NEW.n := max(n) FROM t; -- */ */\n RETURN NEW; END",
+    "what looks like a comment": "BEGIN NEW.name := '--'; DELETE FROM t; RETURN NEW; END",
+    "a type of a user's": "BEGIN NEW.name := 'a'::public.kind; RETURN NEW; END",
+    "a table's name as a type": "BEGIN NEW.name := 't'::regclass; RETURN NEW; END",
+    "the row with a domain": "BEGIN IF NEW IS DISTINCT FROM OLD THEN NEW.n := 1; END IF; RETURN NEW; END",
+    "no end": "BEGIN NEW.n := 1; RETURN NEW;",
+}
+
+
+async def test_which_bodies_see_their_own_row_only(race: Race) -> None:
+    await made(race, "t")
+    await race.observer.execute("SET check_function_bodies = off")
+    plain = "ALTER TABLE public.t DROP part, DROP note"  # the row as a whole is compared
+    taken = [name for name, body in ACCEPTED.items() if await shares(race, plain, stamping(body), trigger())]
+    assert taken == list(ACCEPTED)
+    assert [name for name, body in REFUSED.items() if await shares(race, stamping(body), trigger())] == []
+
+
+TRIGGERS: dict[str, tuple[bool, tuple[str, ...]]] = {
+    "any event": (True, (trigger(events="INSERT OR UPDATE OR DELETE"),)),
+    "WHEN": (
+        True,
+        (
+            "ALTER TABLE public.t DROP twice",
+            trigger(when="WHEN (OLD.* IS DISTINCT FROM NEW.*) "),
+        ),
+    ),
+    "WHEN calls what is not immutable": (False, (trigger(when="WHEN (pg_current_xact_id() IS NULL) "),)),
+    "WHEN calls a function of a user's": (
+        False,
+        (
+            "CREATE FUNCTION public.mine(int) RETURNS bool IMMUTABLE LANGUAGE sql RETURN true",
+            trigger(when="WHEN (public.mine(NEW.n)) "),
+        ),
+    ),
+    "AFTER": (False, (trigger().replace("BEFORE", "AFTER"),)),
+    "of a statement": (False, (trigger().replace("ROW", "STATEMENT"),)),
+    "transitions": (
+        False,
+        (
+            trigger()
+            .replace("BEFORE", "AFTER")
+            .replace("FOR", "REFERENCING NEW TABLE AS x FOR")
+            .replace("ROW", "STATEMENT"),
+        ),
+    ),
+    "deferred": (
+        False,
+        (
+            trigger()
+            .replace("CREATE", "CREATE CONSTRAINT")
+            .replace("BEFORE", "AFTER")
+            .replace("FOR", "DEFERRABLE INITIALLY DEFERRED FOR"),
+        ),
+    ),
+    "disabled": (True, (trigger().replace("BEFORE", "AFTER"), "ALTER TABLE public.t DISABLE TRIGGER m")),
+    "as its owner": (False, (stamping(STAMP, "SECURITY DEFINER"), trigger())),
+    "with a search_path": (True, (stamping(STAMP, "SET search_path = ''"), trigger())),
+    "with a setting": (False, (stamping(STAMP, "SET work_mem = '1MB'"), trigger())),
+    "redundant updates": (
+        True,
+        (trigger(function="suppress_redundant_updates_trigger()").replace("public.supp", "supp"),),
+    ),
+    "words": (
+        True,
+        (
+            trigger(function="tsvector_update_trigger('words', 'pg_catalog.english', 'name')").replace(
+                "public.ts", "ts"
+            ),
+        ),
+    ),
+    "words of a domain": (
+        False,
+        (
+            trigger(function="tsvector_update_trigger('words', 'pg_catalog.english', 'note')").replace(
+                "public.ts", "ts"
+            ),
+        ),
+    ),
+    "another one of PostgreSQL's": (
+        False,
+        (trigger(function="lo_like()").replace("public.lo_like", 'pg_catalog."RI_FKey_check_ins"'),),
+    ),
+    "two of them": (
+        True,
+        (trigger(), trigger(name="n", function="suppress_redundant_updates_trigger()").replace("public.supp", "supp")),
+    ),
+}
+SHADOWS = {
+    "a function": (
+        "CREATE FUNCTION public.lower(varchar) RETURNS text LANGUAGE sql RETURN $1",
+        "NEW.name := lower(NEW.name::varchar)",
+    ),
+    "an operator": (
+        "CREATE FUNCTION public.same(varchar, varchar) RETURNS bool LANGUAGE sql RETURN true;"
+        " CREATE OPERATOR public.= (FUNCTION = public.same, LEFTARG = varchar, RIGHTARG = varchar)",
+        "NEW.n := CASE NEW.name::varchar WHEN 'a'::varchar THEN 1 ELSE 2 END",
+    ),
+    "a type": ("CREATE DOMAIN public.text AS pg_catalog.text", "NEW.n := 1::text::int"),
+    "a cast": (
+        "CREATE FUNCTION public.as_uuid(varchar) RETURNS uuid IMMUTABLE LANGUAGE sql RETURN NULL;"
+        " CREATE CAST (varchar AS uuid) WITH FUNCTION public.as_uuid(varchar) AS IMPLICIT",
+        "NEW.n := 1",
+    ),
+}
+
+
+async def test_which_triggers_and_what_stands_in_the_place_of_a_name(race: Race) -> None:
+    await made(race, "t")
+    await race.observer.execute(stamping(STAMP))
+    for name, (expected, ddl) in TRIGGERS.items():
+        assert await shares(race, *ddl) == expected, name
+    for name, (ddl_of_shadow, statement) in SHADOWS.items():
+        body = stamping(f"BEGIN {statement}; RETURN NEW; END")
+        assert await shares(race, body, trigger()), name
+        assert not await shares(race, body, trigger(), ddl_of_shadow), name
+    volatile = await race.observer.fetch(
+        "SELECT DISTINCT proname::text FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace"
+        " AND proname = ANY($1::text[]) AND provolatile = 'v'",
+        list(FUNCTIONS),
+    )
+    assert {row[0] for row in volatile} == {"clock_timestamp", "gen_random_uuid"}
+
+
+async def written(gateway: Gateway, token: int, *keys: int, n: int = 1) -> list[str]:
+    """Patch rows at the same moment, so that they are one batch."""
+    asked = (patch(gateway, keyed(str(key), token, "t", n=n)) for key in keys)
+    return [result_of(answer) for answer in await asyncio.gather(*asked)]
+
+
+async def test_a_body_that_is_replaced_unheard_sees_no_neighbour(race: Race) -> None:
+    """The gateway has read the function as it was. The new one counts the rows that its transaction has written."""
+    await made(race, "t")
+    await race.observer.execute(stamping(STAMP) + ";" + trigger())
+    await race.direct(race.a, "INSERT INTO t (id) VALUES (1), (2), (3)", token=30)
+    xmins = "SELECT count(DISTINCT xmin::text) FROM t"
+    async with open_gateway(race.dsn) as gateway:
+        assert await written(gateway, 40, 1, 2, 3) == ["ok"] * 3
+        assert await race.observer.fetchval(xmins) == 1, "they did not share a transaction: this test proves nothing"
+        counts = "BEGIN NEW.n := (SELECT count(*) FROM t WHERE xmin = pg_current_xact_id()::xid); RETURN NEW; END"
+        await race.observer.execute(stamping(counts))
+        assert await written(gateway, 41, 1, 2, 3) == ["ok"] * 3
+        seen = [row[0] for row in await race.observer.fetch("SELECT n FROM t")]
+        promised(seen == [0] * 3, f"rows saw their neighbours: {seen}")
+        assert not gateway.catalog.current.tables["t"].shares_transactions
+        await race.observer.execute(stamping(STAMP))
+        await gateway.catalog.reload()
+        assert await written(gateway, 42, 1, 2, 3) == ["ok"] * 3
+        assert await race.observer.fetchval(xmins) == 1
+
+
+async def test_an_error_of_one_row_is_the_answer_to_its_own_write(race: Race) -> None:
+    await made(race, "t")
+    await race.observer.execute(stamping("BEGIN NEW.n := 12 / NEW.n; RETURN NEW; END") + ";" + trigger())
+    await race.direct(race.a, "INSERT INTO t (id) VALUES (1), (2), (3)", token=30)
+    async with open_gateway(race.dsn) as gateway:
+        asked = (patch(gateway, keyed(str(key), 40, "t", n=key - 2)) for key in (1, 2, 3))
+        assert [result_of(each) for each in await asyncio.gather(*asked)] == ["ok", "22012", "ok"]
+    assert [row[0] for row in await race.observer.fetch("SELECT n FROM t ORDER BY id")] == [-12, 1, 12]
+
+
+# Generated bodies and writes: a table whose writes share transactions, against one whose writes go alone.
+
+COMPARED = "SELECT id, n, name, at IS NULL, last_fence_token FROM public.{} ORDER BY id"
+NOTHING = "CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
+MOMENT = 12
+
+
+class Bodies:
+    """Makes bodies that are to be accepted."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+
+    def number(self, depth: int = 2) -> str:
+        leaves = ("NEW.n", "OLD.n", str(self.chance.randrange(-2, 9)), "NULL")
+        if depth == 0:
+            return self.chance.choice(leaves)
+        a, b = self.number(depth - 1), self.number(depth - 1)
+        made = (f"({a} {self.chance.choice('+-*/%')} {b})", f"coalesce({a}, {b})", f"length({self.text(depth - 1)})",
+                f"(CASE WHEN {self.truth(depth - 1)} THEN {a} ELSE {b} END)", f"nullif({a}, {b})")  # fmt: skip
+        return self.chance.choice((*leaves, *made))
+
+    def text(self, depth: int = 2) -> str:
+        leaves = ("NEW.name", "OLD.name", "'it''s'", "TG_OP")
+        if depth == 0:
+            return self.chance.choice(leaves)
+        a = self.text(depth - 1)
+        made = (f"({a} || {self.text(depth - 1)})", f"upper({a})", f"left({a}, {self.chance.randrange(5)})",
+                f"({self.number(depth - 1)})::text", f"concat({a}, {self.number(depth - 1)})")  # fmt: skip
+        return self.chance.choice((*leaves, *made))
+
+    def truth(self, depth: int = 2) -> str:
+        a, b = self.number(depth), self.number(depth)
+        return self.chance.choice(
+            (f"{a} > {b}", f"{a} IS DISTINCT FROM {b}", f"{self.text(depth)} = {self.text(depth)}", "NEW.n IS NULL",
+             "TG_OP = 'INSERT'", f"NOT {a} < {b}", f"{a} BETWEEN 1 AND {b}", f"NEW.name LIKE '%a%' OR {a} IN (1, {b})")
+        )  # fmt: skip
+
+    def statement(self, depth: int = 2) -> str:
+        if depth and self.chance.random() < 0.3:
+            inner = self.statement(depth - 1)
+            return f"IF {self.truth()} THEN {inner} ELSE {self.statement(depth - 1)} END IF;"
+        return self.chance.choice(
+            (f"NEW.n := {self.number()};", f"NEW.name = left({self.text()}, 40);", "NEW.at := now();", "NULL;")
+        )
+
+    def body(self) -> str:
+        return f"BEGIN {' '.join(self.statement() for _ in range(self.chance.randrange(1, 4)))} RETURN NEW; END"
+
+
+def writes(chance: random.Random, gateway: Gateway, tables: tuple[str, ...], token: int) -> Iterator[list[object]]:
+    """Give writes of rows that differ, for each table the same."""
+    for key in chance.sample(range(MOMENT * 2), MOMENT):
+        verb, old = chance.choice((patch, patch, put, post, delete)), token - chance.randrange(3)
+        n, name = chance.choice((None, 0, 1, 2, 7, 2**30)), chance.choice(("a", "Ba", ""))
+        given = {"id": key, "n": n, "name": name} if verb is post else {} if verb is delete else {"n": n, "name": name}
+        yield [
+            verb(gateway, listed(old, given, table=table) if verb is post else keyed(str(key), old, table, **given))
+            for table in tables
+        ]
+
+
+async def compare(race: Race, seed: int, bodies: int, moments: int) -> None:
+    chance, tables, token = random.Random(seed), ("together", "single"), 100
+    await made(race, *tables)
+    await race.observer.execute(NOTHING)
+    goes_alone = trigger("single", "INSERT OR UPDATE OR DELETE", name="z", function="nothing()").replace(
+        "BEFORE", "AFTER"
+    )
+    await race.observer.execute(goes_alone)
+    async with open_gateway(race.dsn) as gateway:
+        for _ in range(bodies):
+            events = chance.choice(("UPDATE", "INSERT OR UPDATE", "INSERT OR UPDATE OR DELETE"))
+            body = Bodies(chance).body()
+            ddl = [stamping(body), *(trigger(each, events).replace("CREATE", "CREATE OR REPLACE") for each in tables)]
+            await race.observer.execute(";".join(ddl))
+            catalog = await gateway.catalog.reload()
+            assert [catalog.tables[each].shares_transactions for each in tables] == [True, False], body
+            for _ in range(moments):
+                token += 1
+                pairs = list(writes(chance, gateway, tables, token))
+                answers = [
+                    [result_of(each) for each in await asyncio.gather(*asked)] for asked in zip(*pairs, strict=True)
+                ]
+                told = f"seed {seed}: {events}: {body}"
+                promised(answers[0] == answers[1], f"{told}: {answers}")
+                rows = [[tuple(row) for row in await race.observer.fetch(COMPARED.format(each))] for each in tables]
+                promised(rows[0] == rows[1], f"{told}: {rows}")
+
+
+@opened(STRICT_ON_BOTH_SERVERS)
+async def test_generated_bodies_do_the_same_together_and_alone(race: Race) -> None:
+    await compare(race, 51, bodies=20, moments=2)
+
+
+@pytest.mark.long("storms")
+async def test_a_hundred_thousand_writes_do_the_same_together_and_alone(race: Race) -> None:
+    await compare(race, random.randrange(2**32), bodies=1000, moments=9)
