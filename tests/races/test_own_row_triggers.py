@@ -203,7 +203,7 @@ SHADOWS = {
     ),
     "a type": ("CREATE DOMAIN public.text AS pg_catalog.text", "NEW.n := 1::text::int"),
     "a cast": (
-        "CREATE FUNCTION public.as_uuid(varchar) RETURNS uuid IMMUTABLE LANGUAGE sql RETURN NULL;"
+        "CREATE FUNCTION public.as_uuid(varchar) RETURNS uuid IMMUTABLE LANGUAGE sql RETURN NULL::uuid;"
         " CREATE CAST (varchar AS uuid) WITH FUNCTION public.as_uuid(varchar) AS IMPLICIT",
         "NEW.n := 1",
     ),
