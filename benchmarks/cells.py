@@ -24,7 +24,14 @@ Operation = Literal[
 ]
 """A keyed write carries an Idempotency-Key of its own."""
 TableName = Literal[
-    "orders", "orders_plain", "orders_scoped", "orders_triggered", "orders_new", "orders_new_plain", "orders_gone"
+    "orders",
+    "orders_plain",
+    "orders_scoped",
+    "orders_triggered",
+    "orders_stamped",
+    "orders_new",
+    "orders_new_plain",
+    "orders_gone",
 ]
 
 PROTECTED: Final = "orders"
@@ -32,7 +39,9 @@ PLAIN: Final = "orders_plain"
 SCOPED: Final = "orders_scoped"
 """Every row has a scope of its own, so that connections never wait for each other."""
 TRIGGERED: Final = "orders_triggered"
-"""With a trigger of the user's own, which sets `changed_at`: its writes go alone."""
+"""With a trigger of the user's own that is not understood, and sets `changed_at`: its writes go alone."""
+STAMPED: Final = "orders_stamped"
+"""With the usual trigger that sets `changed_at`: its writes share transactions."""
 NEW: Final = "orders_new"
 NEW_PLAIN: Final = "orders_new_plain"
 """Empty before each cell."""
@@ -102,6 +111,7 @@ NO_GUARD: Final = Cell("patch without guard, 64 conn., 2 w.", "fencepost, no gua
 PATCH_KEY: Final = _http("patch with key", "keyed write", PROTECTED)
 PATCH_SCOPE: Final = _http("patch with scope", "write", SCOPED)
 PATCH_ALL: Final = _http("patch with scope and key", "keyed write", SCOPED)
+PATCH_STAMPED: Final = _http("patch, updated_at trigger", "write", STAMPED)
 PATCH_TRIGGERED: Final = _http("patch with own trigger", "write", TRIGGERED)
 STALE: Final = _http("stale patch", "stale", PROTECTED)
 CLAIM: Final = _http("claim", "claim", PROTECTED)
@@ -122,7 +132,18 @@ ZOOKEEPER: Final = _peer("ZooKeeper, kazoo", "zookeeper")
 CELLS: Final = (
     *(BARE, BARE_ALONE, TRIGGERS, KEY, SCOPE, ALL_LAYERS),
     *(_patch(connections, workers) for workers in (1, 2) for connections in (1, 16, 64, 256)),
-    *(NO_TRIGGERS, NO_GUARD, PATCH_TOKEN, PATCH_KEY, PATCH_SCOPE, PATCH_ALL, PATCH_TRIGGERED, STALE, CLAIM),
+    *(
+        NO_TRIGGERS,
+        NO_GUARD,
+        PATCH_TOKEN,
+        PATCH_KEY,
+        PATCH_SCOPE,
+        PATCH_ALL,
+        PATCH_STAMPED,
+        PATCH_TRIGGERED,
+        STALE,
+        CLAIM,
+    ),
     _http("put", "put", PROTECTED),
     _http("delete", "delete", GONE),
     _http("post", "insert", NEW),

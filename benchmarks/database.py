@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from benchmarks.cells import GONE, NEW, NEW_PLAIN, PLAIN, SCOPED, TRIGGERED, TableName
+from benchmarks.cells import GONE, NEW, NEW_PLAIN, PLAIN, SCOPED, STAMPED, TRIGGERED, TableName
 from benchmarks.walk import MARK_AT_FIRST, OVER_ROWS, Walk
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect
@@ -18,8 +18,12 @@ _CREATE: Final = "CREATE TABLE {table} (order_id text PRIMARY KEY, status text N
 _ADD_MARK: Final = "ALTER TABLE {table} ADD COLUMN last_fence_token bigint NOT NULL DEFAULT 0"
 _ADD_TRIGGER: Final = """
 ALTER TABLE {table} ADD COLUMN changed_at timestamptz;
-CREATE FUNCTION set_changed_at() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.changed_at := now(); RETURN NEW; END';
-CREATE TRIGGER set_changed_at BEFORE UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION set_changed_at()"""
+CREATE FUNCTION {table}_changed() RETURNS trigger LANGUAGE plpgsql AS '{body}';
+CREATE TRIGGER set_changed_at BEFORE UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_changed()"""
+_BODIES: Final[dict[TableName, str]] = {
+    STAMPED: "BEGIN NEW.changed_at := now(); RETURN NEW; END",
+    TRIGGERED: "DECLARE moment timestamptz := now(); BEGIN NEW.changed_at := moment; RETURN NEW; END",
+}
 _FILL: Final = """
 INSERT INTO {table} (order_id, status, last_fence_token)
 SELECT 'order-' || n, 'new', {mark} FROM generate_series({first}, {last}) n"""
@@ -54,7 +58,7 @@ class Marks:
 
 
 class BenchmarkDatabase:
-    """The tables that cells write to, on the server at `url`. They differ in the protection, and one has a trigger."""
+    """The tables that cells write to, on the server at `url`. They differ in the protection, and two have a trigger."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -65,8 +69,8 @@ class BenchmarkDatabase:
         async with self._connection() as connection:
             for table in tables:
                 await connection.execute(_CREATE.format(table=table))
-                if table == TRIGGERED:
-                    await connection.execute(_ADD_TRIGGER.format(table=table))
+                if table in _BODIES:
+                    await connection.execute(_ADD_TRIGGER.format(table=table, body=_BODIES[table]))
                 if table == SCOPED:
                     await _fill(connection, table, OVER_ROWS)
                     await protect(connection, table, scope="by_order/{order_id}")

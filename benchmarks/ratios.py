@@ -60,6 +60,8 @@ OTHERS: Final = (
     Ratio("scope / triggers alone, HTTP", cells.PATCH_SCOPE, cells.PATCH),
     Ratio("patch / UPDATE with triggers", cells.PATCH, cells.TRIGGERS),
     Ratio("patch by 2 workers / by 1", cells.PATCH, next(c for c in cells.CELLS if c.name == cells.patch_name(64, 1))),
+    Ratio("updated_at trigger / patch", cells.PATCH_STAMPED, cells.PATCH),
+    Ratio("own trigger / patch", cells.PATCH_TRIGGERED, cells.PATCH),
     Ratio("claim / patch", cells.CLAIM, cells.PATCH),
     Ratio("lines of batches / bare UPDATE", cells.BATCH, cells.BARE),
     Ratio("lines of batches / patch", cells.BATCH, cells.PATCH),
