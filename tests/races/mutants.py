@@ -4,6 +4,7 @@
 is not needed, or a test is missing.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,7 @@ from tests.races import test_lease_queue as lease_queue
 from tests.races import test_leases as leases
 from tests.races import test_moved_tokens as moved
 from tests.races import test_one_rule as one_rule
+from tests.races import test_own_row_triggers as own_row
 from tests.races import test_pruning as pruning
 from tests.races import test_queues as queues
 from tests.races import test_rows as rows
@@ -838,6 +840,26 @@ MUTANTS: list[Mutant] = [
     instead("UPDATE is not judged",
         "CREATE OR REPLACE TRIGGER zzz_fencepost_scope BEFORE INSERT OR DELETE ON items FOR EACH ROW"
         " EXECUTE FUNCTION fencepost.{function}()", scopes.test_direct_sql_is_judged),
+    # Triggers that see their own row only
+    swapped("a trigger's function that was replaced is believed", "fencepost.server.postgres.keyed.or_changed_code",
+        lambda _: "", own_row.test_a_body_that_is_replaced_unheard_sees_no_neighbour),
+    swapped("every trigger shares", "fencepost.server.postgres.catalog_cache.sees_own_row_only", lambda *_: True,
+        own_row.test_which_bodies_see_their_own_row_only),
+    swapped("a function may have any option", "fencepost.server.postgres.trigger_reader._OPTIONS",
+        re.compile(r"[^\n]*\n"), own_row.test_which_triggers_and_what_stands_in_the_place_of_a_name),
+    *(
+        Mutant(name, f"fencepost.server.postgres.catalog_cache.{where}", old, new,
+            own_row.test_which_triggers_and_what_stands_in_the_place_of_a_name)
+        for name, where, old, new in (
+            ("a trigger may fire at any time", "RELATIONS", "t.tgtype & 67 = 3 AND", ""),
+            ("WHEN may call anything of PostgreSQL's", "RELATIONS", "AND q.provolatile = 'i'", ""),
+            ("WHEN may call users' functions", "RELATIONS", "AND q.oid < 16384", ""),
+            ("no operator is in another's place", "SHADOWED", "o.oprname = ANY($1::text[])", "false"),
+            ("no function is in another's place", "SHADOWED", "f.proname = ANY($1::text[])", "false"),
+            ("no type is in another's place", "SHADOWED", "y.typname = ANY($1::text[])", "false"),
+            ("no cast is in another's place", "SHADOWED", "k.castfunc >= 16384", "false"),
+        )
+    ),
     # Batches
     may_hang("unissued tokens enter where there is a mark", ENTER_EACH, "AND u.token BETWEEN oldest AND highest) x",
         ") x", batches.test_an_unissued_token_stays_out_where_there_is_a_mark),
