@@ -205,9 +205,11 @@ def _why_broken(row: asyncpg.Record, name: str, key: tuple[str, ...], scope: Sco
     return next((text for wrong, text in reasons if wrong), "")
 
 
-def _fingerprint_of(row: asyncpg.Record) -> str:
-    """What changes with the table, its triggers and their functions. The triggers' text is one with what was read."""
-    return f"{row['fingerprint']}{row['triggers'] or ''}"
+def _fingerprint_of(row: asyncpg.Record, *, with_functions: bool) -> str:
+    """Give what changes with the table, and where it shares transactions with the functions of its triggers: nothing
+    else depends on them, and a request that they refuse must not run again.
+    """
+    return f"{row['fingerprint']}{row['triggers'] if with_functions else ''}"
 
 
 def _triggers(text: str | None) -> list[Trigger]:
@@ -281,7 +283,7 @@ def _table(
             for oid in row["reached"] or ()
             if oid in fences
         ),
-        fingerprint=_fingerprint_of(row),
+        fingerprint=_fingerprint_of(row, with_functions=shares and bool(triggers)),
     )
 
 
@@ -344,9 +346,11 @@ async def is_outdated(connection: Connection, schemas: Iterable[str], name: str,
     a load of the whole catalog.
     """
     wanted = name if table is None else f"{table.schema}.{table.relation}"
+    with_functions = table is not None and bool(table.trigger_functions)
     async with connection.transaction(readonly=True):
         await connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
-        found = {_fingerprint_of(row) for row in await connection.fetch(_LOOK, list(schemas), wanted)}
+        rows = await connection.fetch(_LOOK, list(schemas), wanted)
+        found = {_fingerprint_of(row, with_functions=with_functions) for row in rows}
         if table is None:
             return bool(found) or bool(await connection.fetchval(_SCOPE, list(schemas), name))
     return found != {table.fingerprint}
