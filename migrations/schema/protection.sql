@@ -5,14 +5,15 @@
 -- SQLSTATE 55000: the table cannot be protected, or unprotected, as it is. The message has the table's name (also by itself, as the error's
 -- table) and the first reason, the detail the others.
 
+-- Nulls among the reasons are none.
 CREATE FUNCTION fencepost.refuse_protection(p_name text, p_reasons text[]) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  reasons text[] := array_remove(p_reasons, NULL);
 BEGIN
-  IF cardinality(p_reasons) > 1 THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', TABLE = p_name, MESSAGE = p_name || ': ' || p_reasons[1],
-      DETAIL = array_to_string(p_reasons[2:], E'\n');
-  ELSIF cardinality(p_reasons) = 1 THEN
-    RAISE EXCEPTION USING ERRCODE = '55000', TABLE = p_name, MESSAGE = p_name || ': ' || p_reasons[1];
+  IF cardinality(reasons) > 0 THEN
+    RAISE EXCEPTION USING ERRCODE = '55000', TABLE = p_name, MESSAGE = p_name || ': ' || reasons[1],
+      DETAIL = array_to_string(reasons[2:], E'\n');
   END IF;
 END $$;
 
@@ -96,7 +97,7 @@ END $$;
 CREATE FUNCTION fencepost.table_reasons(p_table regclass, now fencepost.protected, p_of_rows boolean) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-  t record;
+  seen record;
   tab text := fencepost.sql_name(p_table);
   reasons text[];
   another boolean;
@@ -121,37 +122,37 @@ BEGIN
          (SELECT string_agg(DISTINCT pg_get_userbyid(o.proowner)::text, ', ') FROM pg_proc o
            WHERE o.pronamespace = f.oid AND starts_with(o.proname, now.functions || '_')
              AND NOT pg_has_role(o.proowner, 'USAGE')) AS functions_of
-    INTO t FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_namespace f ON f.nspname = 'fencepost'
+    INTO seen FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace JOIN pg_namespace f ON f.nspname = 'fencepost'
     LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary WHERE c.oid = p_table;
   IF NOT FOUND THEN RETURN ARRAY['the table was dropped meanwhile.']; END IF;
   reasons := array_remove(ARRAY[CASE
-    WHEN t.of_system THEN 'system tables cannot be protected.'
-    WHEN t.relkind IN ('v', 'm') THEN 'it is a view: protect the table below it; views are read only in Fencepost.'
-    WHEN t.relkind = 'f' THEN 'it is a foreign table: its rows live in another database, and that is where the fence belongs.'
-    WHEN t.relispartition THEN 'it is a partition: protect its parent, the fence covers all partitions.'
-    WHEN t.relkind NOT IN ('r', 'p') THEN 'it is no table.' END], NULL);
+    WHEN seen.of_system THEN 'system tables cannot be protected.'
+    WHEN seen.relkind IN ('v', 'm') THEN 'it is a view: protect the table below it; views are read only in Fencepost.'
+    WHEN seen.relkind = 'f' THEN 'it is a foreign table: its rows live in another database, and that is where the fence belongs.'
+    WHEN seen.relispartition THEN 'it is a partition: protect its parent, the fence covers all partitions.'
+    WHEN seen.relkind NOT IN ('r', 'p') THEN 'it is no table.' END], NULL);
   IF cardinality(reasons) > 0 THEN RETURN reasons; END IF;
   -- Where a guarded table has another column than that of the last `protect`, the check stands on the old one, or went with it, and so did
   -- the trigger whose condition names it.
-  another := t.column IS NOT NULL AND now.name IS NOT NULL AND now.scope IS NULL;
+  another := seen.column IS NOT NULL AND now.name IS NOT NULL AND now.scope IS NULL;
   reasons := array_remove(ARRAY[
-    CASE WHEN t.relpersistence <> 'p' THEN 'it is unlogged or temporary: a crash would empty it and leave its marks behind.' END,
-    CASE WHEN t.inherits THEN 'it takes part in table inheritance, where a primary key covers one table only.' END,
-    CASE WHEN t.not_owned THEN format('it belongs to %s; %s is not a member of that role, and only an owner may.', t.owner, current_user) END,
-    CASE WHEN t.not_keeper THEN format('the schema fencepost belongs to %s, and %s may not act as that role: run this as a member of it.',
-                                       t.keeper, current_user) END,
-    CASE WHEN t.functions_of IS NOT NULL AND NOT t.not_keeper THEN format('its functions belong to %s: `fencepost migrate --owner %s`, run'
-      ' as a superuser or a member of both roles, gives them to the schema''s owner.', t.functions_of, t.keeper) END,
-    CASE WHEN t.no_key THEN 'it has no primary key, and the key is what a fence is named after.' END,
-    CASE WHEN t.deferrable THEN 'its primary key is DEFERRABLE: two rows may share a key inside a transaction.' END,
-    CASE WHEN t.column IS NULL AND t.called IS NOT NULL THEN fencepost.renamed_column_reason(p_table, t.called) END,
-    CASE WHEN another AND t.called IS NOT NULL THEN format('its column last_fence_token is a new one: ALTER TABLE %s DROP COLUMN'
-      ' last_fence_token CASCADE. %s', tab, fencepost.renamed_column_reason(p_table, t.called)) END,
-    CASE WHEN another AND t.called IS NULL AND NOT t.has_check AND t.no_ins THEN format('its column last_fence_token was dropped and made'
+    CASE WHEN seen.relpersistence <> 'p' THEN 'it is unlogged or temporary: a crash would empty it and leave its marks behind.' END,
+    CASE WHEN seen.inherits THEN 'it takes part in table inheritance, where a primary key covers one table only.' END,
+    CASE WHEN seen.not_owned THEN format('it belongs to %s; %s is not a member of that role, and only an owner may.', seen.owner, current_user) END,
+    CASE WHEN seen.not_keeper THEN format('the schema fencepost belongs to %s, and %s may not act as that role: run this as a member of it.',
+                                       seen.keeper, current_user) END,
+    CASE WHEN seen.functions_of IS NOT NULL AND NOT seen.not_keeper THEN format('its functions belong to %s: `fencepost migrate --owner %s`, run'
+      ' as a superuser or a member of both roles, gives them to the schema''s owner.', seen.functions_of, seen.keeper) END,
+    CASE WHEN seen.no_key THEN 'it has no primary key, and the key is what a fence is named after.' END,
+    CASE WHEN seen.deferrable THEN 'its primary key is DEFERRABLE: two rows may share a key inside a transaction.' END,
+    CASE WHEN seen.column IS NULL AND seen.called IS NOT NULL THEN fencepost.renamed_column_reason(p_table, seen.called) END,
+    CASE WHEN another AND seen.called IS NOT NULL THEN format('its column last_fence_token is a new one: ALTER TABLE %s DROP COLUMN'
+      ' last_fence_token CASCADE. %s', tab, fencepost.renamed_column_reason(p_table, seen.called)) END,
+    CASE WHEN another AND seen.called IS NULL AND NOT seen.has_check AND seen.no_ins THEN format('its column last_fence_token was dropped and made'
       ' anew, and the marks of its rows are lost: ALTER TABLE %s DROP COLUMN last_fence_token CASCADE, and run this again; for an external'
       ' source with --above N.', tab) END,
-    CASE WHEN NOT (t.column = 'bigint NOT NULL' AND (t.has_check OR now.name IS NOT NULL)) THEN format('it has a column'
-      ' last_fence_token (%s) that Fencepost did not make: rename it.', t.column) END], NULL);
+    CASE WHEN seen.column <> 'bigint NOT NULL' OR seen.column IS NOT NULL AND NOT seen.has_check AND now.name IS NULL THEN format('it has a column'
+      ' last_fence_token (%s) that Fencepost did not make: rename it.', seen.column) END], NULL);
   SELECT reasons || coalesce(array_agg(CASE
       WHEN c.is_other THEN format('its key column %s is of type %s, whose equal values have several texts; a key can be of %s, a domain over'
         ' one of these, or an enum.', c.name, c.type, array_to_string(fencepost.key_types(), ', '))
@@ -170,7 +171,7 @@ BEGIN
         ORDER BY k.n), '{}') INTO reasons
       FROM unnest(fencepost.primary_key(p_table)) WITH ORDINALITY k(name, n) JOIN fencepost.columns_of(p_table) c ON c.name = k.name;
   END IF;
-  RETURN array_remove(reasons || CASE WHEN NOT t.not_owned AND t.ruled AND (p_of_rows OR t.column IS NOT NULL)
+  RETURN array_remove(reasons || CASE WHEN NOT seen.not_owned AND seen.ruled AND (p_of_rows OR seen.column IS NOT NULL)
                                       THEN fencepost.ruled_reason(p_table) END
     || (SELECT format('the name %s belongs to the protected table %s, renamed since: unprotect that one first.', x.name, x.relation)
           FROM fencepost.protected x WHERE x.name = fencepost.name_of(p_table) AND x.relation <> p_table

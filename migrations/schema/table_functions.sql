@@ -24,8 +24,11 @@ BEGIN
   RETURN tag || p_body || ' ' || tag;
 END $$;
 
--- The columns of a table with the types that they come down to. known: one of PostgreSQL's own types whose equality is equality of one
--- text (R6). Not float (-0 = 0), interval (1 day = 24 hours), citext, json, arrays.
+-- PostgreSQL's own types whose equality is equality of one text (R6). Not float (-0 = 0), interval (1 day = 24 hours), citext, json, arrays.
+CREATE FUNCTION fencepost.key_types() RETURNS name[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN '{int2,int4,int8,numeric,text,varchar,bpchar,uuid,bool,date,timestamp,timestamptz,bytea}'::pg_catalog.name[];
+
+-- The columns of a table with the types that they come down to. known: one of key_types.
 CREATE FUNCTION fencepost.columns_of(p_table oid) RETURNS TABLE (
   name text, type text, base_name text, known boolean, is_enum boolean, is_other boolean, enum_in_domain boolean,
   enum_called_so boolean, nondeterministic boolean, nullable boolean, generated boolean)
@@ -44,9 +47,6 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     JOIN pg_type bt ON bt.oid = b.type AND bt.typtype <> 'd' JOIN pg_namespace bn ON bn.oid = bt.typnamespace
    CROSS JOIN LATERAL (SELECT bt.typtype = 'e' AS is_enum, bt.typname = ANY (fencepost.key_types()) AS known) of
 $$;
-
-CREATE FUNCTION fencepost.key_types() RETURNS name[] LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN '{int2,int4,int8,numeric,text,varchar,bpchar,uuid,bool,date,timestamp,timestamptz,bytea}'::pg_catalog.name[];
 
 CREATE FUNCTION fencepost.primary_key(p_table oid) RETURNS text[] LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$
