@@ -255,7 +255,7 @@ async def test_others_get_through_while_protect_waits_for_the_table(owner: Conne
     assert await asyncio.wait_for(reader.fetchval("SELECT v FROM t"), PATIENCE) == "a"
     assert not protecting.done()
     await holder.execute("COMMIT")
-    assert await protecting == "t"
+    assert (await protecting).name == "t"
 
 
 async def test_protect_gives_up_in_the_end_and_changes_nothing(owner: Connection, connect: Connect) -> None:
