@@ -83,9 +83,7 @@ BEGIN
   SELECT CASE WHEN known ->> o.key IS NULL THEN format('there is no option %s; there are %s', o.key,
                    (SELECT string_agg(k, ', ' ORDER BY k) FROM jsonb_object_keys(known) k))
               WHEN jsonb_typeof(o.value) <> known ->> o.key THEN format('%s is a %s, and not %s', o.key, known ->> o.key, o.value)
-              WHEN known ->> o.key = 'number' AND NOT (o.value::text ~ '^-?[0-9]+$'
-                   AND o.value::numeric BETWEEN -9223372036854775808 AND 9223372036854775807)
-              THEN format('%s is a whole number of 64 bits, and not %s', o.key, o.value)
+              WHEN known ->> o.key = 'number' AND o.value::text !~ '^-?[0-9]+$' THEN format('%s is a whole number, and not %s', o.key, o.value)
               WHEN o.key = 'rule' AND o.value #>> '{}' NOT IN ('strict', 'epoch')
               THEN format('rule is strict or epoch, and not %s', o.value) END INTO wrong
     FROM jsonb_each(p_options) o WHERE jsonb_typeof(o.value) <> 'null' ORDER BY 1 NULLS LAST LIMIT 1;
@@ -235,8 +233,6 @@ BEGIN
     WHEN p.source <> 'external' AND (most IS NOT NULL OR jump IS NOT NULL)
     THEN ARRAY[format('--max-token and --max-jump are for the source external: %s knows which tokens it has issued, and all others are'
                       ' refused.', p.source)]
-    WHEN most < 1 OR jump < 0
-    THEN ARRAY['--max-token is a token, 1 to 9223372036854775807, and --max-jump a distance of 0 (any) or more.']
     WHEN above > p.max_token
     THEN ARRAY[format('--above %s is above %s, the highest token that the table takes.', above, p.max_token)]
     WHEN p.sealed AND queue
@@ -326,12 +322,12 @@ DECLARE
   now fencepost.protected;
   p fencepost.protected;
   called CONSTANT text := coalesce(fencepost.api_name(p_table), p_table::text);
-  above bigint;
+  above numeric;
   other text;
   lost boolean;
 BEGIN
   PERFORM fencepost.require_options(p_options);
-  above := (p_options ->> 'above')::bigint;
+  above := (p_options ->> 'above')::numeric;
   SELECT x.* INTO now FROM fencepost.protected x WHERE x.relation = p_table;
   PERFORM fencepost.refuse_protection(called, fencepost.table_reasons(p_table, now, coalesce(p_options ->> 'scope', now.scope, '') = ''));
   SELECT x.name INTO other FROM fencepost.protected x WHERE fencepost.scope_prefix(x.scope) = called LIMIT 1;
@@ -345,7 +341,10 @@ BEGIN
     WHEN above IS NOT NULL AND NOT lost THEN ARRAY['--above N is for a table of an external source that is protected and has lost its'
       ' column last_fence_token; this one has not.']
     WHEN above NOT BETWEEN 1 AND 4611686018427387904
-    THEN ARRAY[format('--above %s: a token is a positive number, of at most 2^62 here.', above)] END);
+    THEN ARRAY[format('--above %s: a token is a positive number, of at most 2^62 here.', above)]
+    WHEN (p_options ->> 'max_token')::numeric NOT BETWEEN 1 AND 9223372036854775807
+         OR (p_options ->> 'max_jump')::numeric NOT BETWEEN 0 AND 9223372036854775807
+    THEN ARRAY['--max-token is a token, 1 to 9223372036854775807, and --max-jump a distance of 0 (any) or more.'] END);
   p := now;
   p.relation := p_table;
   p.name := called;

@@ -109,7 +109,7 @@ def dropping(statement: str) -> str | None:
     kind, name, arguments = made.groups()
     if kind != "FUNCTION":
         return f"DROP {kind} IF EXISTS {name}"
-    arguments = re.sub(r" DEFAULT \w+", "", arguments)
+    arguments = re.sub(r" DEFAULT [^,)]+", "", arguments)
     # Its event trigger is a superuser's.
     more = " CASCADE" if "RETURNS event_trigger" in statement else ""
     return f"DROP FUNCTION IF EXISTS {name}{arguments}{more}"

@@ -115,7 +115,9 @@ class Changed(NamedTuple):
 
 
 _PROTECT: Final = "SELECT p.* FROM fencepost.protect(fencepost.table_called($1), $2::text::jsonb) p"
-_PROTECTION: Final = "SELECT p.* FROM fencepost.protected p WHERE p.relation = fencepost.table_called($1)"
+_PROTECTION: Final = (
+    "SELECT p.* FROM fencepost.protected p WHERE p.relation OPERATOR(pg_catalog.=) fencepost.table_called($1)"
+)
 
 
 async def protect(
