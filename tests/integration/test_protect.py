@@ -607,6 +607,27 @@ async def stored(db: Connection) -> str:
     return row
 
 
+async def test_any_program_protects_a_table_by_sql(owner: Connection) -> None:
+    await owner.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    made = await owner.fetchrow("""SELECT * FROM fencepost.protect('t', '{"rule": "epoch", "max_jump": 7}')""")
+    assert made == await owner.fetchrow("SELECT * FROM fencepost.protected")
+    assert made is not None
+    assert (made["name"], made["rule"], made["max_jump"]) == ("t", "epoch", 7)
+    for options, told in (
+        ('{"sope": "a/{id}"}', "there is no option sope; there are above, max_jump"),
+        ('{"verify": "yes"}', 'verify is a boolean, and not "yes"'),
+        ('{"rule": "lax"}', "rule is strict or epoch, and not lax"),
+        ('{"max_jump": 1.5}', "max_jump is a whole number, and not 1.5"),
+        ("[]", "the options are a JSON object"),
+    ):
+        with pytest.raises(asyncpg.InvalidParameterValueError, match=re.escape(told)):
+            await owner.fetch("SELECT fencepost.protect('t', $1::text::jsonb)", options)
+    with pytest.raises(asyncpg.PostgresError, match="use READ COMMITTED"):
+        async with owner.transaction(isolation="repeatable_read"):
+            await owner.execute("SELECT fencepost.protect('t', '{}')")
+    assert await owner.fetchval("SELECT fencepost.unprotect('t')") == "t"
+
+
 def test_every_argument_is_here() -> None:
     # Arguments that move tokens once, and are not stored.
     at_once = {"above"}
