@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 from typing import Any
 
