@@ -622,7 +622,7 @@ async def test_any_program_protects_a_table_by_sql(owner: Connection) -> None:
         ("[]", "the options are a JSON object"),
     ):
         with pytest.raises(asyncpg.InvalidParameterValueError, match=re.escape(told)):
-            await owner.fetch("SELECT fencepost.protect('t', $1::text::jsonb)", options)
+            await owner.execute(f"SELECT fencepost.protect('t', '{options}')")
     with pytest.raises(asyncpg.PostgresError, match="use READ COMMITTED"):
         async with owner.transaction(isolation="repeatable_read"):
             await owner.execute("SELECT fencepost.protect('t', '{}')")
