@@ -617,7 +617,7 @@ async def test_any_program_protects_a_table_by_sql(owner: Connection) -> None:
     for options, told in (
         ('{"sope": "a/{id}"}', "there is no option sope; there are above, max_jump"),
         ('{"verify": "yes"}', 'verify is a boolean, and not "yes"'),
-        ('{"rule": "lax"}', "rule is strict or epoch, and not lax"),
+        ('{"rule": "lax"}', 'rule is strict or epoch, and not "lax"'),
         ('{"max_jump": 1.5}', "max_jump is a whole number, and not 1.5"),
         ("[]", "the options are a JSON object"),
     ):
