@@ -63,6 +63,7 @@ ACCEPTED = {
     "Rails": "BEGIN -- it's\n IF OLD.at = NEW.at THEN NEW.at = (now() AT TIME ZONE 'utc'); END IF; RETURN NEW; END",
     "Diesel": "BEGIN IF (NEW IS DISTINCT FROM OLD AND NEW.at IS NOT DISTINCT FROM OLD.at) THEN"
     " NEW.at := current_timestamp(3); END IF; RETURN NEW; END;",
+    "Hasura": 'DECLARE\n  _new record;\nBEGIN\n  _new := NEW;\n  _new."at" = NOW();\n  RETURN _new;\nEND;\n',
     "an enum": "BEGIN IF NEW.kind IS DISTINCT FROM OLD.kind THEN NEW.at := clock_timestamp(); END IF; RETURN NEW; END",
     "TG_OP": "BEGIN IF TG_OP = 'INSERT' THEN NEW.n := 1; ELSIF NEW.n > 3 THEN NULL; ELSE NEW.n := OLD.n + 1; END IF;"
     " RETURN NEW; END",
@@ -95,6 +96,10 @@ REFUSED = {
     "the row that was": "BEGIN RETURN OLD; END",
     "no row": "BEGIN RETURN NULL; END",
     "another row": "BEGIN NEW := OLD; RETURN NEW; END",
+    "a record that is another row": "DECLARE r record; BEGIN r := OLD; RETURN r; END",
+    "a record beside NEW": "DECLARE r record; BEGIN r := NEW; NEW.n := 1; RETURN r; END",
+    "a record with a field of its name": "DECLARE n record; BEGIN n := NEW; n.n := 1; RETURN n; END",
+    "a record that is read from a table": "DECLARE r record; BEGIN r := NEW; r := max(n) FROM t; RETURN r; END",
     "its key": "BEGIN NEW.id := 3; RETURN NEW; END",
     "a unique column": "BEGIN NEW.code := 3; RETURN NEW; END",
     "the mark": "BEGIN NEW.last_fence_token := 3; RETURN NEW; END",
@@ -202,6 +207,11 @@ SHADOWS = {
         "NEW.n := CASE NEW.name::varchar WHEN 'a'::varchar THEN 1 ELSE 2 END",
     ),
     "a type": ("CREATE DOMAIN public.text AS pg_catalog.text", "NEW.n := 1::text::int"),
+    "a cast of an enum": (
+        "CREATE FUNCTION public.told(public.kind) RETURNS text IMMUTABLE LANGUAGE sql RETURN ''::text;"
+        " CREATE CAST (public.kind AS text) WITH FUNCTION public.told(public.kind)",
+        "NEW.name := NEW.kind",
+    ),
     "a cast": (
         "CREATE FUNCTION public.as_uuid(varchar) RETURNS uuid IMMUTABLE LANGUAGE sql RETURN NULL::uuid;"
         " CREATE CAST (varchar AS uuid) WITH FUNCTION public.as_uuid(varchar) AS IMPLICIT",

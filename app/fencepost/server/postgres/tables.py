@@ -601,9 +601,11 @@ UNION SELECT f.proname::text FROM pg_proc f
    AND NOT EXISTS (SELECT FROM own WHERE own.oid = ANY(f.proargtypes::oid[]))
 UNION SELECT y.typname::text FROM pg_type y
  WHERE y.typnamespace <> 'pg_catalog'::regnamespace AND y.typname = ANY($1::text[])
-UNION SELECT '::' FROM pg_cast k WHERE k.castsource < 16384 AND k.casttarget < 16384 AND k.castfunc >= 16384
+UNION SELECT '::' FROM pg_cast k WHERE k.castfunc >= 16384 AND NOT EXISTS (
+  SELECT FROM pg_type y WHERE y.oid IN (k.castsource, k.casttarget) AND y.oid >= 16384 AND y.typtype <> 'e')
 """
-"""Which of these names could mean something else than PostgreSQL's own, whatever the search_path is; `::`: casts."""
+"""Which of these names could mean something else than PostgreSQL's own, whatever the search_path is; `::`: casts,
+of enums too."""
 
 RUNS_OTHER_CODE: Final = f"""
 (calls.runs_functions OR c.relkind NOT IN ('r', 'p') OR {HAS_RULES})

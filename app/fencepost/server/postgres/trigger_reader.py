@@ -2,7 +2,7 @@
 may share a transaction with writes of other rows (decision 0050). Pure: it is given texts, and asks nobody.
 
 What is read is the text that `pg_get_functiondef` gives. Understood are three functions that come with PostgreSQL, and
-bodies in PL/pgSQL of four statements:
+bodies in PL/pgSQL of four statements, where a record that is declared may stand for NEW (Hasura's form):
 
     NEW.column := expression;    IF … THEN … ELSIF … ELSE … END IF;    RETURN NEW | OLD | NULL;    NULL;
 
@@ -14,6 +14,7 @@ stand there. Whatever is not understood for certain is not read: then the trigge
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NoReturn
 
 LONGEST: Final = 20_000
@@ -166,7 +167,7 @@ def read(trigger: Trigger) -> Reading | None:
 def read_body(body: str) -> Reading | None:
     """Read a body in PL/pgSQL; None: it is not understood."""
     try:
-        return _Reader(_tokens(body)).block()
+        return _Reader(_as_new(_tokens(body))).block()
     except _NotReadError:
         return None
 
@@ -195,6 +196,19 @@ def _tokens(body: str) -> list[str]:
                 tokens.append("0")
             case _:
                 tokens.append(found[0])
+    return tokens
+
+
+def _as_new(tokens: list[str]) -> list[str]:
+    """Read Hasura's form as if it were written with NEW: a record is declared, is NEW at first, and is used in its place
+    from then on.
+    """
+    match tokens:
+        case ["declare", name, "record", ";", "begin", first, ":=" | "=", "new", ";", *rest] if first == name:
+            fields = {after for dot, after in pairwise(rest) if dot == "."}
+            if "new" in rest or name in fields:
+                raise _NotReadError
+            return ["begin", *("new" if token == name else token for token in rest)]
     return tokens
 
 
