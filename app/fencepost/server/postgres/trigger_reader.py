@@ -200,7 +200,7 @@ def _tokens(body: str) -> list[str]:
 
 
 def _as_new(tokens: list[str]) -> list[str]:
-    """Read Hasura's form as if it were written with NEW: a record is declared, is NEW at first, and is used in its place
+    """Read Hasura's form as if it were written with NEW: a record is declared, is NEW at first, and stands in its place
     from then on.
     """
     match tokens:
