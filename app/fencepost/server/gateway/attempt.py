@@ -33,7 +33,7 @@ from fencepost.server.fence.problems import Problem, problem_of
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import MissingRow, Refusal, Token, beyond, refusal, unissued
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.group_commit import AGAIN, ALONE, Alone, BatchQueue, Broken, RoleQueues
+from fencepost.server.gateway.group_commit import AGAIN, ALONE, Alone, BatchQueue, Broken, Lanes
 from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, answer_of
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.write import Verb, needs_fitting, refused_scope, require_fitting
@@ -42,7 +42,7 @@ from fencepost.server.postgres.answers import shown
 from fencepost.server.postgres.connection import FencedRow, Key, RowWrite, Session, Wait, WriteStatement
 from fencepost.server.postgres.database import in_transaction, savepoint
 from fencepost.server.postgres.errors import RefusedError, StorageError, conflict
-from fencepost.server.postgres.keyed import CALLER, Change, Record
+from fencepost.server.postgres.keyed import Change, Record
 from fencepost.server.postgres.marks import Appeared, KeyState, claim_absent
 from fencepost.server.postgres.query import QueryError
 from fencepost.server.postgres.scopes import Entered, Opened, Prelude, ScopeOf, prelude, scope_of_row
@@ -362,23 +362,13 @@ class Batched:
     def of(cls, key: Key, token: Token, body: bytes, once: IdempotentRequest | None) -> "Batched":
         if once is None:
             return cls(RowWrite(key, token, body))
-        return cls(RowWrite(key, token, body, once.key, once.payload_hash), once)
+        return cls(RowWrite(key, token, body, once.key, once.payload_hash, once.caller), once)
 
 
 WriteQueue = BatchQueue[Batched, Outcome]
 
 
-@dataclass(frozen=True, slots=True)
-class WriteQueues:
-    """The queues of such writes."""
-
-    queues: RoleQueues[Batched, Outcome]
-    shows_caller: bool
-    """Whether the table runs something that can see who calls: a default that reads the claims, for example."""
-
-    def of(self, caller: Caller) -> WriteQueue | None:
-        """Find the queue of a caller's writes; None: they go alone."""
-        return None if caller.role is not None and self.shows_caller else self.queues.of(caller)
+WriteQueues = Lanes[Batched, Outcome]
 
 
 def queues_of(table: ProtectedTable, verb: Verb, change: Change, kept: Keeping) -> WriteQueues | None:
@@ -390,9 +380,9 @@ def queues_of(table: ProtectedTable, verb: Verb, change: Change, kept: Keeping) 
         return None
     statements = statements_of(table, verb, change, "skip")
     scope_of: ScopeOf = "row" if verb in ("patch", "delete") else "body" if verb == "post" else "key and body"
-    whose, looked_up = kept if kept is not None else (CALLER, False)
-    first = prelude(table, scope, scope_of, whose if looked_up else None)
-    simple = verb != "put" and kept is None and scope is None
+    looked_up = kept == "looked up"
+    first = prelude(table, scope, scope_of, idempotent=looked_up)
+    simple = verb != "put" and not kept and scope is None
 
     def make(caller: Caller) -> WriteQueue:
         # A batch locks a row that it deletes, and a PUT's may create others' rows: alone, a write may need less.
@@ -403,7 +393,8 @@ def queues_of(table: ProtectedTable, verb: Verb, change: Change, kept: Keeping) 
         most = MOST_IDEMPOTENT if looked_up else MOST_WRITES
         return BatchQueue(batches.run_in_transaction, _clashes, most, caller=caller)
 
-    return WriteQueues(RoleQueues(make), table.shows_caller)
+    # Under row security each caller has Idempotency-Keys of its own (idempotency.py).
+    return WriteQueues(make, of_callers=table.shows_caller or table.row_security)
 
 
 def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
@@ -431,9 +422,9 @@ def _clashes(write: Batched) -> Iterable[tuple[str, str]]:
 
 async def in_a_batch(gateway: Gateway, queues: WriteQueues | None, write: Batched) -> Answer | Broken:
     """Have a write decided in a batch; ALONE, HELD or Broken if that cannot be."""
-    if queues is None or gateway.together is not None or (queue := queues.of(gateway.caller)) is None:
+    if queues is None or gateway.together is not None:
         return ALONE
-    row = write.row
+    queue, row = queues.of(gateway.caller), write.row
     if gateway.share is None:
         return await gateway.group.write(queue, write, row.key, len(row.raw))
     async with gateway.batches.places:

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 W = TypeVar("W")
 R = TypeVar("R")
 
-MOST_ROLES: Final = 256
-"""How many roles have queues of one kind at a time."""
+MOST_LANES: Final = 256
+"""How many roles, or callers, have queues of one kind at a time."""
 MOST_BYTES: Final = 1_000_000
 """A batch that has grown so large takes in no more writes."""
 
@@ -120,7 +120,7 @@ class BatchQueue(Generic[W, R]):
     """What no two writes of a batch may share."""
     most: int = 256
     caller: Caller = EVERYBODY
-    """As whom its batches run: a role, and no claims, for the writes are those of several callers."""
+    """As whom its batches run: a role, and where the writes are those of one caller, its claims and name too."""
     is_part: bool = False
     """Whether it is a part of a batch that was refused: nothing more comes."""
     pending: "dict[str, deque[Waiting[W, R]]]" = field(default_factory=dict)
@@ -207,19 +207,26 @@ class BatchQueue(Generic[W, R]):
 
 
 @dataclass(eq=False)
-class RoleQueues(Generic[W, R]):
-    """Queues of one kind, one for each role: PostgreSQL judges a statement by the role that runs it."""
+class Lanes(Generic[W, R]):
+    """Queues of one kind, one for each role: PostgreSQL judges a statement by the role that runs it. `of_callers`: one
+    for each caller with a role, since what the statements run may see claims and name, too.
+    """
 
     make: Callable[[Caller], BatchQueue[W, R]]
-    queues: dict[str | None, BatchQueue[W, R]] = field(default_factory=dict)
+    of_callers: bool = False
+    queues: dict[Hashable, BatchQueue[W, R]] = field(default_factory=dict)
 
     def of(self, caller: Caller) -> BatchQueue[W, R]:
-        queue = self.queues.get(caller.role)
+        role = caller.role
+        lane = (role, caller.claims, caller.name) if self.of_callers and role is not None else role
+        queue = self.queues.get(lane)
         if queue is None:
-            if len(self.queues) >= MOST_ROLES:
+            if len(self.queues) >= MOST_LANES:
                 self.queues.clear()  # those go on until nothing waits in them
-            asking = EVERYBODY if caller.role is None else Caller("", role=caller.role)
-            queue = self.queues[caller.role] = self.make(asking)
+            asking = EVERYBODY
+            if role is not None:
+                asking = Caller(caller.name, role, caller.claims) if self.of_callers else Caller("", role)
+            queue = self.queues[lane] = self.make(asking)
         return queue
 
 
@@ -535,6 +542,7 @@ class GroupCommit:
         if (
             isinstance(error, RefusedError)
             and error.sqlstate in SETUP_ERRORS
+            and not error.of_a_policy
             and not (of_a_role and _is_a_callers_lack(error))
         ):
             self._report(error)

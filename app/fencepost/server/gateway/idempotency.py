@@ -18,7 +18,7 @@ client gave it an Idempotency-Key has both: the two records are made in one tran
 
 import json
 from dataclasses import dataclass, fields, replace
-from typing import Final
+from typing import Final, Literal
 
 import orjson
 
@@ -99,14 +99,8 @@ def once_of(
     return IdempotentRequest(key.text, key.payload_hash, gateway, write, of, message=message)
 
 
-Keeping = tuple[str, bool] | None
-"""How the answers of a batch are kept: whose the keys are, and whether they are looked up before. None: they are not
-kept."""
-
-
-def keeping(once: IdempotentRequest | None) -> Keeping:
-    """Say how a request's answer is kept."""
-    return None if once is None else (once.caller, once.looked_up)
+Keeping = Literal["", "recorded", "looked up"]
+"""How the answers of a batch are kept: not at all, under keys that are recorded, or looked up before, too."""
 
 
 @dataclass(slots=True)

@@ -535,6 +535,8 @@ class RowWrite:
     idempotency_key: str = ""
     """Its Idempotency-Key, and the hash of what that stands for (`Prelude`)."""
     payload_hash: bytes = b""
+    keys_of: str = ""
+    """Whose Idempotency-Keys it has; in a batch all have those of one."""
     scope: str = ""
     """The scope that was entered for it, or is known to be needed."""
     scopes: Sequence[str] = ()

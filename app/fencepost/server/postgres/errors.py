@@ -154,6 +154,11 @@ class RefusedError(StorageError):
         return self.sqlstate == _PRIVILEGE and self.schema == "fencepost" and self._raised_by == _RAISED
 
     @property
+    def of_a_policy(self) -> bool:
+        """Whether a policy of row security refused a row as it would be."""
+        return self.sqlstate == _PRIVILEGE and self._raised_by == "ExecWithCheckOptions"
+
+    @property
     def may_be_of_a_value(self) -> bool:
         """Whether a type, maybe an extension's, could not read a value, or may have called it an internal error."""
         return self.is_internal or self.sqlstate.startswith(DATA_EXCEPTION) or self.sqlstate == _SYNTAX_ERROR

@@ -288,28 +288,24 @@ def _of_each(name: str, type_: str, read: Callable[[RowWrite], object]) -> Param
     return Parameter(name, f"{type_}[]", lambda batch: [read(write) for write in batch])
 
 
+_WHOSE: Final[Parameter[Batch]] = Parameter("caller", "text", lambda batch: batch[0].keys_of)
 _KEYS: Final = _of_each("idempotency keys", "text", attrgetter("idempotency_key"))
 _HASHES: Final = _of_each("payload hashes", "bytea", attrgetter("payload_hash"))
 _TOKENS: Final = _of_each("tokens", "bigint", attrgetter("token"))
 _BODIES: Final = _of_each("bodies", "text", attrgetter("body"))
 _KEY_PARTS: Final = tuple(_of_each(each.name, "text", each.read) for each in OF_WRITES[:MOST_KEY_COLUMNS])
-_PARAMETERS: Final = (_KEYS, _HASHES, _TOKENS, *_KEY_PARTS, _BODIES)
+_PARAMETERS: Final = (_WHOSE, _KEYS, _HASHES, _TOKENS, *_KEY_PARTS, _BODIES)
 
 
-def prelude(table: Table, scope: Scope | None, scope_of: ScopeOf, caller: str | None) -> Prelude | None:
-    """Write the statement; None: nothing comes before the writes. `caller`: whose Idempotency-Keys are looked up; None:
-    none are.
-    """
-    idempotent = caller is not None
+def prelude(table: Table, scope: Scope | None, scope_of: ScopeOf, *, idempotent: bool) -> Prelude | None:
+    """Write the statement; None: nothing comes before the writes. `idempotent`: Idempotency-Keys are looked up."""
     if scope is None and not idempotent:
         return None
-    whose: Parameter[Batch] = Parameter("caller", "text", lambda _: caller)
-    parameters = (whose, *_PARAMETERS)
-    begun_keys = f"fencepost.gateway_idem_begin_each({whose}, {_KEYS}, {_HASHES})"
+    begun_keys = f"fencepost.gateway_idem_begin_each({_WHOSE}, {_KEYS}, {_HASHES})"
     known = "k.state, k.outcome, k.rows"
     if scope is None:
         text = f"SELECT {known} FROM {begun_keys} AS k ORDER BY k.number"
-        return Prelude(compiled(text, parameters), idempotent, scoped=False)
+        return Prelude(compiled(text, _PARAMETERS), idempotent, scoped=False)
     name, given = _scopes(table, scope, scope_of)
     if idempotent:
         # Whose key is not new enters nothing.
@@ -328,7 +324,7 @@ def prelude(table: Table, scope: Scope | None, scope_of: ScopeOf, caller: str | 
         )
     else:
         text = f"SELECT {verdict} FROM {entered} AS e ORDER BY e.number"
-    return Prelude(compiled(text, parameters), idempotent, scoped=True)
+    return Prelude(compiled(text, _PARAMETERS), idempotent, scoped=True)
 
 
 def _scopes(table: Table, scope: Scope, scope_of: ScopeOf) -> tuple[str, str]:

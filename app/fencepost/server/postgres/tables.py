@@ -175,8 +175,8 @@ class Table:
     may_suppress: bool = False
     """Whether a BEFORE UPDATE trigger or rule that is not ours may keep a row from being written."""
     shares_transactions: bool = False
-    """Whether its writes run no code but ours, and triggers that see their own row only (trigger_reader.py), so that
-    several operations may share a transaction unseen.
+    """Whether its writes run no code but ours, and triggers and policies that see their own row only
+    (trigger_reader.py, POLICIES_SEE_MORE), so that several operations may share a transaction unseen.
     """
     trigger_functions: tuple[tuple[int, str], ...] = ()
     """The functions of these triggers: the oid, and the MD5 of what pg_get_functiondef gave. A function that is
@@ -613,10 +613,21 @@ RUNS_OTHER_CODE: Final = f"""
 """Whether a write to the table c runs code of its owner's that may change the session, beside triggers. `calls` are its
 CALLS."""
 
-# Row security hides rows, which a batch would take for skipped ones. ON CONFLICT DO NOTHING takes no deferrable
-# constraint, and keeps what a function in a DEFAULT has written.
+# A policy that reads tables, or calls a function that may (what is not IMMUTABLE, but for those that read settings and
+# the time), could be told by a neighbour's write that it is not alone.
+POLICIES_SEE_MORE: Final = r"""
+EXISTS (SELECT FROM pg_policy y CROSS JOIN LATERAL concat(y.polqual, y.polwithcheck) AS tree
+  WHERE y.polrelid = c.oid AND c.relrowsecurity AND (tree LIKE '%{SUBLINK%' OR EXISTS (
+    SELECT FROM regexp_matches(tree, ':(?:(?:op)?funcid|aggfnoid|winfnoid) (\d+)', 'g') AS found
+      JOIN pg_proc f ON f.oid = found[1]::oid
+     WHERE f.provolatile <> 'i' AND NOT (f.oid < 16384 AND f.proname IN (
+       'current_setting', 'now', 'clock_timestamp', 'statement_timestamp', 'transaction_timestamp')))))
+"""
+"""Whether a policy of the table c looks at more than its row, constants, role and settings."""
+
+# ON CONFLICT DO NOTHING takes no deferrable constraint, and keeps what a function in a DEFAULT has written.
 SHARES: Final = f"""
-NOT c.relrowsecurity AND NOT {RUNS_OTHER_CODE}
+NOT {POLICIES_SEE_MORE} AND NOT {RUNS_OTHER_CODE}
   AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND NOT i.indimmediate)
 """
 """Whether writes to the table c may share transactions, if its triggers let them."""
