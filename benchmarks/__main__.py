@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from benchmarks import report
-from benchmarks.cells import CELLS, Cell, TableName
+from benchmarks.cells import CELLS, RULED, Cell, TableName
 from benchmarks.database import BenchmarkDatabase
 from benchmarks.drivers import Bench, Measurement, measure
 from benchmarks.machine import describe, source_digest
@@ -87,7 +87,8 @@ def make_bench(parent: Path, warmup: float, seconds: int, tables: Collection[Tab
             database = BenchmarkDatabase(server.url)
             asyncio.run(database.make(tables))
             untriggered_url = asyncio.run(database.make_role_without_triggers())
-            yield Bench(bin_dir, directory, database, warmup, seconds, untriggered_url)
+            gateway_url = asyncio.run(database.make_gateway_role(ruled=RULED in tables))
+            yield Bench(bin_dir, directory, database, warmup, seconds, untriggered_url, gateway_url)
     finally:
         shutil.rmtree(directory)
 

@@ -29,6 +29,7 @@ TableName = Literal[
     "orders_scoped",
     "orders_triggered",
     "orders_stamped",
+    "orders_ruled",
     "orders_new",
     "orders_new_plain",
     "orders_gone",
@@ -42,6 +43,9 @@ TRIGGERED: Final = "orders_triggered"
 """With a trigger of the user's own that is not understood, and sets `changed_at`: its writes go alone."""
 STAMPED: Final = "orders_stamped"
 """With the usual trigger that sets `changed_at`: its writes share transactions."""
+RULED: Final = "orders_ruled"
+"""Under row security: callers of ROLE see the rows of the tenant that their claims name."""
+ROLE: Final = "benchmark_web"
 NEW: Final = "orders_new"
 NEW_PLAIN: Final = "orders_new_plain"
 """Empty before each cell."""
@@ -65,8 +69,8 @@ class Cell:
     connections: int
     workers: int = 0
     rows_per_request: int = 1
-    authenticated: bool = False
-    """Whether the gateway wants a token of each request."""
+    callers: int = 0
+    """How many callers there are, each with a token of its own; 0: the gateway wants none."""
 
 
 def patch_name(connections: int, workers: int) -> str:
@@ -105,7 +109,7 @@ PATCH: Final = _patch(64, 2)
 GET: Final = _http("get", "read", PROTECTED)
 NO_TRIGGERS: Final = Cell("patch without triggers, 64 conn., 2 w.", "fencepost, no triggers", "write", PROTECTED, 64, 2)
 PATCH_TOKEN: Final = Cell(
-    "patch with authentication, 64 conn., 2 w.", "fencepost", "write", PROTECTED, 64, 2, authenticated=True
+    "patch with authentication, 64 conn., 2 w.", "fencepost", "write", PROTECTED, 64, 2, callers=1
 )
 NO_GUARD: Final = Cell("patch without guard, 64 conn., 2 w.", "fencepost, no guard", "write", PROTECTED, 64, 2)
 PATCH_KEY: Final = _http("patch with key", "keyed write", PROTECTED)
@@ -113,6 +117,8 @@ PATCH_SCOPE: Final = _http("patch with scope", "write", SCOPED)
 PATCH_ALL: Final = _http("patch with scope and key", "keyed write", SCOPED)
 PATCH_STAMPED: Final = _http("patch, updated_at trigger", "write", STAMPED)
 PATCH_TRIGGERED: Final = _http("patch with own trigger", "write", TRIGGERED)
+PATCH_RULED: Final = Cell("patch, row security, 1 caller", "fencepost", "write", RULED, 64, 2, callers=1)
+PATCH_RULED_MANY: Final = Cell("patch, row security, 64 callers", "fencepost", "write", RULED, 64, 2, callers=64)
 STALE: Final = _http("stale patch", "stale", PROTECTED)
 CLAIM: Final = _http("claim", "claim", PROTECTED)
 POST_ARRAY: Final = _http(f"post arrays of {ARRAY}", "insert array", NEW, ARRAY)
@@ -141,6 +147,8 @@ CELLS: Final = (
         PATCH_ALL,
         PATCH_STAMPED,
         PATCH_TRIGGERED,
+        PATCH_RULED,
+        PATCH_RULED_MANY,
         STALE,
         CLAIM,
     ),

@@ -9,10 +9,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from benchmarks.cells import GONE, NEW, NEW_PLAIN, PLAIN, SCOPED, STAMPED, TRIGGERED, TableName
+from benchmarks.cells import GONE, NEW, NEW_PLAIN, PLAIN, ROLE, RULED, SCOPED, STAMPED, TRIGGERED, TableName
 from benchmarks.walk import MARK_AT_FIRST, OVER_ROWS, Walk
+from fencepost.cli.migrate import GRANTS
 from fencepost.server.ops.migrate import upgrade
 from fencepost.server.ops.protect import protect
+from fencepost.server.ops.schema import act_sql
 
 _CREATE: Final = "CREATE TABLE {table} (order_id text PRIMARY KEY, status text NOT NULL)"
 _ADD_MARK: Final = "ALTER TABLE {table} ADD COLUMN last_fence_token bigint NOT NULL DEFAULT 0"
@@ -24,6 +26,10 @@ _BODIES: Final[dict[TableName, str]] = {
     STAMPED: "BEGIN NEW.changed_at := now(); RETURN NEW; END",
     TRIGGERED: "DECLARE moment timestamptz := now(); BEGIN NEW.changed_at := moment; RETURN NEW; END",
 }
+_RULE: Final = f"""
+ALTER TABLE {RULED} ADD COLUMN tenant text NOT NULL DEFAULT 'shop', ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON {RULED} USING (tenant = current_setting('request.jwt.claims', true)::json ->> 'tenant');
+CREATE ROLE {ROLE}; GRANT SELECT, UPDATE ON {RULED} TO {ROLE}"""
 _FILL: Final = """
 INSERT INTO {table} (order_id, status, last_fence_token)
 SELECT 'order-' || n, 'new', {mark} FROM generate_series({first}, {last}) n"""
@@ -41,6 +47,7 @@ DELETE FROM fencepost.marks WHERE starts_with(resource, '{table}/');
 _ABOVE: Final = "SELECT count(*) AS rows, coalesce(sum(last_fence_token - $1), 0)::int8 AS token_sum FROM {marks} > $1"
 
 _UNTRIGGERED: Final = "untriggered"
+_GATEWAY: Final = "gateway"
 _COUNTED_WITHIN: Final = 5.0  # seconds; a backend reports what it did when it ends
 _POLL: Final = 0.05  # seconds
 _SETTINGS: Final = (
@@ -71,6 +78,8 @@ class BenchmarkDatabase:
                 await connection.execute(_CREATE.format(table=table))
                 if table in _BODIES:
                     await connection.execute(_ADD_TRIGGER.format(table=table, body=_BODIES[table]))
+                if table == RULED:
+                    await connection.execute(_RULE)
                 if table == SCOPED:
                     await _fill(connection, table, OVER_ROWS)
                     await protect(connection, table, scope="by_order/{order_id}")
@@ -85,11 +94,26 @@ class BenchmarkDatabase:
 
     async def make_role_without_triggers(self) -> str:
         """Make a role for whose connections no trigger fires, and return its URL."""
-        parts = urlsplit(self.url)
+        await self._make_login(_UNTRIGGERED, "SUPERUSER")
         async with self._connection() as connection:
-            await connection.execute(f"CREATE ROLE {_UNTRIGGERED} LOGIN SUPERUSER PASSWORD '{parts.password}'")
             await connection.execute(f"ALTER ROLE {_UNTRIGGERED} SET session_replication_role = replica")
-        return urlunsplit(parts._replace(netloc=f"{_UNTRIGGERED}:{parts.password}@{parts.hostname}:{parts.port}"))
+        return self._url_of(_UNTRIGGERED)
+
+    async def make_gateway_role(self, *, ruled: bool) -> str:
+        """Make a login as a gateway should have, and return its URL. `ruled`: it may be the role of callers."""
+        await self._make_login(_GATEWAY, "NOINHERIT")
+        async with self._connection() as connection:
+            for grant in (act_sql(), *GRANTS, *([f"GRANT {ROLE} TO {{role}}"] if ruled else ())):
+                await connection.execute(grant.format(role=_GATEWAY))
+        return self._url_of(_GATEWAY)
+
+    async def _make_login(self, name: str, which: str) -> None:
+        async with self._connection() as connection:
+            await connection.execute(f"CREATE ROLE {name} LOGIN {which} PASSWORD '{urlsplit(self.url).password}'")
+
+    def _url_of(self, login: str) -> str:
+        parts = urlsplit(self.url)
+        return urlunsplit(parts._replace(netloc=f"{login}:{parts.password}@{parts.hostname}:{parts.port}"))
 
     async def settings(self) -> dict[str, str]:
         """Return the settings that the figures depend on."""

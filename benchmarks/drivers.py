@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from benchmarks import load, pgbench
-from benchmarks.cells import Cell
+from benchmarks.cells import ROLE, RULED, Cell
 from benchmarks.compiled import compiled
 from benchmarks.cpu import Cpu
 from benchmarks.database import BenchmarkDatabase
@@ -18,7 +18,7 @@ from benchmarks.load import HOST, Plan, Result
 from benchmarks.machine import busy
 from benchmarks.peers import clients, peer, store
 from benchmarks.processes import gateway, running
-from benchmarks.requests import EXPECTED, SECRET, request
+from benchmarks.requests import EXPECTED, SECRET, request, tokens_of_callers
 from benchmarks.walk import FRESH, OVER_ROWS, STALE_TOKEN, TOKENS_PER_CELL, Walk, each_once
 from fencepost.testing.servers.processes import free_port
 
@@ -37,6 +37,8 @@ class Bench:
     warmup: float
     seconds: int
     untriggered_url: str = ""
+    gateway_url: str = ""
+    """Of a login that may be a gateway's where tokens name roles: it is none that may everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,11 @@ def _server(bench: Bench, cell: Cell) -> Iterator[int]:
     else:
         program = "benchmarks.unguarded" if cell.driver == "fencepost, no guard" else "fencepost"
         url = bench.untriggered_url if cell.driver == "fencepost, no triggers" else bench.database.url
-        with_jwt = {"FENCEPOST_JWT_SECRET": SECRET, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""} if cell.authenticated else {}
+        with_jwt = {}
+        if cell.table == RULED:
+            url, with_jwt = bench.gateway_url, {"FENCEPOST_JWT_SECRET": SECRET, "FENCEPOST_ROLES": ROLE}
+        elif cell.callers:
+            with_jwt = {"FENCEPOST_JWT_SECRET": SECRET, "FENCEPOST_JWT_ROLE_CLAIM_KEY": ""}
         with gateway(url, bench.directory, cell.workers, program, **with_jwt) as port:
             yield port
         return
@@ -154,6 +160,7 @@ def _load(bench: Bench, cell: Cell, walk: Walk, port: int, first_token: int) -> 
         warmup=bench.warmup,
         seconds=bench.seconds,
         walk=walk,
+        callers=tokens_of_callers(cell),
     )
     return load.generate(plan)
 

@@ -5,7 +5,7 @@
  *
  * stdin: lines of "name value" (the fields of struct plan; load.py explains them), an empty line, then the raw request.
  * In the request, "%(key)d" is the next key of the connection's walk, "%(same)d" the key before it once more, "%(token)d"
- * the token. stdout: a Result of load.py as JSON. It ends by itself: when the time is up nothing more is sent, and
+ * the token, "%(caller)d" one of the lines "caller", in turn a connection. stdout: a Result of load.py as JSON. It ends by itself: when the time is up nothing more is sent, and
  * outstanding answers are waited for, so that every request has a known end.
  */
 #include <arpa/inet.h>
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PIECES = 1024, ANSWER = 1 << 17, REQUEST = 1 << 17, EVENTS = 256, STATUSES = 600 };
+enum { PIECES = 1024, ANSWER = 1 << 17, REQUEST = 1 << 17, EVENTS = 256, STATUSES = 600, CALLERS = 1024 };
 
 struct plan {
   int64_t port, connections, first_token, rising, expected_status, first_key, rows, stride;
@@ -32,7 +32,7 @@ struct plan {
 struct piece { /* literal text, then what is filled in behind it */
   const char *text;
   size_t length;
-  char filled; /* 'k' next key, 's' same key, 't' token, 0 nothing */
+  char filled; /* 'k' next key, 's' same key, 't' token, 'c' caller, 0 nothing */
 };
 
 struct connection {
@@ -51,7 +51,8 @@ static const char *const fault_names[FAULTS] = {
 
 static struct plan plan;
 static struct piece pieces[PIECES];
-static int piece_count, keys_per_request;
+static int piece_count, keys_per_request, caller_count;
+static char *callers[CALLERS];
 static int64_t share; /* rows of each connection */
 static double measured_from, ends_at;
 static double *latencies;
@@ -97,7 +98,7 @@ static void read_plan(void) {
       {"first_key", &plan.first_key, NULL}, {"stride", &plan.stride, NULL}, {"warmup", NULL, &plan.warmup},
       {"seconds", NULL, &plan.seconds}, {"drained_within", NULL, &plan.drained_within}};
   const size_t count = sizeof fields / sizeof *fields;
-  char line[512];
+  char line[2048];
   while (fgets(line, sizeof line, stdin) != NULL && line[0] != '\n') {
     line[strcspn(line, "\n")] = 0;
     char *value = strchr(line, ' ');
@@ -108,6 +109,7 @@ static void read_plan(void) {
     if (i < count && fields[i].integer != NULL) *fields[i].integer = strtoll(value, NULL, 10);
     else if (i < count) *fields[i].real = strtod(value, NULL);
     else if (strcmp(line, "expected_text") == 0) snprintf(plan.expected_text, sizeof plan.expected_text, "%s", value);
+    else if (strcmp(line, "caller") == 0 && caller_count < CALLERS) callers[caller_count++] = strdup(value);
     else fail("no such field: %s", line);
   }
   share = plan.connections > 0 ? plan.rows / plan.connections : 0;
@@ -120,16 +122,17 @@ static void read_request(void) {
   if (length == sizeof request - 1) fail("the request is too long");
   const char *text = request;
   for (char *mark; (mark = strstr(text, "%(")) != NULL; text = strstr(mark, ")d") + 2) {
-    if (strstr(mark, ")d") == NULL || strchr("kst", mark[2]) == NULL) fail("not to be filled in: %.20s", mark);
+    if (strstr(mark, ")d") == NULL || strchr("ksct", mark[2]) == NULL) fail("not to be filled in: %.20s", mark);
     if (piece_count == PIECES - 1) fail("more than %d parts to fill in", PIECES - 1);
     pieces[piece_count++] = (struct piece){text, (size_t)(mark - text), mark[2]};
     keys_per_request += mark[2] == 'k';
   }
   pieces[piece_count++] = (struct piece){text, strlen(text), 0};
+  if (strstr(request, "%(c") != NULL && caller_count == 0) fail("no caller");
 }
 
 static void send_next(struct connection *one) {
-  static char out[REQUEST + PIECES * 20];
+  static char out[REQUEST + PIECES * 20 + 2048];
   size_t length = 0;
   int64_t key = 0, taken = 0;
   one->walked = one->step * keys_per_request;
@@ -140,6 +143,10 @@ static void send_next(struct connection *one) {
     memcpy(out + length, piece->text, piece->length);
     length += piece->length;
     if (piece->filled == 0) continue;
+    if (piece->filled == 'c') {
+      length += (size_t)sprintf(out + length, "%s", callers[one->number % caller_count]);
+      continue;
+    }
     if (piece->filled == 'k') key = plan.first_key + row_index(one->number, one->walked + ++taken);
     length += (size_t)sprintf(out + length, "%" PRId64, piece->filled == 't' ? one->token : key);
   }

@@ -21,7 +21,8 @@ class Plan:
     """What to send.
 
     `request` is raw HTTP. `%(key)d` in it is the next key of the connection's walk, so that a request with several
-    writes as many rows; `%(same)d` is the key before it once more; `%(token)d` is the token.
+    writes as many rows; `%(same)d` is the key before it once more; `%(token)d` is the token, `%(caller)d` what stands
+    for the connection's caller.
     """
 
     port: int
@@ -36,6 +37,8 @@ class Plan:
     warmup: float
     seconds: float
     walk: Walk = OVER_ROWS
+    callers: tuple[str, ...] = ()
+    """What stands for each caller. Connections have them in turn."""
 
 
 class Result(TypedDict):
@@ -60,8 +63,9 @@ def generate(plan: Plan) -> Result:
     """Run the plan to its end."""
     fields = dataclasses.asdict(plan) | {"rising": int(plan.rising), "drained_within": DRAINED_WITHIN}
     fields |= fields.pop("walk")
-    request = fields.pop("request")
-    given = "".join(f"{name} {value}\n" for name, value in fields.items()) + "\n" + request
+    request, callers = fields.pop("request"), fields.pop("callers")
+    lines = [*fields.items(), *(("caller", each) for each in callers)]
+    given = "".join(f"{name} {value}\n" for name, value in lines) + "\n" + request
     within = plan.warmup + plan.seconds + DRAINED_WITHIN + 20
     result: Result = json.loads(run([compiled(SOURCE)], within=within, given=given))
     return result

@@ -62,6 +62,8 @@ OTHERS: Final = (
     Ratio("patch by 2 workers / by 1", cells.PATCH, next(c for c in cells.CELLS if c.name == cells.patch_name(64, 1))),
     Ratio("updated_at trigger / patch", cells.PATCH_STAMPED, cells.PATCH),
     Ratio("own trigger / patch", cells.PATCH_TRIGGERED, cells.PATCH),
+    Ratio("row security, 1 caller / patch", cells.PATCH_RULED, cells.PATCH, 0.7),
+    Ratio("row security, 64 callers / patch", cells.PATCH_RULED_MANY, cells.PATCH, 0.45),
     Ratio("claim / patch", cells.CLAIM, cells.PATCH),
     Ratio("lines of batches / bare UPDATE", cells.BATCH, cells.BARE),
     Ratio("lines of batches / patch", cells.BATCH, cells.PATCH),

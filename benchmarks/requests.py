@@ -5,7 +5,7 @@ from typing import Final
 from joserfc import jwt
 from joserfc.jwk import OctKey
 
-from benchmarks.cells import PROTECTED, Cell, Operation
+from benchmarks.cells import PROTECTED, ROLE, RULED, Cell, Operation
 from benchmarks.load import HOST
 from benchmarks.walk import Walk
 
@@ -15,7 +15,7 @@ _LINE: Final = f'{{"method": "PATCH", "path": "{PROTECTED}/order-%(key)d", "toke
 _SAME_ROW: Final = _ROW.replace("key", "same")
 
 SECRET: Final = "the secret of tokens, in benchmarks"  # noqa: S105 - of this machine alone, for a minute
-"""Under which the token of a cell with authentication is signed: always the same one, as a client sends it."""
+"""Under which the tokens of callers are signed: each caller sends always the same one, as a client does."""
 EXPECTED: Final[dict[Operation, int]] = {
     "stale": 409,
     "delete": 204,
@@ -35,14 +35,22 @@ def request(cell: Cell, walk: Walk, first_token: int) -> str:
     kind = "x-ndjson" if cell.operation == "batch" else "json"
     if cell.operation != "batch":
         head += "X-Fence-Token: %(token)d\r\n"
-    if cell.authenticated:
-        claims = {"iss": "https://id.example", "sub": "benchmark", "exp": 4_000_000_000}
-        head += f"Authorization: Bearer {jwt.encode({'alg': 'HS256'}, claims, OctKey.import_key(SECRET))}\r\n"
+    if cell.callers:
+        head += "Authorization: Bearer %(caller)d\r\n"
     if cell.operation == "keyed write":
         head += "Idempotency-Key: %(same)d-%(token)d\r\n"
     key = str(walk.first_key)
     length = len(body.replace("%(key)d", key).replace("%(same)d", key).replace("%(token)d", str(first_token)))
     return f"{head}Content-Type: application/{kind}\r\nContent-Length: {length}\r\n\r\n{body}"
+
+
+def tokens_of_callers(cell: Cell) -> tuple[str, ...]:
+    """Make the tokens. Where row security rules they name a role, and the tenant whose rows all are."""
+    claims: dict[str, object] = {"iss": "https://id.example", "exp": 4_000_000_000}
+    if cell.table == RULED:
+        claims |= {"role": ROLE, "tenant": "shop"}
+    names = [f"benchmark-{number}" for number in range(cell.callers)]
+    return tuple(jwt.encode({"alg": "HS256"}, claims | {"sub": name}, OctKey.import_key(SECRET)) for name in names)
 
 
 def _row_path(cell: Cell) -> str:

@@ -25,6 +25,8 @@ failure.
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from fencepost.server.fence.caller import Caller
@@ -33,14 +35,14 @@ from fencepost.server.fence.problems import Problem, problem_of
 from fencepost.server.fence.resource import Scope
 from fencepost.server.fence.token import MissingRow, Refusal, Token, beyond, refusal, unissued
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.group_commit import AGAIN, ALONE, Alone, BatchQueue, Broken, Lanes
+from fencepost.server.gateway.group_commit import AGAIN, ALONE, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, answer_of
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.write import Verb, needs_fitting, refused_scope, require_fitting
 from fencepost.server.postgres import keyed, marks
 from fencepost.server.postgres.answers import shown
 from fencepost.server.postgres.connection import FencedRow, Key, RowWrite, Session, Wait, WriteStatement
-from fencepost.server.postgres.database import in_transaction, savepoint
+from fencepost.server.postgres.database import act_for, in_transaction, savepoint
 from fencepost.server.postgres.errors import RefusedError, StorageError, conflict
 from fencepost.server.postgres.keyed import Change, Record
 from fencepost.server.postgres.marks import Appeared, KeyState, claim_absent
@@ -344,7 +346,9 @@ async def _give_up(session: Session, of: Statements, write: RowWrite) -> Outcome
 # A batch without keys and scopes is one statement, which commits by itself; rows that it did not reach are asked about
 # in the next one (R5). With them, and for PUT, it is a transaction, in the order that all transactions keep (R20):
 # Idempotency-Keys, scopes, rows, records. The ids of a queue's messages are recorded like keys, and not looked up
-# before (idempotency.py). What a batch cannot decide for certain, it leaves to `perform`, which decides a write alone.
+# before (idempotency.py). Where callers of one role are to be told apart (row security, a default that reads the
+# claims), each writes with claims and name of its own, one caller after the other. What a batch cannot decide for
+# certain, it leaves to `perform`, which decides a write alone.
 
 MOST_WRITES: Final = 256
 MOST_IDEMPOTENT: Final = 64
@@ -356,19 +360,20 @@ class Batched:
     """One request's write. `row.scope` is found out by the first batch that carries it."""
 
     row: RowWrite
+    caller: Caller
     once: IdempotentRequest | None = None
 
     @classmethod
-    def of(cls, key: Key, token: Token, body: bytes, once: IdempotentRequest | None) -> "Batched":
+    def of(cls, key: Key, token: Token, body: bytes, caller: Caller, once: IdempotentRequest | None) -> "Batched":
         if once is None:
-            return cls(RowWrite(key, token, body))
-        return cls(RowWrite(key, token, body, once.key, once.payload_hash, once.caller), once)
+            return cls(RowWrite(key, token, body), caller)
+        return cls(RowWrite(key, token, body, once.key, once.payload_hash, once.caller), caller, once)
 
 
 WriteQueue = BatchQueue[Batched, Outcome]
 
 
-WriteQueues = Lanes[Batched, Outcome]
+WriteQueues = RoleQueues[Batched, Outcome]
 
 
 def queues_of(table: ProtectedTable, verb: Verb, change: Change, kept: Keeping) -> WriteQueues | None:
@@ -387,14 +392,15 @@ def queues_of(table: ProtectedTable, verb: Verb, change: Change, kept: Keeping) 
     def make(caller: Caller) -> WriteQueue:
         # A batch locks a row that it deletes, and a PUT's may create others' rows: alone, a write may need less.
         lenient = caller.role is not None and verb in ("put", "delete")
-        batches = _Batches(statements, first, lenient)
+        # Under row security each caller has Idempotency-Keys of its own (idempotency.py).
+        by_caller = caller.role is not None and (table.shows_caller or table.row_security)
+        batches = _Batches(statements, first, simple, lenient, by_caller)
         if simple:
             return BatchQueue(batches.run, caller=caller)
         most = MOST_IDEMPOTENT if looked_up else MOST_WRITES
-        return BatchQueue(batches.run_in_transaction, _clashes, most, caller=caller)
+        return BatchQueue(batches.run, _clashes, most, caller=caller)
 
-    # Under row security each caller has Idempotency-Keys of its own (idempotency.py).
-    return WriteQueues(make, of_callers=table.shows_caller or table.row_security)
+    return WriteQueues(make)
 
 
 def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
@@ -437,29 +443,38 @@ class _Batches:
 
     statements: Statements
     prelude: Prelude | None
+    simple: bool
+    """Whether statements that each commit by themselves will do."""
     lenient: bool
     """Whether a write alone may need fewer privileges than the batch."""
+    by_caller: bool
+    """Whether what the statements run may see claims and name of who calls, beside the role."""
 
     async def run(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
-        """Write, and ask: statements that each commit by themselves."""
+        """Write; as those who call, where they can be seen, and then in one transaction if they are several."""
         try:
-            return await attempt(connection, self.statements, [write.row for write in batch], committed=True)
-        except RefusedError as error:
-            return self._left_alone(batch, error)
-
-    async def run_in_transaction(self, connection: Session, batch: Sequence[Batched]) -> Sequence[Answer]:
-        """Look the keys up, enter the scopes, write, record."""
-        try:
+            if self.by_caller:
+                if len({write.caller for write in batch}) > 1:
+                    return await in_transaction(connection, lambda: self._of_several(connection, batch))
+                await act_for(connection, batch[0].caller)
+            if self.simple:
+                return await attempt(connection, self.statements, [write.row for write in batch], committed=True)
             return await in_transaction(connection, lambda: self._in_order(connection, batch))
         except RefusedError as error:
-            return self._left_alone(batch, error)
+            if self.lenient and error.lacks_privilege:
+                return [ALONE] * len(batch)
+            raise
 
-    def _left_alone(self, batch: Sequence[Batched], error: RefusedError) -> Sequence[Answer]:
-        if self.lenient and error.lacks_privilege:
-            return [ALONE] * len(batch)
-        raise error
+    async def _of_several(self, connection: Session, batch: Sequence[Batched]) -> list[Answer]:
+        """Write in the order of the batch, whoever calls next."""
+        answers: list[Answer] = []
+        for caller, writes in groupby(batch, attrgetter("caller")):
+            await act_for(connection, caller)
+            answers += await self._in_order(connection, tuple(writes))
+        return answers
 
     async def _in_order(self, connection: Session, batch: Sequence[Batched]) -> list[Answer]:
+        """Look the keys up, enter the scopes, write, record."""
         answers: list[Answer] = [ALONE] * len(batch)
         left: Sequence[int] = range(len(batch))
         if self.prelude is not None:

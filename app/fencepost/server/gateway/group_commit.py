@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 W = TypeVar("W")
 R = TypeVar("R")
 
-MOST_LANES: Final = 256
-"""How many roles, or callers, have queues of one kind at a time."""
+MOST_ROLES: Final = 256
+"""How many roles have queues of one kind at a time."""
 MOST_BYTES: Final = 1_000_000
 """A batch that has grown so large takes in no more writes."""
 
@@ -120,7 +120,7 @@ class BatchQueue(Generic[W, R]):
     """What no two writes of a batch may share."""
     most: int = 256
     caller: Caller = EVERYBODY
-    """As whom its batches run: a role, and where the writes are those of one caller, its claims and name too."""
+    """As whom its batches run: a role, and no claims, for the writes are those of several callers."""
     is_part: bool = False
     """Whether it is a part of a batch that was refused: nothing more comes."""
     pending: "dict[str, deque[Waiting[W, R]]]" = field(default_factory=dict)
@@ -207,26 +207,19 @@ class BatchQueue(Generic[W, R]):
 
 
 @dataclass(eq=False)
-class Lanes(Generic[W, R]):
-    """Queues of one kind, one for each role: PostgreSQL judges a statement by the role that runs it. `of_callers`: one
-    for each caller with a role, since what the statements run may see claims and name, too.
-    """
+class RoleQueues(Generic[W, R]):
+    """Queues of one kind, one for each role: PostgreSQL judges a statement by the role that runs it."""
 
     make: Callable[[Caller], BatchQueue[W, R]]
-    of_callers: bool = False
-    queues: dict[Hashable, BatchQueue[W, R]] = field(default_factory=dict)
+    queues: dict[str | None, BatchQueue[W, R]] = field(default_factory=dict)
 
     def of(self, caller: Caller) -> BatchQueue[W, R]:
-        role = caller.role
-        lane = (role, caller.claims, caller.name) if self.of_callers and role is not None else role
-        queue = self.queues.get(lane)
+        queue = self.queues.get(caller.role)
         if queue is None:
-            if len(self.queues) >= MOST_LANES:
+            if len(self.queues) >= MOST_ROLES:
                 self.queues.clear()  # those go on until nothing waits in them
-            asking = EVERYBODY
-            if role is not None:
-                asking = Caller(caller.name, role, caller.claims) if self.of_callers else Caller("", role)
-            queue = self.queues[lane] = self.make(asking)
+            asking = EVERYBODY if caller.role is None else Caller("", role=caller.role)
+            queue = self.queues[caller.role] = self.make(asking)
         return queue
 
 

@@ -11,7 +11,7 @@ from fencepost.server.fence.resource import Resource, Scope
 from fencepost.server.fence.token import Rule, Token, accepts, shown_mark
 from fencepost.server.gateway.claims import refuse_scope, scope_named
 from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.group_commit import ALONE, Alone, BatchQueue, Broken, Lanes
+from fencepost.server.gateway.group_commit import ALONE, Alone, BatchQueue, Broken, RoleQueues
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.plan import require_key, require_protected, require_served
 from fencepost.server.gateway.refusals import holder_of, is_visible
@@ -125,7 +125,7 @@ class ReadQueues:
     table: Table
     own_types: bool
     """Whether they show a type of the user's, or an extension's: it may have a cast to JSON that looks at who calls."""
-    queues: Lanes[Key, FencedRow | None]
+    queues: RoleQueues[Key, FencedRow | None]
 
     def of(self, caller: Caller, key: Key) -> ReadQueue | None:
         """Find the queue of a caller's reads; None: this one goes alone."""
@@ -154,7 +154,7 @@ def read_queues(table: Table, select: Select, most_answer_bytes: int) -> ReadQue
     def make(caller: Caller) -> ReadQueue:
         return BatchQueue(run, most=MOST_READS, caller=caller)
 
-    return ReadQueues(table, own_types, Lanes(make))
+    return ReadQueues(table, own_types, RoleQueues(make))
 
 
 # What is known of a resource: its mark, rule and source, and how it came by them.

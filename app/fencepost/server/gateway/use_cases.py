@@ -108,7 +108,9 @@ async def _write(
     if isinstance(authority, Problem):
         return authority
     token, binding = authority
-    row = Batched.of(write.target.key if isinstance(write.target, OneRow) else (), token, write.body.raw, once)
+    row = Batched.of(
+        write.target.key if isinstance(write.target, OneRow) else (), token, write.body.raw, gateway.caller, once
+    )
     if write.if_match is not None:
         row.row.marks = write.if_match
     check = _key_check(plan, write, row.row) if plan.names_key or plan.creates else None

@@ -327,6 +327,8 @@ class Session(asyncpg.Connection):
     """
     acting = False
     """Whether its session may have a caller's role, or settings (`take` of database.py)."""
+    acts_for: tuple[str, str] | None = None
+    """Whose claims and name its session has beside the role, where `act_for` of database.py has set them."""
     code_ran = False
     """Whether code of users' may have run in its session, and changed it, since it was settled."""
     restoring: str

@@ -70,6 +70,10 @@ _SET: Final = (
     "SELECT pg_catalog.set_config('role', $1, $4), pg_catalog.set_config('request.jwt.claims', $2, $4),"
     " pg_catalog.set_config('fencepost.caller', $3, $4)"
 )
+_ACT_FOR: Final = (
+    "SELECT pg_catalog.set_config('request.jwt.claims', $1, false),"
+    " pg_catalog.set_config('fencepost.caller', $2, false)"
+)
 _GIVE_BACK: Final = (
     "SELECT pg_catalog.set_config('role', 'none', false), pg_catalog.set_config('request.jwt.claims', '', false),"
     " pg_catalog.set_config('fencepost.caller', '', false), CURRENT_USER OPERATOR(pg_catalog.=) SESSION_USER"
@@ -83,13 +87,24 @@ async def take(connection: Session, caller: Caller, *, local: bool = False) -> N
     """Take a caller's role, if it has one. RoleError: PostgreSQL does not let the login take it; UnavailableError."""
     if caller.role is None:
         return
-    connection.acting = True
+    connection.acting, connection.acts_for = True, None
     try:
         await connection.ask(_SET, caller.role, caller.claims, caller.name, local)
     except RefusedError as error:
         if error.sqlstate not in NO_SUCH_ROLE:
             raise
         raise RoleError(caller.role, str(error)) from error
+
+
+async def act_for(connection: Session, caller: Caller) -> None:
+    """Have a connection that has a role act for this caller of the role, from now on: batches are those of several. A
+    transaction that is undone brings back what was set before it, so then nothing is known of that.
+    """
+    wanted = caller.claims, caller.name
+    if connection.acts_for != wanted:
+        connection.acts_for = None
+        await connection.ask(_ACT_FOR, *wanted)
+        connection.acts_for = None if connection.is_in_transaction() else wanted
 
 
 async def give_back(session: Session, within: float = TIMES.connections.give_back_within) -> str | None:
