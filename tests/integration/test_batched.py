@@ -177,6 +177,13 @@ CREATE TABLE t_triggered (id int PRIMARY KEY);
 CREATE TRIGGER mine BEFORE UPDATE ON t_triggered FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
 CREATE TABLE t_secured (id int PRIMARY KEY);
 ALTER TABLE t_secured ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON t_secured USING (current_setting('a.b', true) = CURRENT_USER AND now() > '1970-01-01');
+CREATE TABLE t_looks (id int PRIMARY KEY);
+ALTER TABLE t_looks ENABLE ROW LEVEL SECURITY;
+CREATE POLICY looks ON t_looks FOR UPDATE USING (id > 0) WITH CHECK (id IN (SELECT p.id FROM t_parent p));
+CREATE TABLE t_counts (id int PRIMARY KEY);
+ALTER TABLE t_counts ENABLE ROW LEVEL SECURITY;
+CREATE POLICY counts ON t_counts USING (id < pg_relation_size('t_counts'));
 CREATE TABLE t_ruled (id int PRIMARY KEY);
 CREATE RULE mine AS ON UPDATE TO t_ruled DO ALSO NOTHING;
 CREATE TABLE t_deferred (id int PRIMARY KEY, n int UNIQUE DEFERRABLE);
@@ -194,7 +201,8 @@ async def test_which_tables_share_transactions(connect: Connect) -> None:
     await observer.execute("SET search_path = public")
     await observer.execute(TABLES)
     tables = {name: t for name, t in (await load(observer, EVERYTHING, 1)).tables.items() if name.startswith("t_")}
-    sharing = {"t_plain", "t_parent", "t_child", "t_parts", "t_renamed", "t_follows", "t_serial", "t_triggered"}
+    related = {"t_parent", "t_child", "t_parts", "t_renamed", "t_follows"}
+    sharing = {"t_plain", "t_serial", "t_triggered", "t_secured", *related}
     assert {name for name, t in tables.items() if t.shares_transactions} == sharing
     assert {name for name, t in tables.items() if t.deletes_reach_further} == {"t_parent"}
     assert {name: t.updates_reach_further for name, t in tables.items() if t.updates_reach_further} == {

@@ -34,7 +34,7 @@ from fencepost.server.fence.problems import Problem
 from fencepost.server.fence.resource import parse_resource
 from fencepost.server.fence.seal import parse_keys
 from fencepost.server.fence.token import Token
-from fencepost.server.gateway import group_commit, use_cases
+from fencepost.server.gateway import attempt, group_commit, use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
 from fencepost.server.gateway.attempt import WriteQueues
 from fencepost.server.gateway.claims import Claim
@@ -1007,6 +1007,84 @@ async def test_what_a_table_runs_says_whether_it_can_see_the_caller(stage: Actin
     assert found == {name: sees for name, (_, sees) in SEES.items()}
     assert tables["parted"].shows_caller
     assert not tables["orders"].shows_caller
+
+
+# Under row security the callers of a role share a transaction too, and each writes with its own claims and name.
+
+
+TENANTS = """
+ALTER TABLE orders ADD COLUMN tenant text DEFAULT current_setting('fencepost.caller', true), ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON orders USING (tenant = current_setting('request.jwt.claims', true)::json ->> 'tenant')"""
+
+
+@pytest.fixture
+async def tenants(stage: Acting, race: Race) -> list[Gateway]:
+    """Give callers of one role, who see no row but their own."""
+    await race.observer.execute(TENANTS)
+    await stage.gateway.catalog.reload()
+    return [stage.of(WEB, f"t{number}", f'{{"tenant": "t{number}"}}') for number in range(20)]
+
+
+async def tenants_keep_to_their_rows(tenants: list[Gateway], race: Race) -> None:
+    """Rows of their own are made and changed, those of others are not there; some hang up."""
+    chosen = random.Random(7)
+    makes = [post(g, listed(40, {"order_id": f"{n}-{g.caller.name}"})) for n in range(5) for g in tenants]
+    assert {result_of(answer) for answer in await asyncio.gather(*makes)} == {"created"}
+
+    async def write(number: int) -> None:
+        gateway, other = tenants[number % 20], chosen.choice(tenants)
+        mine = chosen.random() < 0.5
+        key = f"{number % 5}-{(gateway if mine else other).caller.name}"
+        asked = keyed(key, 50 + number, who=gateway.caller.name)
+        answer = await patch(gateway, replace(asked, idempotency_key=once(f"k{number}") if number % 3 == 0 else None))
+        assert result_of(answer) == ("ok" if mine or other is gateway else "FP006")
+
+    writes = [asyncio.create_task(write(number)) for number in range(400)]
+    await asyncio.sleep(0)
+    for hangs_up in chosen.sample(writes, 40):
+        hangs_up.cancel()
+    for ended in await asyncio.gather(*writes, return_exceptions=True):
+        assert ended is None or isinstance(ended, asyncio.CancelledError), ended
+    rows = await race.observer.fetch("SELECT order_id, tenant, who, xmin::text AS xmin FROM orders")
+    assert all(row["order_id"].endswith(f"-{row['tenant']}") for row in rows)
+    assert all(row["who"] in (WEB, row["tenant"]) for row in rows), "another tenant wrote to it"
+    together: dict[str, set[str]] = {}
+    for row in rows:
+        together.setdefault(row["xmin"], set()).add(row["tenant"])
+    assert max(map(len, together.values())) > 1, "no two tenants shared a transaction"
+
+
+async def test_callers_who_share_a_transaction_keep_to_their_rows(tenants: list[Gateway], race: Race) -> None:
+    await tenants_keep_to_their_rows(tenants, race)
+
+
+async def test_with_the_claims_of_one_they_would_not(
+    tenants: list[Gateway], race: Race, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act_for_one(session: Session, _: Caller) -> None:
+        await database.act_for(session, tenants[0].caller)
+
+    monkeypatch.setattr(attempt, "act_for", act_for_one)
+    with pytest.raises(AssertionError):
+        await tenants_keep_to_their_rows(tenants, race)
+
+
+async def test_a_batch_that_is_undone_leaves_nobodys_claims_behind(
+    stage: Acting, tenants: list[Gateway], race: Race
+) -> None:
+    """The role may change rows, and make none: that undoes a batch of PUTs, whose connection goes on."""
+    await race.observer.execute(f"REVOKE INSERT ON orders FROM {WEB}")
+    await race.observer.execute(
+        "INSERT INTO orders (order_id, tenant, last_fence_token) VALUES ('anns', 't0', 30), ('cids', 't2', 30)"
+    )
+    in_batches(stage, linger=4 * PATIENCE)
+    ann, bob, cid = (replace(each, group=stage.gateway.group) for each in tenants[:3])
+    assert result_of(await put(ann, keyed("anns", 40, n=1))) == "ok"
+    undone = await asyncio.gather(put(bob, keyed("new", 40, n=1)), put(cid, keyed("cids", 40, n=1)))
+    assert [result_of(answer) for answer in undone] == ["42501", "ok"]
+    assert result_of(await put(cid, keyed("anns", 50, n=9))) == "42501"
+    assert await race.live_mark("anns") == 40
+    await patch(stage.gateway, keyed("anns", 60, n=1))  # the login's own, for which the lane gives its connection
 
 
 def in_batches(stage: Acting, **times: float) -> None:
