@@ -27,7 +27,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import Final
+from typing import Final, Literal
 
 from fencepost.server.fence.caller import Caller
 from fencepost.server.fence.problem_types import DATABASE_UNAVAILABLE, ROW_CHANGED, ROW_NOT_FOUND
@@ -58,6 +58,7 @@ UNIQUE_VIOLATION: Final = "23505"
 SAID_MARKS: Final = 3
 """How many marks of an If-Match a sentence names."""
 
+WriteVerb = Verb | Literal["claim"]
 Answer = Outcome | Alone
 """AGAIN: nothing refuses the write; ALONE: it cannot be known here."""
 Missing = tuple[RowWrite, MissingRow]
@@ -90,7 +91,7 @@ class Statements:
         return self.creating is not None or (self.claims and not self.table.row_security)
 
 
-def statements_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait) -> Statements:
+def statements_of(table: ProtectedTable, verb: WriteVerb, change: Change, wait: Wait) -> Statements:
     """Write a verb's statements."""
     if verb == "post":
         first = keyed.insert(table, change, wait)
@@ -101,7 +102,8 @@ def statements_of(table: ProtectedTable, verb: Verb, change: Change, wait: Wait)
         first = keyed.update(table, change, wait)
         careful = keyed.update(table, change, wait, careful=True) if wait == "block" else first
     creating = keyed.create(table, change, wait) if verb == "put" and not change.conditional else None
-    return Statements(table, wait, first, careful, creating, conditional=change.conditional)
+    claims = verb == "claim"
+    return Statements(table, wait, first, careful, creating, claims=claims, conditional=change.conditional)
 
 
 _MAKE_THE_ROW: Final = (
@@ -114,16 +116,15 @@ async def claim_row(session: Session, table: ProtectedTable, write: RowWrite, mo
     """Claim a row, or a key without one; in a transaction that is open, where a grant claims. The row, of so many bytes
     at most, is the answer.
     """
-    outcome = await attempt_alone(session, table.kept(_claiming, most_bytes), write)
-    if table.row_security and isinstance(outcome, Problem) and outcome.type is ROW_NOT_FOUND:
-        return replace(outcome, hint=_MAKE_THE_ROW)
-    return outcome
+    return await attempt_alone(session, table.kept(_claiming, most_bytes), write)
 
 
 def _claiming(table: ProtectedTable, most_bytes: int) -> Statements:
-    change = Change((), shown(table, None, most_bytes), frozenset(), named=True)
-    first, careful = keyed.update(table, change, "block"), keyed.update(table, change, "block", careful=True)
-    return Statements(table, "block", first, careful, claims=True)
+    return statements_of(table, "claim", _claim(table, most_bytes), "block")
+
+
+def _claim(table: ProtectedTable, most_bytes: int) -> Change:
+    return Change((), shown(table, None, most_bytes), frozenset(), named=True)
 
 
 async def attempt_alone(session: Session, of: Statements, write: RowWrite) -> Outcome:
@@ -156,7 +157,9 @@ async def attempt(
             elif isinstance(verdict, MissingRow) and of.creates:
                 missing.append((n, verdict))
             else:
-                answers[n] = problem_of_verdict(verdict, of.table.fence)
+                problem = problem_of_verdict(verdict, of.table.fence)
+                hidden = of.claims and problem.type is ROW_NOT_FOUND
+                answers[n] = replace(problem, hint=_MAKE_THE_ROW) if hidden else problem
         if missing:
             created = await _create(session, of, [(writes[n], verdict) for n, verdict in missing], number)
             for (n, _), answer in zip(missing, created, strict=True):
@@ -255,8 +258,10 @@ def left_its_scope(table: ProtectedTable, write: RowWrite) -> RefusedError:
 
 async def _create(session: Session, of: Statements, missing: Sequence[Missing], number: int) -> Sequence[Answer]:
     """Create what is missing; ALONE, AGAIN: something was in the way. A duplicate answers nothing in a batch, and is an
-    error (which undoes only itself) alone.
+    error (which undoes only itself) alone. A key without a row is claimed alone: that waits for who makes the row.
     """
+    if of.creating is None and of.wait == "skip":
+        return [ALONE] * len(missing)
     if of.creating is None:
         return [await _claim_absent(session, of.table, *each) for each in missing]
     writes = [write for write, _ in missing]
@@ -376,7 +381,12 @@ WriteQueue = BatchQueue[Batched, Outcome]
 WriteQueues = RoleQueues[Batched, Outcome]
 
 
-def queues_of(table: ProtectedTable, verb: Verb, change: Change, kept: Keeping) -> WriteQueues | None:
+def claim_queues(table: ProtectedTable, most_bytes: int, kept: Keeping) -> WriteQueues | None:
+    """Make the queues of claims of rows; None: as for writes."""
+    return queues_of(table, "claim", _claim(table, most_bytes), kept)
+
+
+def queues_of(table: ProtectedTable, verb: WriteVerb, change: Change, kept: Keeping) -> WriteQueues | None:
     """Make the queues of such writes; None: they cannot share a transaction, or are too rare to be worth it."""
     scope = table.fence.scope
     if not table.shares_transactions or _reaches_further(table, verb, change):
@@ -403,14 +413,14 @@ def queues_of(table: ProtectedTable, verb: Verb, change: Change, kept: Keeping) 
     return WriteQueues(make)
 
 
-def _reaches_further(table: Table, verb: Verb, change: Change) -> bool:
+def _reaches_further(table: Table, verb: WriteVerb, change: Change) -> bool:
     """Whether such a write may, by a foreign key's action, write to rows of other tables."""
     if verb == "delete":
         return table.deletes_reach_further
     return verb != "post" and not table.updates_reach_further.isdisjoint(change.sets)
 
 
-def _fits_a_batch(table: Table, scope: Scope, verb: Verb, change: Change) -> bool:
+def _fits_a_batch(table: Table, scope: Scope, verb: WriteVerb, change: Change) -> bool:
     """Whether such a write of a table with a scope changes something, and names its scope if no row does."""
     if verb in ("patch", "put") and not change.sets:
         return False

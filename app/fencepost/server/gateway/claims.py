@@ -26,10 +26,11 @@ from fencepost.server.fence.resource import (
     parse_resource,
 )
 from fencepost.server.fence.seal import Binding, Presented
-from fencepost.server.gateway.alone import Evidence, Operation, perform, row_evidence
-from fencepost.server.gateway.attempt import claim_row
-from fencepost.server.gateway.gateway import Gateway
-from fencepost.server.gateway.idempotency import once_of
+from fencepost.server.gateway.alone import Evidence, Operation, decide_alone, perform, row_evidence
+from fencepost.server.gateway.attempt import Batched, claim_queues, claim_row, in_a_batch
+from fencepost.server.gateway.gateway import Gateway, elsewhere
+from fencepost.server.gateway.group_commit import Alone, Broken
+from fencepost.server.gateway.idempotency import keeping, once_of
 from fencepost.server.gateway.outcomes import Done, Outcome
 from fencepost.server.gateway.plan import not_with_queue, require_key, require_once, require_protected, require_token
 from fencepost.server.gateway.write import IdempotencyKey, name_of_key
@@ -140,19 +141,21 @@ async def write(gateway: Gateway, request: Claim, found: Table) -> Outcome:
         return checked
     token, binding = checked
     if scope is None:
-        claim = ClaimOfRow(
-            table=table,
-            row=RowWrite(key, token),
-            once=once,
-            binding=binding,
-            most_bytes=gateway.max_answer_bytes,
-        )
-        return await perform(gateway, claim)
+        if binding is not None:
+            name = await name_of_key(gateway, table, key)
+            if (refused := elsewhere(binding, token, (name,))) is not None:
+                return refused
+        row, most_bytes = Batched.of(key, token, b"{}", gateway.caller, once), gateway.max_answer_bytes
+        queues = table.kept(claim_queues, most_bytes, keeping(once))
+        answer = await in_a_batch(gateway, queues, row)
+        if not isinstance(answer, Alone | Broken):
+            return answer
+        claim = ClaimOfRow(table=table, row=row.row, once=once, binding=binding, most_bytes=most_bytes)
+        return await decide_alone(gateway, claim, queues, row, answer)
     sharing = gateway.catalog.current.scopes.get(scope.prefix, ())
-    row = RowWrite((), token)
     claim_of_scope = ClaimOfScope(
         table=table,
-        row=row,
+        row=RowWrite((), token),
         once=once,
         binding=binding,
         scope=scope,

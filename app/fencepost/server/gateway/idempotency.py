@@ -103,6 +103,11 @@ Keeping = Literal["", "recorded", "looked up"]
 """How the answers of a batch are kept: not at all, under keys that are recorded, or looked up before, too."""
 
 
+def keeping(once: IdempotentRequest | None) -> Keeping:
+    """Say how a request's answer is kept."""
+    return "" if once is None else "looked up" if once.looked_up else "recorded"
+
+
 @dataclass(slots=True)
 class Replayed(Done):
     """What a write came to when it landed, and what its request said about its answer. `rows` has the rows in one text;

@@ -23,7 +23,7 @@ from fencepost.server.fence.seal import Binding, Presented, SealedToken
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway.attempt import Statements, WriteQueues, queues_of, statements_of
 from fencepost.server.gateway.gateway import Seals, no_keys, refused
-from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping
+from fencepost.server.gateway.idempotency import IdempotentRequest, Keeping, keeping
 from fencepost.server.gateway.write import Body, Listed, Matching, OneRow, Verb, Write
 from fencepost.server.postgres.answers import Shown, nothing
 from fencepost.server.postgres.answers import shown as read_shown
@@ -110,9 +110,7 @@ def _key_of(table: ProtectedTable, write: Write, once: IdempotentRequest | None)
         write.verb == "put" if by_key else write.verb != "post" and table.fence.scope is None
     )
     # How the answer is kept differs in batches only.
-    kept: Keeping = ""
-    if once is not None and single and table.shares_transactions:
-        kept = "looked up" if once.looked_up else "recorded"
+    kept = keeping(once) if single and table.shares_transactions else ""
     body, preferences = write.body, write.preferences.in_sql
     conditional = write.if_match is not None
     return PlanKey(
