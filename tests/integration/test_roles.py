@@ -36,10 +36,9 @@ from fencepost.server.fence.seal import parse_keys
 from fencepost.server.fence.token import Token
 from fencepost.server.gateway import attempt, group_commit, use_cases
 from fencepost.server.gateway.atomic import Undone, atomically
-from fencepost.server.gateway.attempt import WriteQueues
 from fencepost.server.gateway.claims import Claim
 from fencepost.server.gateway.gateway import DEFAULT_QUEUE, Gateway, Seals
-from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit
+from fencepost.server.gateway.group_commit import BatchQueue, GroupCommit, RoleQueues
 from fencepost.server.gateway.idempotency import Replayed
 from fencepost.server.gateway.outcomes import Outcome
 from fencepost.server.gateway.read import Explained, ReadMany, ReadOne
@@ -922,8 +921,8 @@ async def test_two_roles_race_on_one_connection_and_are_never_crossed(stage: Act
 
 
 async def test_with_one_lane_for_all_they_would_be(stage: Acting, race: Race, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = WriteQueues.of
-    monkeypatch.setattr(WriteQueues, "of", lambda queues, caller: real(queues, replace_role(caller)))
+    real = RoleQueues.of
+    monkeypatch.setattr(RoleQueues, "of", lambda queues, caller: real(queues, replace_role(caller)))
     with pytest.raises(AssertionError):
         await rows_are_stamped_by_who_wrote_them(stage, race)
 

@@ -1,4 +1,4 @@
--- 37 are those of orders
+-- 38 are those of orders
 
 -- claim of a absent row: 200
 --   $1 = 'held/k6'

@@ -219,6 +219,15 @@ UPDATE "public"."orders" AS r
 -- claim of a row: 200 | claim of a row, stale: 409 | claim of a absent row: 200 | claim of a absent row, stale: 409
 --   $1 = 'k0'
 --   $2 = 501
+--   $3 = 0
+UPDATE "public"."orders" AS r
+  SET "last_fence_token" = -$2::bigint
+  WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND fencepost.are_called(<orders>::oid, ARRAY[1, 5], ARRAY['order_id', 'last_fence_token'])) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint AND EXISTS (SELECT FROM "public"."orders" AS r WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND fencepost.are_called(<orders>::oid, ARRAY[1, 5], ARRAY['order_id', 'last_fence_token'])) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $3::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."order_id", r."status", r."sku", r."at") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'orders/' || fencepost.enc((r."order_id")::text COLLATE pg_catalog."C") AS resource
+
+-- claim of a absent row: 200
+--   $1 = 'k6'
+--   $2 = 502
 UPDATE "public"."orders" AS r
   SET "last_fence_token" = -$2::bigint
   WHERE r."order_id" OPERATOR(pg_catalog.=) CAST($1::text AS text) AND (('"public"."orders"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders>::oid AND '"public"."orders_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <orders key>::oid AND fencepost.are_called(<orders>::oid, ARRAY[1, 5], ARRAY['order_id', 'last_fence_token'])) OR fencepost.outdated('orders') IS NULL) AND r."last_fence_token" < $2::bigint

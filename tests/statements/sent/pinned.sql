@@ -1,4 +1,4 @@
--- 13 are those of orders
+-- 14 are those of orders
 
 -- claim of a absent row: 200
 --   $1 = 'pinned/k6'

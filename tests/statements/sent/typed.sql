@@ -247,6 +247,18 @@ UPDATE "public"."typed" AS r
 --   $3 = '0'
 --   $4 = '2026-01-31T00:00:00Z'
 --   $5 = 501
+--   $6 = 0
+UPDATE "public"."typed" AS r
+  SET "last_fence_token" = -$5::bigint
+  WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND (('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid AND '"public"."typed_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed key>::oid AND fencepost.are_called(<typed>::oid, ARRAY[1, 2, 3, 4, 11], ARRAY['m', 'd', 'n', 't', 'last_fence_token'])) OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint AND EXISTS (SELECT FROM "public"."typed" AS r WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND (('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid AND '"public"."typed_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed key>::oid AND fencepost.are_called(<typed>::oid, ARRAY[1, 2, 3, 4, 11], ARRAY['m', 'd', 'n', 't', 'last_fence_token'])) OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint FOR NO KEY UPDATE OF r SKIP LOCKED)
+  RETURNING $6::int AS number, (SELECT CASE WHEN octet_length(j.json) <= 1048576 THEN j.json ELSE fencepost.too_large(1048576) END FROM (SELECT pg_catalog.row_to_json(x.*)::text AS json FROM (SELECT r."m", r."d", r."n", r."t", r."j", r."tags", r."feelings", r."s", r."doubled", r."number") AS x OFFSET 0) AS j) AS json, r."last_fence_token" AS mark, 'typed/' || fencepost.enc(pg_catalog.textin(pg_catalog.enum_out(r."m")) COLLATE pg_catalog."C") || ',' || fencepost.enc((r."d")::text COLLATE pg_catalog."C") || ',' || fencepost.enc(fencepost.canon(r."n")) || ',' || fencepost.enc(fencepost.canon(r."t")) AS resource
+
+-- claim of a absent row: 200
+--   $1 = 'ok'
+--   $2 = 'd'
+--   $3 = '6'
+--   $4 = '2026-01-31T00:00:00Z'
+--   $5 = 502
 UPDATE "public"."typed" AS r
   SET "last_fence_token" = -$5::bigint
   WHERE r."m" OPERATOR(pg_catalog.=) CAST($1::text AS public.mood) AND r."d" OPERATOR(pg_catalog.=) CAST($2::text AS character varying) AND r."n" OPERATOR(pg_catalog.=) CAST($3::text AS numeric) AND r."t" OPERATOR(pg_catalog.=) CAST($4::text AS timestamp with time zone) AND (('"public"."typed"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed>::oid AND '"public"."typed_pkey"'::pg_catalog.regclass OPERATOR(pg_catalog.=) <typed key>::oid AND fencepost.are_called(<typed>::oid, ARRAY[1, 2, 3, 4, 11], ARRAY['m', 'd', 'n', 't', 'last_fence_token'])) OR fencepost.outdated('typed') IS NULL) AND r."last_fence_token" < $5::bigint

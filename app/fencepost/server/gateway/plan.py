@@ -110,7 +110,7 @@ def _key_of(table: ProtectedTable, write: Write, once: IdempotentRequest | None)
         write.verb == "put" if by_key else write.verb != "post" and table.fence.scope is None
     )
     # How the answer is kept differs in batches only.
-    kept = keeping(once) if single and table.shares_transactions else ""
+    kept: Keeping = keeping(once) if once is not None and single and table.shares_transactions else ""
     body, preferences = write.body, write.preferences.in_sql
     conditional = write.if_match is not None
     return PlanKey(
